@@ -1,0 +1,60 @@
+"""Randomness that is keyed, not sequenced.
+
+Every random choice is a function of (seed, purpose, round, client, epoch, …), never of how many numbers
+were drawn before it. The same run is therefore the same in any engine, in any order and after a resume.
+
+Two sources: numpy's Philox for what is drawn once per client or round on the host, and a counter-based hash
+in integer tensor arithmetic for what is drawn per sample or per activation, which gives the same bits on
+every device.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MASK32 = 0xFFFFFFFF
+
+
+def _sequence(seed: int, purpose: str, key: tuple[int, ...]) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), *key])
+
+
+def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
+    """The numpy generator for one purpose."""
+    return np.random.Generator(np.random.Philox(_sequence(seed, purpose, key)))
+
+
+def permutation(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
+    """A permutation of range(n) from raw bits alone, whose stream numpy never changes."""
+    bits = np.random.Philox(_sequence(seed, purpose, key)).random_raw(n)
+    return np.argsort(bits, kind="stable")
+
+
+def integer_key(seed: int, purpose: str, *key: int) -> int:
+    """A 32-bit key for `uniform`, or for seeding torch."""
+    return int(_sequence(seed, purpose, key).generate_state(1)[0])
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijective 32-bit hash with low bias (Wellons' lowbias32), on int64 tensors."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _MASK32
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & _MASK32
+    return x ^ (x >> 16)
+
+
+def fold(keys: Tensor, value: Tensor | int) -> Tensor:
+    """New keys from `keys` and `value` (broadcast), both int64 holding 32-bit numbers."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(value & _MASK32, dtype=torch.int64, device=keys.device)
+    return _mix(_mix(keys) ^ _mix((value + 0x9E3779B9) & _MASK32))
+
+
+def uniform(keys: Tensor, draw: Tensor | int) -> Tensor:
+    """Float32 numbers in [0, 1): draw number `draw` under each key, the same bits on every device."""
+    return (fold(keys, draw) >> 8).to(torch.float32) * (1.0 / (1 << 24))

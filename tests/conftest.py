@@ -1,0 +1,23 @@
+"""Shared test settings: one thread per test process, and the real datasets where they are to be found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("fedskew", deadline=None, derandomize=True)
+settings.load_profile("fedskew")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of publishers' files that FEDSKEW_DATA names; without it the test is skipped."""
+    folder = os.environ.get("FEDSKEW_DATA", "")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("FEDSKEW_DATA names no folder with the real datasets")
+    return Path(folder)
