@@ -1,0 +1,151 @@
+"""The confusion matrix, and every classification metric as a function of it.
+
+Rows are true classes, columns predictions. Matrices add up over batches and clients, so the sum over parts
+gives the metrics of the whole without keeping any prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Confusion = npt.NDArray[np.int64]
+
+
+def confusion_matrix(y_true: npt.ArrayLike, y_pred: npt.ArrayLike, classes: int) -> Confusion:
+    """How many samples of each class (row) were predicted as each class (column)."""
+    true, predicted = np.asarray(y_true), np.asarray(y_pred)
+    if true.shape != predicted.shape or true.ndim != 1:
+        raise ValueError(f"labels of shape {true.shape} and predictions of shape {predicted.shape}")
+    for name, values in (("label", true), ("prediction", predicted)):
+        if len(values) and not (values.min() >= 0 and values.max() < classes):
+            raise ValueError(f"a {name} is outside 0 to {classes - 1}")
+    cells = true.astype(np.int64) * classes + predicted.astype(np.int64)
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes).astype(np.int64)
+
+
+def accuracy(confusion: Confusion) -> float:
+    """The share of samples predicted right."""
+    return int(np.trace(confusion)) / int(confusion.sum())
+
+
+def class_accuracy(confusion: Confusion) -> npt.NDArray[np.float64]:
+    """The share of each class's samples predicted right; NaN for a class without samples."""
+    totals = confusion.sum(axis=1)
+    accuracies = np.full(len(totals), np.nan)
+    np.divide(np.diag(confusion), totals, out=accuracies, where=totals > 0)
+    return accuracies
+
+
+def macro_f1(confusion: Confusion) -> float:
+    """Mean F1 over the classes that occur among labels or predictions, as scikit-learn averages it."""
+    occurrences = confusion.sum(axis=1) + confusion.sum(axis=0)
+    occurring = occurrences > 0
+    return float(np.mean(2 * np.diag(confusion)[occurring] / occurrences[occurring]))
+
+
+def micro_f1(confusion: Confusion) -> float:
+    """F1 of all classes' pooled counts; with one label per sample it is the accuracy."""
+    return 2 * int(np.trace(confusion)) / int(confusion.sum(axis=1).sum() + confusion.sum(axis=0).sum())
+
+
+def worst_class(confusion: Confusion) -> float:
+    """The accuracy of the class that is predicted worst."""
+    return float(np.nanmin(class_accuracy(confusion)))
+
+
+def mean_class(confusion: Confusion) -> float:
+    """Mean accuracy over the classes: accuracy as if all classes had equally many samples."""
+    return float(np.nanmean(class_accuracy(confusion)))
+
+
+def best_class(confusion: Confusion) -> float:
+    """The accuracy of the class that is predicted best."""
+    return float(np.nanmax(class_accuracy(confusion)))
+
+
+def class_gap(confusion: Confusion) -> float:
+    """Best minus worst class: how unequally the model serves the classes."""
+    return best_class(confusion) - worst_class(confusion)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a model did on a test set."""
+
+    confusion: Confusion
+
+    def __post_init__(self) -> None:
+        matrix = np.array(self.confusion, dtype=np.int64)
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"a confusion matrix is square, not of shape {matrix.shape}")
+        if matrix.min(initial=0) < 0 or matrix.sum() == 0:
+            raise ValueError("a confusion matrix counts at least one sample and has no negative cell")
+        matrix.flags.writeable = False
+        object.__setattr__(self, "confusion", matrix)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Evaluation) and np.array_equal(self.confusion, other.confusion)
+
+    def __hash__(self) -> int:
+        return hash(self.confusion.tobytes())
+
+    @property
+    def samples(self) -> int:
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        return accuracy(self.confusion)
+
+    @property
+    def macro_f1(self) -> float:
+        return macro_f1(self.confusion)
+
+    @property
+    def micro_f1(self) -> float:
+        return micro_f1(self.confusion)
+
+    @property
+    def class_accuracy(self) -> tuple[float | None, ...]:
+        """Class by class; None for a class without test samples."""
+        return tuple(None if np.isnan(a) else float(a) for a in class_accuracy(self.confusion))
+
+    @property
+    def worst_class(self) -> float:
+        return worst_class(self.confusion)
+
+    @property
+    def mean_class(self) -> float:
+        return mean_class(self.confusion)
+
+    @property
+    def best_class(self) -> float:
+        return best_class(self.confusion)
+
+    @property
+    def class_gap(self) -> float:
+        return class_gap(self.confusion)
+
+    def to_json(self) -> dict[str, Any]:
+        """All metrics for a reader, and the matrix they come from."""
+        return {
+            "accuracy": self.accuracy,
+            "macro_f1": self.macro_f1,
+            "micro_f1": self.micro_f1,
+            "worst_class": self.worst_class,
+            "mean_class": self.mean_class,
+            "best_class": self.best_class,
+            "class_gap": self.class_gap,
+            "class_accuracy": list(self.class_accuracy),
+            "confusion": self.confusion.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
+        """The matrix alone is read: everything else follows from it."""
+        return cls(np.asarray(data["confusion"], dtype=np.int64))

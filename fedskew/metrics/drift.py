@@ -1,0 +1,29 @@
+"""How much the clients' updates pull in different directions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+
+def drift_diversity(updates: Iterable[npt.ArrayLike]) -> float:
+    """Σ‖mᵢ‖² / ‖Σmᵢ‖² over the rows mᵢ = (client's model − the model it was sent).
+
+    1/K for K identical updates, 1 for orthogonal ones, large when they cancel, infinite when their sum is
+    zero. Rows are taken one at a time in float64, so that many large models need no second copy.
+    """
+    squares, total = 0.0, np.zeros(())
+    for update in updates:
+        row = np.asarray(update).astype(np.float64).ravel()
+        squares += float(row @ row)
+        total = total + row
+    norm = float(np.vdot(total, total))
+    return squares / norm if norm != 0 else math.inf
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no infinity and no NaN: they become null."""
+    return value if math.isfinite(value) else None

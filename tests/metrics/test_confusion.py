@@ -1,0 +1,102 @@
+"""Metrics from a confusion matrix equal scikit-learn's, and stay defined where a class is missing."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from fedskew.metrics.confusion import (
+    Evaluation,
+    accuracy,
+    class_accuracy,
+    class_gap,
+    confusion_matrix,
+    macro_f1,
+    mean_class,
+    micro_f1,
+    worst_class,
+)
+
+
+@st.composite
+def predictions(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
+    classes = draw(st.integers(2, 6))
+    label = st.integers(0, classes - 1)
+    pairs = draw(st.lists(st.tuples(label, label), min_size=1, max_size=60))
+    return classes, [t for t, _ in pairs], [p for _, p in pairs]
+
+
+@given(predictions())
+def test_agrees_with_scikit_learn(case: tuple[int, list[int], list[int]]) -> None:
+    classes, true, predicted = case
+    matrix = confusion_matrix(true, predicted, classes)
+    assert matrix.dtype == np.int64
+    np.testing.assert_array_equal(matrix, sk.confusion_matrix(true, predicted, labels=range(classes)))
+    assert accuracy(matrix) == pytest.approx(sk.accuracy_score(true, predicted), abs=1e-12)
+    macro = sk.f1_score(true, predicted, average="macro", zero_division=0)
+    assert macro_f1(matrix) == pytest.approx(macro, abs=1e-12)
+    micro = sk.f1_score(true, predicted, average="micro", zero_division=0)
+    assert micro_f1(matrix) == pytest.approx(micro, abs=1e-12)
+    recall = sk.recall_score(true, predicted, labels=sorted(set(true)), average=None, zero_division=0)
+    np.testing.assert_allclose(class_accuracy(matrix)[sorted(set(true))], recall, atol=1e-12)
+    assert mean_class(matrix) == pytest.approx(np.mean(recall), abs=1e-12)
+    assert worst_class(matrix) == pytest.approx(np.min(recall), abs=1e-12)
+    assert class_gap(matrix) == pytest.approx(np.ptp(recall), abs=1e-12)
+
+
+@given(predictions(), st.integers(0, 60))
+def test_matrices_of_parts_add_up_to_the_whole(case: tuple[int, list[int], list[int]], cut: int) -> None:
+    classes, true, predicted = case
+    parts = confusion_matrix(true[:cut], predicted[:cut], classes) + confusion_matrix(
+        true[cut:], predicted[cut:], classes
+    )
+    np.testing.assert_array_equal(parts, confusion_matrix(true, predicted, classes))
+
+
+@given(predictions())
+def test_an_evaluation_survives_strict_json(case: tuple[int, list[int], list[int]]) -> None:
+    classes, true, predicted = case
+    evaluation = Evaluation(confusion_matrix(true, predicted, classes))
+    text = json.dumps(evaluation.to_json(), allow_nan=False)
+    again = Evaluation.from_json(json.loads(text))
+    assert again == evaluation
+    assert hash(again) == hash(evaluation)
+    assert again.to_json() == evaluation.to_json()
+
+
+def test_a_class_without_samples_has_no_accuracy_and_is_not_the_worst() -> None:
+    evaluation = Evaluation(confusion_matrix([0, 0, 2, 2], [0, 1, 2, 2], 3))
+    assert evaluation.class_accuracy == (0.5, None, 1.0)
+    assert (evaluation.worst_class, evaluation.best_class, evaluation.class_gap) == (0.5, 1.0, 0.5)
+    assert evaluation.mean_class == 0.75
+    assert evaluation.samples == 4
+
+
+def test_an_evaluation_keeps_its_own_unchangeable_matrix() -> None:
+    matrix = np.eye(2, dtype=np.int64)
+    evaluation = Evaluation(matrix)
+    matrix[0, 1] = 7
+    assert evaluation.accuracy == 1.0
+    with pytest.raises(ValueError, match="read-only"):
+        evaluation.confusion[0, 0] = 3
+
+
+@pytest.mark.parametrize(
+    ("true", "predicted"),
+    [([0, 3], [0, 1]), ([0, 1], [0, -1]), ([0], [0, 1])],
+    ids=["label too large", "negative prediction", "unequal lengths"],
+)
+def test_labels_that_do_not_fit_are_refused(true: list[int], predicted: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"outside 0 to 2|of shape"):
+        confusion_matrix(true, predicted, 3)
+
+
+@pytest.mark.parametrize("matrix", [np.zeros((2, 2)), np.ones((2, 3)), np.array([[2, -1], [0, 1]])])
+def test_a_matrix_that_counts_nothing_is_refused(matrix: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="confusion matrix"):
+        Evaluation(matrix)
