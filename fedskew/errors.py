@@ -25,3 +25,9 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     hint = nearest(value, names)
     meant = f"; did you mean {hint!r}?" if hint else ""
     return UserError(f"unknown {kind} {value!r}{meant} Choose from: {', '.join(names)}")
+
+
+def expect(ok: bool, name: str, value: object, expected: str) -> None:
+    """Refuse a value that is out of range."""
+    if not ok:
+        raise UserError(f"{name} is {value!r}; expected {expected}")

@@ -1,0 +1,132 @@
+"""`fedlmd+fedprox+fedavgm`: one objective (or schedule), one solver and one server rule from several names."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fedskew.errors import UserError, nearest
+from fedskew.methods.catalogue import Entry, find
+from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
+from fedskew.methods.parts import Notes, Objective, Part, Schedule, ServerRule, Solver, Stage
+
+
+@dataclass(frozen=True)
+class Method:
+    """A complete method."""
+
+    name: str
+    objective: Objective | Schedule = field(default_factory=CrossEntropy)
+    solver: Solver = field(default_factory=SGD)
+    server: ServerRule = field(default_factory=Mean)
+
+    def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
+        """The stages known so far; one for a method without a schedule."""
+        if isinstance(self.objective, Schedule):
+            return list(self.objective.stages(rounds, local_epochs, notes))
+        return [Stage("train", rounds, self.objective)]
+
+    @property
+    def parts(self) -> tuple[Part, Part, Part]:
+        return self.objective, self.solver, self.server
+
+    @property
+    def params(self) -> dict[str, object]:
+        """Every hyper-parameter with its value, defaults included."""
+        return {f.name: getattr(part, f.name) for part in self.parts for f in fields(part)}
+
+
+_SLOTS: tuple[tuple[str, tuple[type[Part], ...]], ...] = (
+    ("objective", (Objective, Schedule)),
+    ("solver", (Solver,)),
+    ("server", (ServerRule,)),
+)
+
+
+def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = None) -> Method:
+    """The method that `name` spells; `params` are its hyper-parameters (`PART.NAME` where two share one)."""
+    if isinstance(name, Method):
+        return name
+    if isinstance(name, Part):
+        slot = _slot(type(name))
+        return Method(type(name).__name__.lower(), **{slot: name})  # type: ignore[arg-type]
+    entries = [find(part) for part in name.split("+")]
+    chosen: dict[str, tuple[Entry, Part]] = {}
+    for entry in entries:
+        for part in entry.parts:
+            slot = _slot(part)
+            if slot in chosen:
+                raise UserError(
+                    f"{chosen[slot][0].name!r} and {entry.name!r} both set the {slot}, so they cannot be combined; "
+                    f"drop one of them from {name!r}"
+                )
+            chosen[slot] = (entry, part())
+    _assign(name, chosen, dict(params or {}))
+    spelled = "+".join(dict.fromkeys(entry.name for entry in entries))
+    return Method(name=spelled, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
+
+
+def _slot(part: type[Part]) -> str:
+    return next(slot for slot, kinds in _SLOTS if issubclass(part, kinds))
+
+
+def _assign(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, Any]) -> None:
+    """Set each hyper-parameter on the part that has it."""
+    for key, value in params.items():
+        owner, _, bare = key.rpartition(".")
+        slots = [
+            slot
+            for slot, (entry, part) in chosen.items()
+            if bare in {f.name for f in fields(part)} and owner in ("", entry.name, *entry.aliases)
+        ]
+        if not slots:
+            known = [f.name for _, part in chosen.values() for f in fields(part)]
+            hint = nearest(bare, known)
+            meant = f"; did you mean {hint!r}?" if hint else ""
+            listed = ", ".join(known) or "none"
+            raise UserError(f"method {name!r} has no parameter {key!r}{meant} Its parameters: {listed}")
+        if len(slots) > 1:
+            owners = [chosen[slot][0].name for slot in slots]
+            raise UserError(f"parameter {key!r} belongs to {' and '.join(owners)}; write {owners[0]}.{bare}")
+        entry, part = chosen[slots[0]]
+        chosen[slots[0]] = (entry, replace(part, **{bare: _coerce(part, bare, value)}))
+
+
+def _coerce(part: Part, name: str, value: Any) -> Any:
+    """`value` as the type that the part's field declares, or a UserError that says what was expected."""
+    return _fit(get_type_hints(type(part))[name], value, f"parameter {name!r}")
+
+
+def _fit(kind: Any, value: Any, what: str) -> Any:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _fit(next(a for a in args if a is not type(None)), value, what)
+    if origin is Literal:
+        if value in args:
+            return value
+        hint = nearest(str(value), [str(a) for a in args])
+        meant = f"; did you mean {hint!r}?" if hint else ""
+        raise UserError(f"{what} is {value!r}; expected one of {', '.join(map(repr, args))}{meant}")
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_fit(args[0], v, what) for v in value)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind is float and not isinstance(value, bool):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    if kind is str and isinstance(value, str):
+        return value
+    wanted = (
+        "a list"
+        if origin is tuple
+        else {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
+    )
+    raise UserError(f"{what} is {value!r}; expected {wanted}")

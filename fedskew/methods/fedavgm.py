@@ -1,0 +1,42 @@
+"""FedAvgM: momentum on the server.
+
+Hsu et al., "Measuring the effects of non-identical data distribution for federated visual classification", 2019.
+
+    m ← β·m + (w − w̄),  w ← w − m
+
+Leaves the client: the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedskew.errors import expect
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import ServerRule, Tensors, Updates, pack, unpack
+
+
+@method("fedavgm", paper="Hsu et al., 2019")
+@dataclass(frozen=True)
+class FedAvgM(ServerRule):
+    """Server momentum on the mean update."""
+
+    server_momentum: float = 0.7
+
+    def __post_init__(self) -> None:
+        expect(
+            0 <= self.server_momentum < 1,
+            "server_momentum",
+            self.server_momentum,
+            "a number from 0 to below 1",
+        )
+
+    def server_state(self, params: Tensors) -> Tensors:
+        return pack("momentum", {name: torch.zeros_like(p) for name, p in params.items()})
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        mean, momentum = updates.mean(), unpack("momentum", state)
+        momentum = {name: self.server_momentum * momentum[name] + (w - mean[name]) for name, w in sent.items()}
+        return {name: w - momentum[name] for name, w in sent.items()}, pack("momentum", momentum)

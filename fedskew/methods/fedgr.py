@@ -1,0 +1,98 @@
+"""FedGR: an unbalanced softmax on the client, a gravitation regulariser on the server.
+
+Guo et al., "FedGR: federated learning with gravitation regulation for double imbalance distribution".
+
+    client   L = CE(γ_c·z_c, y) over the client's own labels, γ_c = n/n_c                              Eq. 3
+    server   U^k ← U^k − λ·η·∇_{U^k} Reg,  Reg = −Σ_k Σ_{i∈Y_k} (log A + log R),  then the mean        Eq. 9
+
+U^k are the classification rows of client k's model; A draws rows of one label together, R drives rows of different
+labels apart. A head with a bias counts as rows one longer. Leaves the client: the model and which labels it has.
+Extra compute: one gradient step over the participants' heads on the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import UserError, expect
+from fedskew.losses import GammaMode, VacantMode, gravitation, unbalanced_cross_entropy
+from fedskew.methods.catalogue import method, register
+from fedskew.methods.parts import (
+    Client,
+    Objective,
+    Outputs,
+    Reveals,
+    ServerRule,
+    Tensors,
+    Trained,
+    Updates,
+    weighted_mean,
+)
+
+_PAPER = "Guo et al., FedGR"
+
+
+@method("fedgr-client", paper=_PAPER)
+@dataclass(frozen=True)
+class UnbalancedSoftmax(Objective):
+    """FedGR's client alone: cross entropy over own labels with rare ones scaled up."""
+
+    gamma: GammaMode = "paper"
+    """`normalised`: at most 1, as in the published program."""
+    vacant: VacantMode = "exclude"
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return unbalanced_cross_entropy(out.logits, y, client.label_counts, self.gamma, self.vacant)
+
+
+@method("fedgr-server", paper=_PAPER)
+@dataclass(frozen=True)
+class Gravitation(ServerRule):
+    """FedGR's server alone: rows of one label attract, rows of different labels repel, then the mean."""
+
+    gravity: float = 0.5
+    """λ."""
+    reduction: Literal["sum", "mean"] = "sum"
+    """Of the regulariser's terms, one per participant and label; the paper has the sum."""
+
+    sends = "label presence"
+    reveals: ClassVar[Reveals] = "label presence"
+
+    def __post_init__(self) -> None:
+        expect(self.gravity >= 0, "gravity", self.gravity, "a number ≥ 0")
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        return {"label_presence": client.label_counts > 0}
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
+        head: list[str] = [name for name in ("head.weight", "head.bias") if name in updates.params]
+        present = updates.uplink["label_presence"]
+        if not head or updates.params[head[0]].shape[:2] != present.shape:
+            raise UserError(
+                "fedgr needs a model whose head is one linear layer named 'head'; choose one of fedskew's models"
+            )
+        with torch.enable_grad():
+            leaves = {name: updates.params[name].detach().requires_grad_() for name in head}
+            rows = torch.cat([leaf if leaf.dim() == 3 else leaf.unsqueeze(-1) for leaf in leaves.values()], dim=-1)
+            regulariser = gravitation(rows, present)
+            if self.reduction == "mean":
+                regulariser = regulariser / present.sum()
+            grads = torch.autograd.grad(regulariser, list(leaves.values()), allow_unused=True)
+        step = self.gravity * updates.lr
+        corrected = {
+            name: updates.params[name] if grad is None else updates.params[name] - step * grad
+            for name, grad in zip(leaves, grads, strict=True)
+        }
+        return weighted_mean({**updates.params, **corrected}, updates.weights), {}
+
+
+register(
+    "fedgr",
+    parts=(UnbalancedSoftmax, Gravitation),
+    paper=_PAPER,
+    summary="Unbalanced softmax on the client, gravitation between labels' rows on the server.",
+)

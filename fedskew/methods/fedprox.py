@@ -1,0 +1,32 @@
+"""FedProx: a pull towards the received model.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
+
+    L = CE + (μ/2)·‖v − w‖²,  hence  direction = ∇CE(v) + μ·(v − w)
+
+over the trainable parameters. Leaves the client: the model. Extra compute: none to speak of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedskew.errors import expect
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Gradient, Solver, Tensors
+
+
+@method("fedprox", paper="Li et al., MLSys 2020")
+@dataclass(frozen=True)
+class FedProx(Solver):
+    """SGD with a proximal pull towards the received model."""
+
+    mu: float = 0.01
+    """0.01 in the FedVLS paper, 0.5 in FedLMD's."""
+
+    def __post_init__(self) -> None:
+        expect(self.mu >= 0, "mu", self.mu, "a number ≥ 0")
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
+        grads = gradient(params)
+        return {name: grads[name] + self.mu * (v - client.received[name]) for name, v in params.items()}

@@ -1,0 +1,36 @@
+"""FedRS: a restricted softmax that holds back the update of vacant classes.
+
+Li and Zhan, "FedRS: federated learning with restricted softmax for label distribution non-IID data", KDD 2021.
+
+    L = CE(α_c·z_c, y),  α_c = 1 for present classes, α for vacant ones
+
+Leaves the client: the model. Label presence stays on the client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.losses import restricted_softmax_cross_entropy
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Objective, Outputs
+
+
+@method("fedrs", paper="Li and Zhan, KDD 2021")
+@dataclass(frozen=True)
+class FedRS(Objective):
+    """Cross entropy with the logits of vacant classes scaled down."""
+
+    alpha: float = 0.7
+    """0.7 in the FedVLS paper, 0.5 or 0.9 in FedLMD's; 1 is FedAvg."""
+    soft: bool = False
+    """Scale by the class's share instead of its presence, as the authors' later program does."""
+
+    def __post_init__(self) -> None:
+        expect(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return restricted_softmax_cross_entropy(out.logits, y, client.label_counts, self.alpha, self.soft)

@@ -1,0 +1,53 @@
+"""FedVLS (also published as FedED): keep the vacant classes, hold back the majority.
+
+Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 2025.
+
+    L = CE(z + log p, y)                                        calibrated loss, Eq. 2
+      + λ · KL(q^g ‖ q) over the vacant classes                 vacant-class distillation, Eq. 3
+      + w · Σ_c p(c)·log mean_n 1[y_n≠c]·e^{z_{n,c}}            logit suppression, Eqs. 4–5
+
+p(c) is the client's share of class c, the teacher is the global model received. The paper prints w = 1, which
+has no minimum; its program has 0.005 and a variant of the last term with a floor (docs/fidelity.md).
+Leaves the client: the model. Label counts stay on the client. Extra compute: one forward pass of the teacher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.losses import SuppressVariant, calibrated_cross_entropy, logit_suppression, vacant_distillation
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Mode, Objective, Outputs
+
+
+@method("fedvls", "feded", paper="Guo et al., AAAI 2025")
+@dataclass(frozen=True)
+class FedVLS(Objective):
+    """Calibrated loss, vacant-class distillation and logit suppression."""
+
+    distill_weight: float = 0.1
+    """λ; the paper's value for CIFAR-100 and Tiny-ImageNet is 0.5."""
+    suppress_weight: float = 0.005
+    suppress_variant: SuppressVariant = "lade"
+    teacher_mode: Mode = "train"
+    """Whether the teacher's BatchNorm takes the batch's statistics, as in the published program."""
+
+    extra_compute = "1 teacher forward"
+
+    def __post_init__(self) -> None:
+        expect(self.distill_weight >= 0, "distill_weight", self.distill_weight, "a number ≥ 0")
+        expect(self.suppress_weight >= 0, "suppress_weight", self.suppress_weight, "a number ≥ 0")
+
+    def companions(self) -> dict[str, Mode]:
+        return {"teacher": self.teacher_mode}
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        z, counts = out.logits, client.label_counts
+        return (
+            calibrated_cross_entropy(z, y, counts)
+            + self.distill_weight * vacant_distillation(z, out.teacher.logits, counts, y)
+            + self.suppress_weight * logit_suppression(z, y, counts, self.suppress_variant)
+        )

@@ -1,0 +1,227 @@
+"""The parts a method is made of, each the maths of one client or of one server step.
+
+A method is an **objective** (the local loss), a **local solver** (how a client descends) and a **server rule**
+(how updates become the next global model); a **schedule** replaces the objective by a list of stages. A part is
+a frozen dataclass of hyper-parameters and a few pure functions of named tensors. It never knows how many clients
+there are, on which device they run or how they are reached: that is the engine's business.
+
+State is a flat mapping of named tensors. `pack` and `unpack` keep several model-shaped entries in one mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+"""Named tensors: a model's parameters, or anything that travels with them."""
+
+Gradient = Callable[[Tensors], Tensors]
+"""The gradient of the objective on the current batch, at any parameters."""
+
+Mode = Literal["eval", "train"]
+Reveals = Literal["nothing", "label presence", "label counts", "prototypes", "class confusion"]
+
+
+def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    return {f"{name}/{key}": value for key, value in tensors.items()}
+
+
+def unpack(name: str, packed: Mapping[str, Tensor]) -> Tensors:
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): value for key, value in packed.items() if key.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model says of a batch: `logits[B, C]`, `features[B, d]` (None for a model without an encoder),
+    and the same of the frozen models that the objective asked for."""
+
+    logits: Tensor
+    features: Tensor | None = None
+    companions: Mapping[str, Outputs] = field(default_factory=dict)
+
+    @property
+    def teacher(self) -> Outputs:
+        """The global model that the client received this round."""
+        return self.companions["teacher"]
+
+
+@dataclass(frozen=True)
+class Client:
+    """What the maths of one client may use besides the batch."""
+
+    label_counts: Tensor
+    received: Tensors
+    """The parameters that the server sent this round."""
+    downlink: Tensors = field(default_factory=dict)
+    """What the server sent beside them."""
+    state: Tensors = field(default_factory=dict)
+    """What this client kept from the last round it took part in."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A client at the end of its local training."""
+
+    params: Tensors
+    steps: Tensor
+    """How many steps it took."""
+    lr: float
+    momentum: float
+
+    def effective_steps(self) -> Tensor:
+        """‖A‖₁: by how many plain steps momentum SGD moved along a constant gradient."""
+        rho = self.momentum
+        return (self.steps - rho * (1 - rho**self.steps) / (1 - rho)) / (1 - rho)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What the server received in one round; every tensor has a leading axis of participants, in client order."""
+
+    params: Tensors
+    weights: Tensor
+    """Of each participant in a mean; they sum to 1."""
+    uplink: Tensors
+    """What the clients sent beside their models."""
+    lr: float
+    participation: float
+    """Participants over all clients of the federation."""
+
+    def mean(self) -> Tensors:
+        return weighted_mean(self.params, self.weights)
+
+
+def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
+    """Σ_k a_k·w_k for each tensor; whole-number entries (BatchNorm's counters) are truncated."""
+
+    def mean(tensor: Tensor) -> Tensor:
+        real = tensor if tensor.is_floating_point() else tensor.to(weights.dtype)
+        return torch.einsum("k,k...->...", weights.to(real), real).to(tensor.dtype)
+
+    return {name: mean(tensor) for name, tensor in stacked.items()}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What all parts declare."""
+
+    reveals: ClassVar[Reveals] = "nothing"
+    """What the server learns of a client's labels, beyond the model and the number of samples."""
+    sends: ClassVar[str] = ""
+    """What leaves the client beside the model, in words; empty: nothing."""
+    extra_compute: ClassVar[str] = ""
+    """Per local step, beside one forward and one backward pass; empty: none."""
+
+    def client_state(self, params: Tensors) -> Tensors:  # noqa: ARG002
+        """What a client keeps between its rounds, as it is before its first."""
+        return {}
+
+    def server_state(self, params: Tensors) -> Tensors:  # noqa: ARG002
+        """What the server keeps between rounds, as it is before the first."""
+        return {}
+
+    def downlink(self, server_state: Tensors) -> Tensors:  # noqa: ARG002
+        """What the server sends beside the model."""
+        return {}
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        """What the client sends beside the model."""
+        return {}
+
+    def next_state(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        """What the client keeps for its next round."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Objective(Part):
+    """The local loss of one client on one batch."""
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        """A scalar, the mean over the batch; rows whose target is `losses.IGNORE` count for nothing."""
+        raise NotImplementedError
+
+    def companions(self) -> dict[str, Mode]:
+        """The frozen models whose outputs the loss uses, and whether their BatchNorm takes the batch's statistics.
+
+        `teacher` is the model received this round; `state/NAME` one that this client keeps; any other name a
+        model that an earlier stage left.
+        """
+        return {}
+
+    def tally(self, out: Outputs, y: Tensor) -> Tensors:  # noqa: ARG002
+        """Numbers to add up over all batches of a round and to report."""
+        return {}
+
+    def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:  # noqa: ARG002
+        """Forward passes of companions in a round with so many sample visits, for the account of computation."""
+        return visits * len(self.companions())
+
+
+@dataclass(frozen=True)
+class Solver(Part):
+    """How a client descends; the engine applies SGD with momentum and weight decay to the direction."""
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
+        return gradient(params)
+
+
+@dataclass(frozen=True)
+class ServerRule(Part):
+    """How the round's updates become the next global parameters. Buffers are always averaged."""
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        """The next parameters and the server's next state."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the clients' forward passes over their own training data told the server."""
+
+    probability: npt.NDArray[np.float64]
+    """[C, C]: mean predicted probability of each class over all samples of a true class; NaN rows: no sample."""
+    label_counts: npt.NDArray[np.int64]
+    """[C]: over all clients."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some rounds with one objective, from one model to the next."""
+
+    name: str
+    rounds: int
+    objective: Objective
+    model: str = "global"
+    """The model that is trained; a name not met before starts as a copy of the global model."""
+    labels: tuple[int, ...] | None = None
+    """Train on samples of these labels only; clients without any stay out."""
+    local_epochs: int | None = None
+    """Instead of the run's."""
+    survey: bool = False
+    """At the end, every client reports how its samples are predicted; the schedule concludes from it."""
+
+
+Notes = dict[str, Any]
+"""What a schedule concluded so far: JSON, kept in the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Schedule(Part):
+    """A method in stages; it takes the place of the objective."""
+
+    def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
+        """The stages as far as they are known: called again after each, with what was concluded."""
+        raise NotImplementedError
+
+    def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
+        """What a surveyed stage taught."""
+        return {}

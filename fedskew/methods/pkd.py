@@ -1,0 +1,178 @@
+"""PKD: experts for the classes that are confused with one another, distilled partially.
+
+"Federated partial knowledge distillation" (see docs/fidelity.md for the reference and every choice made here).
+
+    1. warm-up     FedAvg; then each client reports how its samples are predicted, and the server finds groups of
+                   weak classes: maximal cliques of pairs whose mutual predicted probability stands out
+    2. experts     one model per group, by FedAvg on the samples of that group, cross entropy within the group
+    3. distil      FedAvg with L = CE + λ·KL(expert ‖ student) within the group, temperature T, for samples whose
+                   label and wrong prediction fall into one group
+
+Leaves the client: the model, and once its class-to-class mean probabilities and label counts, unless the groups are
+given; who trains an expert has one of its labels. Extra compute: the experts' training, and one expert forward for
+every sample that is distilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.losses import active_experts, cross_entropy, group_cross_entropy, partial_distillation
+from fedskew.methods.catalogue import method
+from fedskew.methods.fedavg import CrossEntropy
+from fedskew.methods.parts import (
+    Client,
+    Mode,
+    Notes,
+    Objective,
+    Outputs,
+    Reveals,
+    Schedule,
+    Stage,
+    Survey,
+    Tensors,
+)
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class GroupCrossEntropy(Objective):
+    """How an expert learns: cross entropy within its group."""
+
+    group: tuple[int, ...] = ()
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        return group_cross_entropy(out.logits, y, self.group)
+
+
+@dataclass(frozen=True)
+class PartialDistillation(Objective):
+    """Cross entropy, and the expert's word on samples confused within its group."""
+
+    groups: Groups = ()
+    distill_weight: float = 1.0
+    temperature: float = 3.0
+    reverse: bool = False
+
+    def companions(self) -> dict[str, Mode]:
+        return {f"expert.{i}": "eval" for i in range(len(self.groups))}
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        experts = torch.stack([out.companions[name].logits for name in self.companions()])
+        return cross_entropy(out.logits, y) + self.distill_weight * partial_distillation(
+            out.logits, y, experts, self.groups, self.temperature, self.reverse
+        )
+
+    def tally(self, out: Outputs, y: Tensor) -> Tensors:
+        return {"distilled": active_experts(out.logits, y, self.groups).sum()}
+
+    def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:  # noqa: ARG002
+        return tally["distilled"]
+
+
+@method("pkd", paper="PKD")
+@dataclass(frozen=True)
+class PKD(Schedule):
+    """Experts for groups of weak classes, distilled where the global model confuses them."""
+
+    distill_weight: float = 1.0
+    """λ; the paper's value for CIFAR-10 is 0.5."""
+    temperature: float = 3.0
+    warmup_rounds: int = 10
+    """At most half of the run."""
+    expert_rounds: int = 25
+    """For each expert, beside the run's rounds; at most as many as the run has."""
+    expert_epochs: int | None = None
+    """Local epochs while training experts; none given: the run's."""
+    groups: Groups = ()
+    """Weak-class groups, e.g. [[0, 6], [2, 4, 6]]; none given: found after the warm-up."""
+    group_threshold: float = 2.0
+    """A pair of classes is confused if it lies so many standard deviations above the mean pair."""
+    reverse: bool = False
+    """KL(student ‖ expert), as the paper's Eq. 1 is printed."""
+
+    sends = "class-to-class mean probabilities once"
+    reveals: ClassVar[Reveals] = "label counts"
+    extra_compute = "experts' rounds, 1 expert forward per distilled sample"
+
+    def __post_init__(self) -> None:
+        expect(self.distill_weight >= 0, "distill_weight", self.distill_weight, "a number ≥ 0")
+        expect(self.temperature > 0, "temperature", self.temperature, "a number > 0")
+        expect(self.warmup_rounds >= 1, "warmup_rounds", self.warmup_rounds, "a whole number ≥ 1")
+        expect(self.expert_rounds >= 1, "expert_rounds", self.expert_rounds, "a whole number ≥ 1")
+        for group in self.groups:
+            expect(
+                len(set(group)) >= 2 and min(group) >= 0,
+                "groups",
+                self.groups,
+                "groups of two or more classes",
+            )
+
+    def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
+        warmup = min(self.warmup_rounds, max(1, rounds // 2))
+        first = Stage("warm-up", warmup, CrossEntropy(), survey=not self.groups)
+        groups = self.groups or tuple(tuple(group) for group in notes.get("groups", ()))
+        if not groups or warmup == rounds:
+            return [first]
+        experts = [
+            Stage(
+                f"expert {i}",
+                min(self.expert_rounds, rounds),
+                GroupCrossEntropy(group),
+                model=f"expert.{i}",
+                labels=group,
+                local_epochs=self.expert_epochs or local_epochs,
+            )
+            for i, group in enumerate(groups)
+        ]
+        distillation = PartialDistillation(groups, self.distill_weight, self.temperature, self.reverse)
+        return [first, *experts, Stage("distil", rounds - warmup, distillation)]
+
+    def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
+        return {"groups": [list(group) for group in weak_groups(survey.probability, self.group_threshold)]}
+
+
+def weak_groups(probability: npt.NDArray[np.float64], threshold: float) -> Groups:
+    """Maximal cliques of the pairs of classes that are taken for each other unusually often.
+
+    Cliques, not connected components: Shirt is confused with T-shirt and with Coat, which are not confused with
+    one another. Where no pair stands out, the most confused pair is the only group.
+    """
+    mutual = (probability + probability.T) / 2
+    classes = len(mutual)
+    pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes) if np.isfinite(mutual[i, j])]
+    strength = np.array([mutual[pair] for pair in pairs])
+    standing_out = strength > strength.mean() + threshold * strength.std()
+    if not standing_out.any():
+        standing_out = np.arange(len(pairs)) == strength.argmax()
+    neighbours: dict[int, set[int]] = {c: set() for c in range(classes)}
+    for (i, j), stands_out in zip(pairs, standing_out, strict=True):
+        if stands_out:
+            neighbours[i].add(j)
+            neighbours[j].add(i)
+    return tuple(sorted(_maximal_cliques(neighbours, frozenset(), set(neighbours), set())))
+
+
+def _maximal_cliques(
+    neighbours: dict[int, set[int]], clique: frozenset[int], candidates: set[int], excluded: set[int]
+) -> list[tuple[int, ...]]:
+    """Bron–Kerbosch: maximal cliques of two or more."""
+    if not candidates and not excluded:
+        return [tuple(sorted(clique))] if len(clique) > 1 else []
+    found = []
+    for vertex in sorted(candidates):
+        found += _maximal_cliques(
+            neighbours, clique | {vertex}, candidates & neighbours[vertex], excluded & neighbours[vertex]
+        )
+        candidates = candidates - {vertex}
+        excluded = excluded | {vertex}
+    return found

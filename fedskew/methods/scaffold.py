@@ -1,0 +1,91 @@
+"""SCAFFOLD: control variates against client drift.
+
+Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, option II.
+
+    client   direction = ∇CE(v) − c_k + c;  c_k⁺ = c_k − c + (w − w_k)/(J·η)
+    server   w ← w + η_g·mean(w_k − w);     c ← c + (|S|/K)·mean(c_k⁺ − c_k)
+
+J counts plain steps: with momentum it is the length of the path along a constant gradient. Leaves the client: the
+model and the change of its control variate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedskew.errors import expect
+from fedskew.methods.catalogue import register
+from fedskew.methods.parts import (
+    Client,
+    Gradient,
+    ServerRule,
+    Solver,
+    Tensors,
+    Trained,
+    Updates,
+    pack,
+    unpack,
+)
+
+
+def _zeros(params: Tensors) -> Tensors:
+    return pack("control", {name: torch.zeros_like(p) for name, p in params.items()})
+
+
+@dataclass(frozen=True)
+class ControlVariates(Solver):
+    """The gradient, less the client's control variate, plus the server's."""
+
+    sends = "control variate (one model)"
+
+    def client_state(self, params: Tensors) -> Tensors:
+        return _zeros(params)
+
+    def downlink(self, server_state: Tensors) -> Tensors:
+        return pack("control", unpack("control", server_state))
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
+        own, common = unpack("control", client.state), unpack("control", client.downlink)
+        return {name: g - own[name] + common[name] for name, g in gradient(params).items()}
+
+    def next_state(self, trained: Trained, client: Client) -> Tensors:
+        own, common = unpack("control", client.state), unpack("control", client.downlink)
+        path = trained.effective_steps().clamp(min=1) * trained.lr
+        new = {
+            name: own[name] - common[name] + (w - trained.params[name]) / path for name, w in client.received.items()
+        }
+        return pack("control", new)
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:
+        new = self.next_state(trained, client)
+        return pack("control_change", unpack("control", {name: new[name] - old for name, old in client.state.items()}))
+
+
+@dataclass(frozen=True)
+class ControlledMean(ServerRule):
+    """A step along the mean update, and the mean change of the control variates."""
+
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
+
+    def server_state(self, params: Tensors) -> Tensors:
+        return _zeros(params)
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        mean, control = updates.mean(), unpack("control", state)
+        change = {name: t.mean(dim=0) for name, t in unpack("control_change", updates.uplink).items()}
+        stepped = {name: w + self.server_lr * (mean[name] - w) for name, w in sent.items()}
+        moved = {name: c + updates.participation * change[name] for name, c in control.items()}
+        return stepped, pack("control", moved)
+
+
+register(
+    "scaffold",
+    parts=(ControlVariates, ControlledMean),
+    paper="Karimireddy et al., ICML 2020",
+    summary="Control variates that cancel client drift.",
+)
