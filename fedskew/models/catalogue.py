@@ -1,0 +1,115 @@
+"""The models by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedskew.errors import UserError, unknown
+from fedskew.models.base import Factory, Inputs
+from fedskew.models.cnn import cnn, convnet_l
+from fedskew.models.custom import custom_factory
+from fedskew.models.dnn import dnn
+from fedskew.models.fasttext import fasttext
+from fedskew.models.lenet import lenet5, simple_cnn
+from fedskew.models.mobilenet import mobilenetv2
+from fedskew.models.resnet import resnet8, resnet8_b, resnet10, resnet18, resnet18_imagenet, resnet32
+from fedskew.models.tfcnn import tfcnn, tfcnn_128
+from fedskew.models.vgg import vgg9, vgg11
+from fedskew.randomness import integer_key
+
+InputKind = Literal["image", "table", "text"]
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One model: where it comes from and what it can take."""
+
+    name: str
+    description: str
+    paper: str
+    factory: Factory
+    kinds: tuple[InputKind, ...] = ("image",)
+    smallest_side: int = 1
+    """Height and width, in pixels, below which its convolutions and poolings leave nothing."""
+
+    @property
+    def takes(self) -> str:
+        """What fits, in words."""
+        size = f" of at least {self.smallest_side}×{self.smallest_side}" if self.smallest_side > 1 else ""
+        words = {
+            "image": f"images (channels, height, width){size}",
+            "table": "tables (features,)",
+            "text": "text",
+        }
+        return " or ".join(words[kind] for kind in self.kinds)
+
+
+_ENTRIES = (
+    ModelEntry("dnn", "two hidden layers of 200", "FedVLS", dnn, kinds=("image", "table")),
+    ModelEntry("cnn", "two 5×5 convolutions, 512 hidden", "FedLMD", cnn, smallest_side=4),
+    ModelEntry("convnet-s", "the same network under PKD's name", "PKD", cnn, smallest_side=4),
+    ModelEntry("convnet-l", "three 5×5 convolutions, 512 hidden", "PKD", convnet_l, smallest_side=8),
+    ModelEntry("lenet5", "LeNet-5, padded by 2", "PKD", lenet5, smallest_side=12),
+    ModelEntry("simple-cnn", "LeNet-5 without padding", "NIID-Bench", simple_cnn, smallest_side=16),
+    ModelEntry("vgg9", "six 3×3 convolutions, dropout", "PKD", vgg9, smallest_side=8),
+    ModelEntry("vgg11", "eight 3×3 convolutions, no BatchNorm", "FedNTD", vgg11, smallest_side=32),
+    ModelEntry("tfcnn", "three 3×3 convolutions, bias-free head", "FedGR", tfcnn, smallest_side=8),
+    ModelEntry("tfcnn-128", "TFCNN with 128 hidden units and biases", "FedGR", tfcnn_128, smallest_side=8),
+    ModelEntry("mobilenetv2", "MobileNetV2 for small images", "FedVLS", mobilenetv2),
+    ModelEntry("resnet18", "ResNet-18, 3×3 stem", "FedVLS", resnet18),
+    ModelEntry("resnet18-imagenet", "ResNet-18, 7×7 stem and max-pooling", "FedVLS (code)", resnet18_imagenet),
+    ModelEntry("resnet10", "one block a stage, batch statistics in tests", "FedNTD", resnet10),
+    ModelEntry("resnet32", "16 to 64 channels, five blocks a stage", "FedVLS", resnet32),
+    ModelEntry("resnet8", "16 to 64 channels, one block a stage", "FedLMD", resnet8),
+    ModelEntry("resnet8-b", "ResNet-8 with convolutional shortcuts", "FedGR (code)", resnet8_b),
+    ModelEntry("fasttext", "mean of word vectors, 32 hidden", "FedVLS (code)", fasttext, kinds=("text",)),
+)
+
+MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def make_model(name: str, inputs: Inputs, seed: int = 0) -> nn.Module:
+    """The model called `name`, or made by a user's `package.module:factory`; `seed` decides its weights."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        factory = custom_factory(name) if ":" in name else _fitting_factory(name, inputs)
+        # Seeded after the import of a user's module, which may draw; and not by torch.manual_seed, which
+        # would reseed the accelerators as well.
+        torch.default_generator.manual_seed(integer_key(seed, "init"))
+        return factory(inputs)
+
+
+def input_kind(inputs: Inputs) -> InputKind:
+    """What the shape says the data are."""
+    if len(inputs.shape) == 3:
+        return "image"
+    return "text" if inputs.vocabulary else "table"
+
+
+def fits(entry: ModelEntry, inputs: Inputs) -> bool:
+    """Whether the model can take these data."""
+    kind = input_kind(inputs)
+    large_enough = kind != "image" or min(inputs.shape[1:]) >= entry.smallest_side
+    return kind in entry.kinds and large_enough
+
+
+def _fitting_factory(name: str, inputs: Inputs) -> Factory:
+    """Refuse what the model cannot take, before anything is trained."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    entry = MODELS[name]
+    if not fits(entry, inputs):
+        fitting = sorted(other.name for other in MODELS.values() if fits(other, inputs))
+        raise UserError(
+            f"model {name!r} cannot take {input_kind(inputs)} inputs of shape {inputs.shape}; "
+            f"expected {entry.takes}. Models that fit: {', '.join(fitting)}"
+        )
+    return entry.factory
+
+
+def parameter_count(model: nn.Module) -> int:
+    """The number of trained parameters; buffers are not counted."""
+    return sum(parameter.numel() for parameter in model.parameters())

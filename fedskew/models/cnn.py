@@ -1,0 +1,32 @@
+"""Plain convolutional networks with 5×5 kernels: FedLMD's CNNs, PKD's ConvNet-S and ConvNet-L."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedskew.models.base import Classifier, Inputs
+
+_HIDDEN = 512
+
+
+def cnn(inputs: Inputs) -> Classifier:
+    """FedLMD's CNN ("fedavgnet"); on 28×28 grey images it is PKD's ConvNet-S."""
+    return convnet(inputs, widths=(32, 64))
+
+
+def convnet_l(inputs: Inputs) -> Classifier:
+    """PKD's ConvNet-L: ConvNet-S and one more convolution, whose width the paper does not give."""
+    return convnet(inputs, widths=(32, 64, 128))
+
+
+def convnet(inputs: Inputs, widths: Sequence[int]) -> Classifier:
+    """A 5×5 convolution and a halving for each width, then one hidden layer."""
+    channels, height, width = inputs.shape
+    layers: list[nn.Module] = []
+    for out in widths:
+        layers += [nn.Conv2d(channels, out, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, height, width = out, height // 2, width // 2
+    layers += [nn.Flatten(), nn.Linear(channels * height * width, _HIDDEN), nn.ReLU()]
+    return Classifier(nn.Sequential(*layers), nn.Linear(_HIDDEN, inputs.classes))

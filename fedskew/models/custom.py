@@ -1,0 +1,112 @@
+"""A user's own model, named `package.module:factory`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.errors import UserError, unknown
+from fedskew.models.base import Factory, Inputs
+
+
+def custom_factory(name: str) -> Factory:
+    """The factory called `name`; what it makes is checked on two samples of zeros."""
+    with _current_directory_importable():
+        user_factory = _find_factory(name)
+
+    def factory(inputs: Inputs) -> nn.Module:
+        with _current_directory_importable():
+            model = _call(user_factory, name, inputs)
+            if not isinstance(model, nn.Module):
+                raise UserError(f"model {name!r} made a {type(model).__name__}; expected a torch.nn.Module")
+            _check_output(model, name, inputs)
+        return model
+
+    return factory
+
+
+@contextmanager
+def _current_directory_importable() -> Iterator[None]:
+    """As `python -m` does; a console script's own folder is first on the path instead."""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+def _find_factory(name: str) -> Callable[..., object]:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or module_name.startswith(".") or not attribute.isidentifier():
+        raise UserError(f"model {name!r} is not a factory's name; expected package.module:factory")
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UserError(f"model {name!r}: cannot import {module_name!r}: {_brief(error)}") from error
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        raise unknown(f"factory in module {module_name!r}:", attribute, _factories(module))
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise UserError(f"model {name!r} is a {type(factory).__name__}; expected a function or class that makes one")
+    found: Callable[..., object] = factory
+    return found
+
+
+def _factories(module: ModuleType) -> list[str]:
+    """What the user's module itself defines and one could have meant."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", "") == module.__name__
+    ]
+
+
+def _call(factory: Callable[..., object], name: str, inputs: Inputs) -> object:
+    arguments = (inputs,) if _takes_inputs(factory) else ()
+    try:
+        return factory(*arguments)
+    except Exception as error:
+        raise UserError(f"model {name!r} cannot be made for {inputs}: {_brief(error)}") from error
+
+
+def _takes_inputs(factory: Callable[..., object]) -> bool:
+    """Whether it must be given an argument, or may be given one called `inputs`."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except ValueError:  # builtins without a signature
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return bool(positional) and (positional[0].default is inspect.Parameter.empty or positional[0].name == "inputs")
+
+
+def _check_output(model: nn.Module, name: str, inputs: Inputs) -> None:
+    samples = torch.zeros(2, *inputs.shape, dtype=torch.int64 if inputs.vocabulary else torch.get_default_dtype())
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = model(samples)
+    except Exception as error:
+        raise UserError(f"model {name!r} cannot take inputs of shape {inputs.shape}: {_brief(error)}") from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    expected = (2, inputs.classes)
+    made = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if made != expected:
+        raise UserError(f"model {name!r} gives {made} for a batch of 2; expected {expected}, samples × classes")
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,21 @@
+"""The dense network of FedVLS on MNIST: 784-200-200-C."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import nn
+
+from fedskew.models.base import Classifier, Inputs
+
+
+def dnn(inputs: Inputs, width: int = 200) -> Classifier:
+    """Two hidden layers on the flattened sample, whatever its size."""
+    encoder = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(prod(inputs.shape), width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+    )
+    return Classifier(encoder, nn.Linear(width, inputs.classes))

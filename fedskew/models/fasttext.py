@@ -1,0 +1,31 @@
+"""A fastText-like text classifier: the mean of the words' vectors, then two linear layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.models.base import Classifier, Inputs
+
+_WIDTH = 32
+_PADDING = 0
+
+
+def fasttext(inputs: Inputs) -> Classifier:
+    """PFLlib's text model, whose constants FedVLS's code carries; no paper here gives one."""
+    encoder = nn.Sequential(MeanEmbedding(inputs.vocabulary, _WIDTH), nn.Linear(_WIDTH, _WIDTH))
+    return Classifier(encoder, nn.Linear(_WIDTH, inputs.classes))
+
+
+class MeanEmbedding(nn.Module):
+    """The mean embedding of a text's tokens, its padding left out; zero for a text without tokens."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        vectors = self.embedding(tokens)
+        present = (tokens != _PADDING).unsqueeze(-1).to(vectors.dtype)
+        total = (vectors * present).sum(dim=-2)
+        return torch.div(total, present.sum(dim=-2).clamp(min=1))

@@ -1,0 +1,40 @@
+"""LeNet-5 with ReLU and max-pooling, as PKD uses it, and NIID-Bench's variant without padding."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedskew.models.base import Classifier, Inputs
+
+
+def lenet5(inputs: Inputs) -> Classifier:
+    """The first convolution pads by 2, which makes LeNet's 32×32 of MNIST's 28×28."""
+    return _lenet(inputs, padding=2)
+
+
+def simple_cnn(inputs: Inputs) -> Classifier:
+    """NIID-Bench's "simple-cnn": no padding."""
+    return _lenet(inputs, padding=0)
+
+
+def _lenet(inputs: Inputs, padding: int) -> Classifier:
+    channels, height, width = inputs.shape
+
+    def side(size: int) -> int:
+        after_first = (size + 2 * padding - 4) // 2
+        return (after_first - 4) // 2
+
+    encoder = nn.Sequential(
+        nn.Conv2d(channels, 6, kernel_size=5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * side(height) * side(width), 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+    )
+    return Classifier(encoder, nn.Linear(84, inputs.classes))

@@ -1,0 +1,130 @@
+"""Residual networks of basic blocks: the wide ones (64 to 512 channels) and the CIFAR ones (16 to 64)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedskew.models.base import Classifier, Inputs
+
+_WIDE = (64, 128, 256, 512)
+_NARROW = (16, 32, 64)
+
+Norm = Callable[[int], nn.Module]
+Shortcut = Callable[[int, int, int, Norm], nn.Module]
+
+
+def resnet18(inputs: Inputs) -> Classifier:
+    """ResNet-18 with the stem for small images: 3×3, stride 1."""
+    return _resnet(inputs, _WIDE, blocks=2, shortcut=projection)
+
+
+def resnet10(inputs: Inputs) -> Classifier:
+    """FedNTD's ResNet-10: one block a stage; BatchNorm uses the batch's statistics in tests too."""
+    norm = partial(nn.BatchNorm2d, track_running_stats=False)
+    return _resnet(inputs, _WIDE, blocks=1, shortcut=projection, norm=norm)
+
+
+def resnet18_imagenet(inputs: Inputs) -> Classifier:
+    """torchvision's ResNet-18, stem and initialisation, as FedVLS's code applies it to small images."""
+    stem = [
+        nn.Conv2d(inputs.shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+    ]
+    model = _resnet(inputs, _WIDE, blocks=2, shortcut=projection, stem=stem)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def resnet32(inputs: Inputs) -> Classifier:
+    """The CIFAR ResNet with five blocks a stage, shortcuts without parameters (option A)."""
+    return _kaiming(_resnet(inputs, _NARROW, blocks=5, shortcut=ZeroPadded))
+
+
+def resnet8(inputs: Inputs) -> Classifier:
+    """The CIFAR ResNet with one block a stage, shortcuts without parameters (option A)."""
+    return _kaiming(_resnet(inputs, _NARROW, blocks=1, shortcut=ZeroPadded))
+
+
+def resnet8_b(inputs: Inputs) -> Classifier:
+    """The CIFAR ResNet with one block a stage, convolutional shortcuts (option B)."""
+    return _kaiming(_resnet(inputs, _NARROW, blocks=1, shortcut=projection))
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions added to the shortcut of their input."""
+
+    def __init__(self, before: int, after: int, stride: int, shortcut: Shortcut, norm: Norm) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(before, after, kernel_size=3, stride=stride, padding=1, bias=False),
+            norm(after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, kernel_size=3, padding=1, bias=False),
+            norm(after),
+        )
+        same = stride == 1 and before == after
+        self.shortcut = nn.Identity() if same else shortcut(before, after, stride, norm)
+        self.activation = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.activation(self.residual(x) + self.shortcut(x))
+        return out
+
+
+class ZeroPadded(nn.Module):
+    """Option A: every stride-th pixel, the new channels filled with zeros on both sides."""
+
+    def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
+        del norm  # nothing here has statistics
+        super().__init__()
+        self.stride = stride
+        self.padding = (after - before) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x[..., :: self.stride, :: self.stride]
+        return functional.pad(kept, (0, 0, 0, 0, self.padding, self.padding))
+
+
+def projection(before: int, after: int, stride: int, norm: Norm) -> nn.Module:
+    """Option B: a 1×1 convolution."""
+    return nn.Sequential(nn.Conv2d(before, after, kernel_size=1, stride=stride, bias=False), norm(after))
+
+
+def _resnet(
+    inputs: Inputs,
+    widths: Sequence[int],
+    blocks: int,
+    shortcut: Shortcut,
+    norm: Norm = nn.BatchNorm2d,
+    stem: Sequence[nn.Module] | None = None,
+) -> Classifier:
+    before = widths[0]
+    layers = _small_stem(inputs.shape[0], before, norm) if stem is None else list(stem)
+    for stage, after in enumerate(widths):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            layers.append(BasicBlock(before, after, stride, shortcut, norm))
+            before = after
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return Classifier(nn.Sequential(*layers), nn.Linear(before, inputs.classes))
+
+
+def _small_stem(channels: int, width: int, norm: Norm) -> list[nn.Module]:
+    conv = nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
+    return [conv, norm(width), nn.ReLU()]
+
+
+def _kaiming(model: Classifier) -> Classifier:
+    """The CIFAR ResNets' own initialisation, of convolutions and the head alike."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight)
+    return model

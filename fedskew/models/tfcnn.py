@@ -1,0 +1,29 @@
+"""TFCNN, the network of FedGR: three 3×3 convolutions."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedskew.models.base import Classifier, Inputs
+
+
+def tfcnn(inputs: Inputs) -> Classifier:
+    """With the bias-free head that FedGR's classification parameters are defined on."""
+    layers, features = _convolutions(inputs)
+    return Classifier(nn.Sequential(*layers), nn.Linear(features, inputs.classes, bias=False))
+
+
+def tfcnn_128(inputs: Inputs) -> Classifier:
+    """The stand-alone TFCNN: a hidden layer of 128 units and a head with bias."""
+    layers, features = _convolutions(inputs)
+    encoder = nn.Sequential(*layers, nn.Linear(features, 128), nn.ReLU())
+    return Classifier(encoder, nn.Linear(128, inputs.classes))
+
+
+def _convolutions(inputs: Inputs) -> tuple[list[nn.Module], int]:
+    """The layers up to the flat feature vector, and its length."""
+    channels, height, width = inputs.shape
+    layers: list[nn.Module] = []
+    for before, after in ((channels, 32), (32, 64), (64, 64)):
+        layers += [nn.Conv2d(before, after, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return [*layers, nn.Flatten()], 64 * (height // 8) * (width // 8)

@@ -1,0 +1,52 @@
+"""VGG networks without BatchNorm: NIID-Bench's VGG-9 (used by PKD) and VGG-11."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedskew.models.base import Classifier, Inputs
+
+_HIDDEN = 512
+
+
+def vgg9(inputs: Inputs) -> Classifier:
+    """Six convolutions, three linear layers, and light dropout in between."""
+    channels, height, width = inputs.shape
+    encoder = nn.Sequential(
+        *_stage(channels, 32, 64),
+        *_stage(64, 128, 128),
+        nn.Dropout2d(0.05),
+        *_stage(128, 256, 256),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        *_hidden(256 * (height // 8) * (width // 8)),
+        nn.Dropout(0.1),
+    )
+    return Classifier(encoder, nn.Linear(_HIDDEN, inputs.classes))
+
+
+def vgg11(inputs: Inputs) -> Classifier:
+    """Eight convolutions and three linear layers."""
+    channels, height, width = inputs.shape
+    encoder = nn.Sequential(
+        *_stage(channels, 64),
+        *_stage(64, 128),
+        *_stage(128, 256, 256),
+        *_stage(256, 512, 512),
+        *_stage(512, 512, 512),
+        nn.Flatten(),
+        *_hidden(512 * (height // 32) * (width // 32)),
+    )
+    return Classifier(encoder, nn.Linear(_HIDDEN, inputs.classes))
+
+
+def _stage(channels: int, *widths: int) -> list[nn.Module]:
+    """3×3 convolutions of these widths, then a halving."""
+    layers: list[nn.Module] = []
+    for before, after in zip((channels, *widths), widths, strict=False):
+        layers += [nn.Conv2d(before, after, kernel_size=3, padding=1), nn.ReLU()]
+    return [*layers, nn.MaxPool2d(2)]
+
+
+def _hidden(features: int) -> list[nn.Module]:
+    return [nn.Linear(features, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU()]

@@ -1,0 +1,112 @@
+"""A user's model by name: what works, and the one line for what does not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedskew.errors import UserError
+from fedskew.models import Inputs, make_model
+
+DIGITS = Inputs((1, 8, 8), 10)
+SOURCE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+        self.fc = nn.Linear(64, 10)
+    def forward(self, x):
+        return self.fc(self.norm(x).flatten(1))
+
+def build(inputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, inputs.classes))
+
+def optional(inputs=None):
+    return build(inputs)
+
+def width(hidden=16):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Linear(hidden, 10))
+
+def frozen(inputs):
+    return Net().eval()
+
+def wrong_classes():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+
+def wrong_input():
+    return nn.Linear(5, 10)
+
+def pair():
+    class Pair(Net):
+        def forward(self, x):
+            return super().forward(x), x
+    return Pair()
+
+def text():
+    return "not a model"
+
+def broken():
+    raise RuntimeError("first line\\nsecond line")
+
+made = Net()
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "my_nets.py").write_text(SOURCE)
+    (tmp_path / "my_broken.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)
+    yield
+    for name in ("my_nets", "my_broken"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("factory", ["Net", "build", "optional", "width"])
+def test_a_factory_with_or_without_inputs(factory: str) -> None:
+    path = list(sys.path)
+    model = make_model(f"my_nets:{factory}", DIGITS, seed=1)
+    assert isinstance(model, nn.Module)
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert sys.path == path
+    again = make_model(f"my_nets:{factory}", DIGITS, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_the_check_leaves_the_model_as_it_was_made() -> None:
+    net = make_model("my_nets:Net", DIGITS)
+    assert net.training
+    assert net.norm.num_batches_tracked == 0
+    assert not any(module.training for module in make_model("my_nets:frozen", DIGITS).modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_net:build", "cannot import 'my_net'"),
+        ("my_broken:build", "cannot import 'my_broken'.*SyntaxError"),
+        ("my_nets:biuld", "biuld.*did you mean 'build'"),
+        ("my_nets:", "expected package.module:factory"),
+        (":build", "expected package.module:factory"),
+        ("my_nets:made", "is a Net; expected a function or class"),
+        ("my_nets:number", "is a int; expected a function or class"),
+        ("my_nets:text", "made a str; expected a torch.nn.Module"),
+        ("my_nets:broken", "RuntimeError: first line second line"),
+        ("my_nets:wrong_classes", r"gives \(2, 7\).*expected \(2, 10\)"),
+        ("my_nets:wrong_input", r"cannot take inputs of shape \(1, 8, 8\)"),
+        ("my_nets:pair", "gives tuple"),
+    ],
+)
+def test_mistakes_are_one_line(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        make_model(name, DIGITS)
+    assert "\n" not in str(error.value)
