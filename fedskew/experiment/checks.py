@@ -1,0 +1,158 @@
+"""Checks of single settings: each takes a key and a raw value and returns the value as its type, or refuses.
+
+A refusal is one line with the key, the value and what was expected. Text that spells a number is taken as that
+number, because YAML 1.1, shells and environment variables all deliver numbers such as 1e-3 as text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from fedskew.errors import UserError, nearest
+
+Check = Callable[[str, Any], Any]
+
+_LARGEST = 2**63 - 1
+
+
+def refuse(key: str, value: object, expected: str, hint: str | None = None) -> UserError:
+    """The error for a value that does not do."""
+    meant = f"; did you mean {hint!r}?" if hint else ""
+    return UserError(f"{key} is {value!r}; expected {expected}{meant}")
+
+
+def integer(minimum: int) -> Check:
+    """A whole number of at least `minimum`; 1e2 and 100.0 are 100."""
+
+    def check(key: str, value: Any) -> int:
+        number = _number(value)
+        if number is None or not math.isfinite(number) or number != int(number) or number < minimum:
+            raise refuse(key, value, f"a whole number of at least {minimum}")
+        if number > _LARGEST:
+            raise refuse(key, value, f"a whole number of at most {_LARGEST}")
+        return int(number)
+
+    return check
+
+
+def real(
+    *, above: float | None = None, at_least: float | None = None, below: float | None = None,
+    at_most: float | None = None,
+) -> Check:  # fmt: skip
+    """A finite number within bounds."""
+    bounds = {"above": above, "of at least": at_least, "below": below, "of at most": at_most}
+    words = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+    expected = f"a finite number {words}".rstrip()
+
+    def check(key: str, value: Any) -> float:
+        number = _number(value)
+        if (
+            number is None
+            or not math.isfinite(number)
+            or (above is not None and not number > above)
+            or (at_least is not None and not number >= at_least)
+            or (below is not None and not number < below)
+            or (at_most is not None and not number <= at_most)
+        ):
+            raise refuse(key, value, expected)
+        return float(number)
+
+    return check
+
+
+def flag(key: str, value: Any) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise refuse(key, value, "true or false")
+    return value
+
+
+def text(key: str, value: Any) -> str:
+    """A name or path."""
+    if not isinstance(value, str) or not value.strip():
+        raise refuse(key, value, "a name")
+    return value.strip()
+
+
+def choice(*choices: str) -> Check:
+    """One of a few words."""
+
+    def check(key: str, value: Any) -> str:
+        if value not in choices:
+            raise refuse(key, value, f"one of {', '.join(choices)}", nearest(str(value), choices))
+        return str(value)
+
+    return check
+
+
+def device(key: str, value: Any) -> str:
+    """auto, cpu, cuda or cuda:N."""
+    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise refuse(key, value, "auto, cpu, cuda or cuda:N", nearest(str(value), ("auto", "cpu", "cuda")))
+    return value
+
+
+def names(key: str, value: Any) -> tuple[str, ...]:
+    """A list of names; `crop,flip` is the list of two."""
+    if isinstance(value, str):
+        value = [name for name in value.split(",") if name.strip()]
+    if not isinstance(value, list | tuple):
+        raise refuse(key, value, "a list of names")
+    return tuple(text(key, name) for name in value)
+
+
+def optional(check: Check) -> Check:
+    """What `check` takes, or nothing."""
+    return lambda key, value: None if value is None else check(key, value)
+
+
+def parameters(key: str, value: Any) -> dict[str, Any]:
+    """Hyper-parameters of a method or partition rule: finite scalars and lists of them, under names.
+
+    A mapping within the mapping is spelled with dots: {fedprox: {mu: 0.1}} is {fedprox.mu: 0.1}.
+    """
+    if not isinstance(value, dict):
+        raise refuse(key, value, "a mapping of names to values")
+    flat: dict[str, Any] = {}
+    for name, item in value.items():
+        if not isinstance(name, str) or not name:
+            raise refuse(f"a name in {key}", name, "text")
+        if isinstance(item, dict):
+            inner = {f"{name}.{part}": v for part, v in parameters(f"{key}.{name}", item).items()}
+        else:
+            inner = {name: _plain(f"{key}.{name}", item)}
+        twice = flat.keys() & inner.keys()
+        if twice:
+            raise UserError(f"{key}.{min(twice)} is given twice; expected once")
+        flat.update(inner)
+    return flat
+
+
+def _plain(key: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(key, item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise refuse(key, value, "a finite number")
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise refuse(key, value, "a number, text, true, false or a list of them")
+    return value
+
+
+def _number(value: Any) -> int | float | None:
+    """`value` as a number, None if it is none; true and false are not numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str):
+        for convert in (int, float):
+            try:
+                return _number(convert(value))
+            except ValueError:
+                continue
+        return None
+    try:
+        return value if abs(value) <= _LARGEST else float(value)
+    except OverflowError:
+        return math.inf
