@@ -19,7 +19,8 @@ class Samples:
     """Inputs and labels, row by row."""
 
     x: npt.NDArray[np.generic]
-    """Images: uint8 (n, channels, height, width). Tables: float32 (n, features). Text: int64 token ids (n, length), 0 pads."""
+    """Images: uint8 (n, channels, height, width). Tables: float32 (n, features), standardised.
+    Text: int64 token ids (n, length), where 0 pads and 1 is an unknown word."""
     y: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -28,7 +29,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A classification dataset as it leaves its loader: nothing normalised, nothing shuffled."""
+    """A classification dataset as it leaves its loader: images not normalised, nothing shuffled."""
 
     name: str
     kind: Kind
@@ -66,9 +67,7 @@ def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int
         raise UserError(f"{where}: no samples")
     outside = np.flatnonzero((y < 0) | (y >= classes))
     if len(outside):
-        raise UserError(
-            f"{where}: label {y[outside[0]]} in {row(int(outside[0]))}; expected 0 to {classes - 1}"
-        )
+        raise UserError(f"{where}: label {y[outside[0]]} in {row(int(outside[0]))}; expected 0 to {classes - 1}")
     if np.issubdtype(x.dtype, np.floating):
         bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
         if len(bad):

@@ -1,0 +1,105 @@
+"""A user's arrays: what is an image, in which order its axes stand, and the `.npz` file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.data.assembly import Array, Part, assemble
+from fedskew.data.dataset import Dataset, Kind
+from fedskew.data.labels import read_labels
+from fedskew.errors import UserError, unknown
+
+_CHANNELS = (1, 3, 4)
+_LAYOUTS = ("nchw", "nhwc")
+
+
+def load_npz(path: Path, *, test_fraction: float | None = None, layout: str | None = None) -> Dataset:
+    """Arrays `x_train, y_train, x_test, y_test`, or `x, y`; optionally `classes`, the class names.
+
+    An `x` of two dimensions is a table. Three are grey images (n, height, width). Of four, the axis of size
+    1, 3 or 4 holds the channels; `layout` ("nchw" or "nhwc") says so where both or neither could.
+    """
+    arrays = _read(path)
+    names = [("x_train", "y_train"), ("x_test", "y_test")] if "x_train" in arrays else [("x", "y")]
+    missing = [name for pair in names for name in pair if name not in arrays]
+    if missing:
+        raise UserError(
+            f"{path}: no array {missing[0]!r}; expected x_train, y_train, x_test and y_test, or x and y; "
+            f"found {', '.join(sorted(arrays)) or 'nothing'}"
+        )
+    labels = [read_labels(arrays[y], f"{path} {y}", "row {}".format) for _, y in names]
+    where = [f"{path} {x}" for x, _ in names]
+    kind, inputs = inputs_of([arrays[x] for x, _ in names], where, layout)
+    classes = None if "classes" not in arrays else [str(name) for name in np.atleast_1d(arrays["classes"])]
+    parts = [Part(x, y) for x, y in zip(inputs, labels, strict=True)]
+    return assemble(path.name, kind, parts, classes, test_fraction)
+
+
+def inputs_of(arrays: Sequence[Array], where: Sequence[str], layout: str | None) -> tuple[Kind, list[Array]]:
+    """Numbers as a table, or as uint8 images (n, channels, height, width); all arrays are read alike."""
+    for array, name in zip(arrays, where, strict=True):
+        if array.dtype.kind not in "biuf":
+            raise UserError(f"{name}: values of type {array.dtype}; expected numbers")
+        if array.ndim not in (2, 3, 4):
+            raise UserError(f"{name}: {array.ndim} dimensions; expected 2 (a table), 3 (grey images) or 4 (images)")
+        if array.ndim != arrays[0].ndim:
+            raise UserError(f"{name}: {array.ndim} dimensions, but {where[0]} has {arrays[0].ndim}; expected the same")
+    if arrays[0].ndim == 2:
+        return "table", [array.astype(np.float64) for array in arrays]
+    order = _channel_order(arrays[0], where[0], layout)
+    return "image", [_channels_first(array, order) for array in _as_bytes(arrays, where)]
+
+
+def _channel_order(images: Array, where: str, layout: str | None) -> str:
+    if layout is not None and layout not in _LAYOUTS:
+        raise unknown("layout", str(layout), _LAYOUTS)
+    if images.ndim == 3 or layout is not None:
+        return layout or "nhw"
+    first, last = images.shape[1] in _CHANNELS, images.shape[3] in _CHANNELS
+    if first == last:
+        which = "both" if first else "neither"
+        raise UserError(
+            f"{where}: shape {images.shape}, where {which} of axes 1 and 3 could be the channels; "
+            "say layout=nchw or layout=nhwc"
+        )
+    return "nchw" if first else "nhwc"
+
+
+def _channels_first(images: npt.NDArray[np.uint8], order: str) -> npt.NDArray[np.uint8]:
+    if images.ndim == 3:
+        return images[:, None]
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if order == "nhwc" else images
+
+
+def _as_bytes(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
+    """Whole numbers are levels from 0 to 255; floats run from 0 to 1, or to 255 if any exceeds 1."""
+    for array, name in zip(arrays, where, strict=True):
+        if array.dtype == np.uint8:
+            continue
+        flat = array.reshape(len(array), -1).astype(np.float64)
+        bad = np.flatnonzero(~((flat >= 0) & (flat <= 255)).all(axis=1))  # NaN fails both
+        if len(bad):
+            raise UserError(f"{name}: NaN, negative or over 255 in row {bad[0]}; expected pixels in 0 to 1 or 0 to 255")
+    floats = arrays[0].dtype.kind == "f"
+    scale = 255.0 if floats and max(float(a.max(initial=0)) for a in arrays) <= 1 else 1.0
+    return [
+        a.astype(np.uint8, copy=False)
+        if a.dtype.kind in "biu"
+        else np.rint(a.astype(np.float64) * scale).astype(np.uint8)
+        for a in arrays
+    ]
+
+
+def _read(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read ({error}); expected a .npz file") from error
+    except ValueError as error:
+        raise UserError(f"{path}: holds Python objects, which are never unpickled; expected plain arrays") from error

@@ -1,0 +1,97 @@
+"""A user's own parts to a dataset: labels numbered, a test set cut if there is none, inputs brought to form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.data.dataset import Dataset, Kind, Samples, check_samples
+from fedskew.data.holdout import TEST_FRACTION, stratified_holdout
+from fedskew.data.labels import Labels, encode_labels
+from fedskew.data.text import LENGTH, VOCABULARY, text_dataset
+from fedskew.errors import UserError
+
+Array = npt.NDArray[np.generic]
+Whole = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Inputs as read (uint8 images, a table of numbers, or a list of texts) with their labels."""
+
+    x: Array | list[str]
+    labels: Labels
+
+
+def assemble(
+    name: str,
+    kind: Kind,
+    parts: Sequence[Part],
+    classes: Sequence[str] | None = None,
+    test_fraction: float | None = None,
+    length: int = LENGTH,
+    vocabulary: int = VOCABULARY,
+) -> Dataset:
+    """The dataset of one part, from which a test set is cut, or of two: train and test."""
+    for part in parts:
+        if len(part.x) != len(part.labels):
+            raise UserError(
+                f"{part.labels.where}: {len(part.x)} inputs but {len(part.labels)} labels; expected equal lengths"
+            )
+    names, numbers = encode_labels([part.labels for part in parts], classes)
+    if kind == "table":
+        for part, y in zip(parts, numbers, strict=True):
+            check_samples(Samples(np.asarray(part.x), y), len(names), part.labels.where, part.labels.row)
+    (train_x, train_y), (test_x, test_y) = _train_and_test(parts, numbers, test_fraction)
+    if kind == "text":
+        return text_dataset(name, names, (list(train_x), train_y), (list(test_x), test_y), length, vocabulary)
+    train, test = np.asarray(train_x), np.asarray(test_x)
+    if train.shape[1:] != test.shape[1:]:
+        raise UserError(
+            f"{name}: train inputs have shape {train.shape[1:]}, test inputs {test.shape[1:]}; expected the same"
+        )
+    if kind == "table":
+        train, test = _standardised(train, test)
+        return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y))
+    mean, std = channel_statistics(train)
+    return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y), mean, std)
+
+
+def _train_and_test(
+    parts: Sequence[Part], numbers: Sequence[Whole], fraction: float | None
+) -> tuple[tuple[Array | list[str], Whole], tuple[Array | list[str], Whole]]:
+    if len(parts) == 2:
+        if fraction is not None:
+            raise UserError(f"{parts[1].labels.where} is a test set already; leave test_fraction out")
+        return (parts[0].x, numbers[0]), (parts[1].x, numbers[1])
+    x, y = parts[0].x, numbers[0]
+    cut = TEST_FRACTION if fraction is None else fraction
+    train, test = stratified_holdout(y, cut, parts[0].labels.where)
+    return (_rows(x, train), y[train]), (_rows(x, test), y[test])
+
+
+def _rows(x: Array | list[str], chosen: Whole) -> Array | list[str]:
+    return [x[index] for index in chosen] if isinstance(x, list) else x[chosen]
+
+
+def _standardised(train: Array, test: Array) -> tuple[Array, Array]:
+    """By the training part's mean and deviation; a constant column only loses its mean."""
+    source = train.astype(np.float64)
+    mean, std = source.mean(axis=0), source.std(axis=0)
+    std[std == 0] = 1.0
+    return ((source - mean) / std).astype(np.float32), ((test.astype(np.float64) - mean) / std).astype(np.float32)
+
+
+def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel of images scaled to [0, 1], from a histogram: exact, and no float copy."""
+    levels = np.arange(256) / 255
+    means, stds = [], []
+    for channel in range(images.shape[1]):
+        share = np.bincount(images[:, channel].ravel(), minlength=256) / max(images[:, channel].size, 1)
+        mean = float(share @ levels)
+        means.append(mean)
+        stds.append(float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0)
+    return tuple(means), tuple(stds)

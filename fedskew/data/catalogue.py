@@ -1,0 +1,295 @@
+"""The datasets known by name, and `load`, which takes such a name or the path of a user's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fedskew.data.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar
+from fedskew.data.dataset import Dataset, Kind
+from fedskew.data.digits import load_digits
+from fedskew.data.download import RemoteFile
+from fedskew.data.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
+from fedskew.data.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
+from fedskew.data.options import checked, option_names
+from fedskew.data.own import load_own
+from fedskew.data.places import Published, files_of
+from fedskew.data.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
+from fedskew.errors import unknown
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """What one should know of a dataset before choosing it."""
+
+    name: str
+    kind: Kind
+    description: str
+    classes: int
+    train: int
+    test: int
+    sources: tuple[str, ...]
+    licence: str
+    citation: str
+    loader: Callable[..., Dataset]
+    """Takes the list of the dataset's files, unless there are none, and the options as keywords."""
+    published: Published | None = None
+    """Its files; None if the data come with an installed package."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return option_names(self.loader)
+
+
+def load(name_or_path: str | PathLike[str], data_dir: str | PathLike[str] | None = None, **options: Any) -> Dataset:
+    """A dataset by its name, or a user's own data by path.
+
+    Files of a named dataset are looked for in `data_dir`, in the folder that FEDSKEW_DATA names and in the
+    user's cache, and downloaded into the cache when they are in none of them.
+    """
+    name = str(name_or_path)
+    entry = DATASETS.get(name.lower())
+    if entry is not None:
+        checked(entry.loader, options, entry.name)
+        if entry.published is None:
+            return entry.loader(**options)
+        return entry.loader(files_of(entry.published, data_dir), **options)
+    path = Path(name).expanduser()
+    if path.exists():
+        return load_own(path, options)
+    raise unknown("dataset or path", name, DATASETS)
+
+
+def _idx_files(urls: tuple[str, ...], md5: tuple[str, ...]) -> tuple[RemoteFile, ...]:
+    return tuple(
+        RemoteFile(f"{part}.gz", tuple(f"{url}{part}.gz" for url in urls), f"md5:{digest}")
+        for part, digest in zip(PARTS, md5, strict=True)
+    )
+
+
+_AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+
+_ENTRIES = (
+    DatasetEntry(
+        name="digits",
+        kind="image",
+        description="handwritten digits, 8×8 grey; inside scikit-learn, so nothing to download",
+        classes=10,
+        train=1438,
+        test=359,
+        sources=("https://archive.ics.uci.edu/dataset/80",),
+        licence="CC BY 4.0",
+        citation="Alpaydin and Kaynak, UCI, 1998",
+        loader=load_digits,
+    ),
+    DatasetEntry(
+        name="mnist",
+        kind="image",
+        description="handwritten digits, 28×28 grey",
+        classes=10,
+        train=60_000,
+        test=10_000,
+        sources=("http://yann.lecun.com/exdb/mnist/",),
+        licence="CC BY-SA 3.0",
+        citation="LeCun et al., Proc. IEEE 1998",
+        loader=partial(load_idx, MNIST),
+        published=Published(
+            name="mnist",
+            layouts=(LAYOUT,),
+            folders=("MNIST/raw",),
+            files=_idx_files(
+                (
+                    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+                ),
+                (
+                    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                    "d53e105ee54ea40749a09fcbcd1e9432",
+                    "9fb629c4189551a2d022fa330f9573f3",
+                    "ec29112dd5afa0611ce80d1b7f02629c",
+                ),
+            ),
+        ),
+    ),
+    DatasetEntry(
+        name="fashion-mnist",
+        kind="image",
+        description="articles of clothing, 28×28 grey",
+        classes=10,
+        train=60_000,
+        test=10_000,
+        sources=("https://github.com/zalandoresearch/fashion-mnist",),
+        licence="MIT",
+        citation="Xiao et al., arXiv:1708.07747",
+        loader=partial(load_idx, FASHION),
+        published=Published(
+            name="fashion-mnist",
+            layouts=(LAYOUT,),
+            folders=("FashionMNIST/raw",),
+            files=_idx_files(
+                ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+                (
+                    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                    "25c81989df183df01b3e8a0aad5dffbe",
+                    "bef4ecab320f06d8554ea6380940ec79",
+                    "bb300cfdad3c16e7a12a480ee83cd310",
+                ),
+            ),
+            also=(Path("/usr/share/datasets/fashion-mnist"),),
+        ),
+    ),
+    DatasetEntry(
+        name="cifar10",
+        kind="image",
+        description="animals and vehicles, 32×32 colour",
+        classes=10,
+        train=50_000,
+        test=10_000,
+        sources=("https://www.cs.toronto.edu/~kriz/cifar.html",),
+        licence="not stated",
+        citation="Krizhevsky, technical report, 2009",
+        loader=partial(load_cifar, CIFAR10),
+        published=Published(
+            name="cifar10",
+            layouts=(CIFAR10_LAYOUT,),
+            folders=("cifar-10-batches-bin",),
+            files=(
+                RemoteFile(
+                    "cifar-10-binary.tar.gz",
+                    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+                    "md5:c32a1d4ab5d03f1284b67883e8d87530",
+                ),
+            ),
+        ),
+    ),
+    DatasetEntry(
+        name="cifar100",
+        kind="image",
+        description="100 kinds of things, 32×32 colour (fine labels)",
+        classes=100,
+        train=50_000,
+        test=10_000,
+        sources=("https://www.cs.toronto.edu/~kriz/cifar.html",),
+        licence="not stated",
+        citation="Krizhevsky, technical report, 2009",
+        loader=partial(load_cifar, CIFAR100),
+        published=Published(
+            name="cifar100",
+            layouts=(CIFAR100_LAYOUT,),
+            folders=("cifar-100-binary",),
+            files=(
+                RemoteFile(
+                    "cifar-100-binary.tar.gz",
+                    ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
+                    "md5:03b5dce01913d631647c71ecec9e9cb8",
+                ),
+            ),
+        ),
+    ),
+    DatasetEntry(
+        name="tiny-imagenet",
+        kind="image",
+        description="200 ImageNet classes, 64×64 colour; tested on its validation part",
+        classes=200,
+        train=100_000,
+        test=10_000,
+        sources=("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+        licence="ImageNet terms (research only)",
+        citation="Le and Yang, CS231N report, 2015",
+        loader=load_tiny_imagenet,
+        published=Published(
+            name="tiny-imagenet",
+            layouts=(TINY_IMAGENET_LAYOUT,),
+            folders=("tiny-imagenet-200",),
+            files=(
+                RemoteFile(
+                    "tiny-imagenet-200.zip",
+                    ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+                    "md5:90528d7ca1a48142e341f4ef8d21d0de",
+                ),
+            ),
+        ),
+    ),
+    DatasetEntry(
+        name="cinic10",
+        kind="image",
+        description="CIFAR-10's classes from CIFAR and ImageNet, 32×32 colour",
+        classes=10,
+        train=90_000,
+        test=90_000,
+        sources=("https://datashare.ed.ac.uk/handle/10283/3192",),
+        licence="CC BY 4.0",
+        citation="Darlow et al., arXiv:1810.03505",
+        loader=load_cinic10,
+        published=Published(
+            name="cinic10",
+            layouts=(CINIC10_LAYOUT,),
+            folders=("CINIC-10", "CINIC10", "cinic-10"),
+            files=(
+                RemoteFile(
+                    "CINIC-10.tar.gz",
+                    (
+                        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                        "https://datashare.ed.ac.uk/server/api/core/bitstreams/"
+                        "e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/content",
+                    ),
+                    "md5:6ee4d0c996905fe93221de577967a372",
+                ),
+            ),
+        ),
+    ),
+    DatasetEntry(
+        name="ag_news",
+        kind="text",
+        description="news titles and descriptions on four topics",
+        classes=4,
+        train=120_000,
+        test=7_600,
+        sources=(_AG_NEWS_URL,),
+        licence="non-commercial use",
+        citation="Zhang et al., NeurIPS 2015",
+        loader=load_ag_news,
+        published=Published(
+            name="ag_news",
+            layouts=(AG_NEWS_LAYOUT,),
+            folders=("ag_news_csv",),
+            files=(
+                RemoteFile("train.csv", (f"{_AG_NEWS_URL}train.csv",), "md5:b1a00f826fdfbd249f79597b59e1dc12"),
+                RemoteFile("test.csv", (f"{_AG_NEWS_URL}test.csv",), "md5:d52ea96a97a2d943681189a97654912d"),
+            ),
+        ),
+    ),
+    DatasetEntry(
+        name="20newsgroups",
+        kind="text",
+        description="Usenet posts in 20 groups, split by date",
+        classes=20,
+        train=11_314,
+        test=7_532,
+        sources=("http://qwone.com/~jason/20Newsgroups/",),
+        licence="not stated",
+        citation="Lang, ICML 1995",
+        loader=load_20newsgroups,
+        published=Published(
+            name="20newsgroups",
+            layouts=NEWSGROUPS_LAYOUTS,
+            folders=(),
+            files=(
+                RemoteFile(
+                    "20news-bydate.tar.gz",
+                    (
+                        "https://ndownloader.figshare.com/files/5975967",
+                        "http://qwone.com/~jason/20Newsgroups/20news-bydate.tar.gz",
+                    ),
+                    "sha256:8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",
+                ),
+            ),
+        ),
+    ),
+)
+
+DATASETS: dict[str, DatasetEntry] = {entry.name: entry for entry in _ENTRIES}

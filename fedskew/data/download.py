@@ -1,0 +1,143 @@
+"""Download a publisher's file once: resumable, checked, and never half there under its own name."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import ssl
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedskew.errors import UserError
+
+_TIMEOUT = 30.0
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as its publisher offers it."""
+
+    name: str
+    urls: tuple[str, ...]
+    """Tried in order."""
+    checksum: str
+    """`md5:…` or `sha256:…`, as published."""
+
+
+class _Broken(Exception):
+    """The connection ended early; what has arrived is kept for the next attempt."""
+
+
+_NETWORK = (
+    _Broken,
+    urllib.error.URLError,
+    http.client.HTTPException,
+    TimeoutError,
+    ConnectionError,
+    ssl.SSLError,
+)
+
+
+def fetch(file: RemoteFile, folder: Path) -> Path:
+    """`folder/file.name`, downloaded unless it is there already.
+
+    Bytes arrive in a `.part` file, which a later call continues, and take the real name only once the
+    checksum agrees.
+    """
+    target = folder / file.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _exclusive(folder / f".{file.name}.lock"):
+            if not target.exists():
+                _from_any_url(file, target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+    return target
+
+
+def _from_any_url(file: RemoteFile, target: Path) -> None:
+    part = target.with_name(target.name + ".part")
+    failures = []
+    for url in file.urls:
+        try:
+            _receive(url, part, file.name)
+        except _NETWORK as error:
+            failures.append(f"{url}: {getattr(error, 'reason', None) or error}")
+            continue
+        found = _digest(part, file.checksum)
+        if found == file.checksum:
+            os.replace(part, target)
+            return
+        part.unlink()
+        failures.append(f"{url}: wrong checksum {found}, expected {file.checksum}")
+    raise UserError(
+        f"could not download {file.name} ({'; '.join(failures)}); run again to continue, "
+        f"or put {file.name} into {target.parent} yourself"
+    )
+
+
+def _receive(url: str, part: Path, label: str) -> None:
+    """Bring `part` to its full length, going on from where an earlier attempt stopped."""
+    start = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "fedskew"})
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # nothing is left to send: the checksum decides
+        raise
+    with response:
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            start = 0
+        length = response.headers.get("Content-Length")
+        total = start + int(length) if length else None
+        with part.open("ab" if start else "wb") as out:
+            received = start + _copy(response, out, start, total, label)
+    if total is not None and received < total:
+        raise _Broken(f"the connection broke after {received} of {total} bytes")
+
+
+def _copy(response: BinaryIO, out: BinaryIO, start: int, total: int | None, label: str) -> int:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    copied = 0
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(label, total=total, completed=start)
+        while block := response.read(_BLOCK):
+            out.write(block)
+            copied += len(block)
+            progress.advance(task, len(block))
+    return copied
+
+
+def _digest(path: Path, checksum: str) -> str:
+    algorithm = checksum.partition(":")[0]
+    with path.open("rb") as file:
+        return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
+
+
+@contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    """One process at a time; where the system has no flock, the checksum alone guards against a clash."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with lock.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,104 @@
+"""MNIST and Fashion-MNIST: the publishers' idx files, as they are or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.data.holdout import check_fraction, stratified_holdout
+from fedskew.errors import UserError
+
+PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+LAYOUT = tuple((part, f"{part}.gz") for part in PARTS)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What tells the datasets in this format apart: their files bear the same names."""
+
+    name: str
+    classes: tuple[str, ...]
+    mean: tuple[float]
+    std: tuple[float]
+    first_test_labels: tuple[int, ...]
+
+
+MNIST = Family("mnist", tuple("0123456789"), (0.1307,), (0.3081,), (7, 2, 1, 0, 4, 1, 4, 9, 5, 9))
+FASHION = Family(
+    "fashion-mnist",
+    (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+    (0.5,),
+    (0.5,),
+    (9, 2, 1, 1, 6, 1, 4, 6, 5, 7),
+)
+
+
+def load_idx(family: Family, files: list[Path], *, test_fraction: float | None = None) -> Dataset:
+    """The four files as a dataset.
+
+    `test_fraction` merges both parts and cuts a new stratified test set, as FedVLS did on MNIST with 0.25.
+    """
+    train = _samples(files[0], files[1])
+    test = _samples(files[2], files[3])
+    _refuse_the_other(family, test, files[3])
+    if test_fraction is not None:
+        train, test = _cut_again(train, test, test_fraction, family.name)
+    return Dataset(family.name, "image", family.classes, train, test, family.mean, family.std)
+
+
+def read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """One idx file of unsigned bytes."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({error}); expected an idx file") from error
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08" or len(data) < 4 + 4 * data[3]:
+        raise UserError(f"{path}: not an idx file of unsigned bytes; expected the publisher's file")
+    dimensions = data[3]
+    shape = np.frombuffer(data, ">u4", dimensions, 4).astype(np.int64)
+    body = np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions)
+    if len(body) != shape.prod():
+        raise UserError(
+            f"{path}: {len(body)} bytes of data; expected {shape.prod()} for its shape {tuple(shape.tolist())}"
+        )
+    return body.reshape(shape).copy()  # out of the read-only buffer, which torch warns about
+
+
+def _samples(images: Path, labels: Path) -> Samples:
+    x, y = read_idx(images), read_idx(labels).astype(np.int64)
+    if x.ndim != 3 or y.ndim != 1:
+        raise UserError(f"{images}: {x.ndim} dimensions, {labels}: {y.ndim}; expected 3 for images and 1 for labels")
+    if len(x) != len(y):
+        raise UserError(f"{images} holds {len(x)} images but {labels} {len(y)} labels; expected equal numbers")
+    return Samples(x[:, None], y)
+
+
+def _refuse_the_other(family: Family, test: Samples, path: Path) -> None:
+    first = tuple(test.y[:10].tolist())
+    for other in (MNIST, FASHION):
+        if other is not family and first == other.first_test_labels:
+            raise UserError(f"{path}: this is {other.name}; expected {family.name}, in a folder of its own")
+
+
+def _cut_again(train: Samples, test: Samples, fraction: float, name: str) -> tuple[Samples, Samples]:
+    check_fraction(fraction)
+    x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+    kept, tested = stratified_holdout(y, fraction, name)
+    return Samples(x[kept], y[kept]), Samples(x[tested], y[tested])

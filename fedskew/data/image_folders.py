@@ -1,0 +1,97 @@
+"""Folders of image files: a user's own, Tiny-ImageNet's and CINIC-10's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.data.images import Size, decode_all
+from fedskew.errors import UserError
+
+EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+CINIC10_LAYOUT = (("train/airplane",), ("test/airplane",))
+TINY_IMAGENET_LAYOUT = (("wnids.txt",), ("train",), ("val",))
+
+Labelled = list[tuple[Path, int]]
+
+
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """The classes are the sub-folders, in alphabetical order."""
+    return tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
+
+
+def labelled_images(folder: Path, classes: Iterable[str]) -> Labelled:
+    """The image files under each class's folder, however deep, in a fixed order."""
+    return [(path, label) for label, name in enumerate(classes) for path in _images_in(folder / name)]
+
+
+def read_images(images: Labelled, where: str, size: Size | None = None, colour: bool | None = None) -> Samples:
+    if not images:
+        raise UserError(f"{where}: no images; expected one folder of images per class")
+    paths = [path for path, _ in images]
+    x = decode_all(paths, lambda index: str(paths[index]), size, colour)
+    return Samples(x, np.array([label for _, label in images], dtype=np.int64))
+
+
+def load_cinic10(files: list[Path]) -> Dataset:
+    """Train on its train folder, test on its test folder, as FedLMD does; valid is left aside."""
+    train, test = files[0].parent, files[1].parent
+    classes = class_folders(train)
+    return Dataset(
+        name="cinic10",
+        kind="image",
+        classes=classes,
+        train=read_images(labelled_images(train, classes), str(train), (32, 32), colour=True),
+        test=read_images(labelled_images(test, classes), str(test), (32, 32), colour=True),
+        mean=(0.47889522, 0.47227842, 0.43047404),
+        std=(0.24205776, 0.23828046, 0.25874835),
+    )
+
+
+def load_tiny_imagenet(files: list[Path]) -> Dataset:
+    """Train on train, test on val: the labels of its test folder were never published."""
+    wnids, train, val = files
+    ids = tuple(sorted(wnids.read_text(encoding="utf-8").split()))
+    return Dataset(
+        name="tiny-imagenet",
+        kind="image",
+        classes=_readable_names(ids, wnids.parent / "words.txt"),
+        train=read_images(labelled_images(train, ids), str(train), (64, 64), colour=True),
+        test=read_images(_validation(val, ids), str(val), (64, 64), colour=True),
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
+
+
+def _images_in(folder: Path) -> list[Path]:
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in EXTENSIONS and not p.name.startswith("."))
+    return sorted(found)
+
+
+def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
+    """As published, one folder and a list; or sorted into classes, as many scripts leave it."""
+    annotations = val / "val_annotations.txt"
+    if not annotations.is_file():
+        return labelled_images(val, ids)
+    label_of = {wnid: label for label, wnid in enumerate(ids)}
+    images: Labelled = []
+    for number, line in enumerate(annotations.read_text(encoding="utf-8").splitlines(), 1):
+        fields = line.split("\t")
+        if len(fields) < 2 or fields[1] not in label_of:
+            raise UserError(f"{annotations}: line {number} is {line!r}; expected an image, a tab and one of wnids.txt")
+        images.append((val / "images" / fields[0], label_of[fields[1]]))
+    return images
+
+
+def _readable_names(ids: tuple[str, ...], words: Path) -> tuple[str, ...]:
+    """The first English word of each WordNet id; the id itself where that would not tell two apart."""
+    if not words.is_file():
+        return ids
+    lines = (line.partition("\t") for line in words.read_text(encoding="utf-8").splitlines())
+    word_of = {wnid: text.split(",")[0].strip() for wnid, _, text in lines}
+    names = [word_of.get(wnid) or wnid for wnid in ids]
+    return tuple(name if names.count(name) == 1 else wnid for name, wnid in zip(names, ids, strict=True))

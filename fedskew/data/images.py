@@ -1,0 +1,113 @@
+"""Image files to one uint8 array (n, channels, height, width)."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.errors import UserError
+
+Pixels = npt.NDArray[np.uint8]
+Source = Path | bytes
+Size = tuple[int, int]
+"""Height and width."""
+
+_GREY_MODES = {"1", "L", "LA", "I", "I;16", "F"}
+
+
+def parse_size(value: object) -> Size | None:
+    """`image_size` as users write it: 32, (32, 48), [32, 48] or "32x48" (height × width)."""
+    if value is None:
+        return None
+    parts: Sequence[object]
+    if isinstance(value, str):
+        parts = value.lower().replace("×", "x").split("x")
+    elif isinstance(value, list | tuple):
+        parts = value
+    else:
+        parts = [value]
+    if len(parts) not in (1, 2) or any(isinstance(p, bool) or not str(p).strip().isdigit() for p in parts):
+        raise UserError(f"image_size is {value!r}; expected a number of pixels such as 32, or height x width as 32x48")
+    sides = [int(str(part)) for part in parts]
+    if min(sides) < 1:
+        raise UserError(f"image_size is {value!r}; expected at least 1 pixel")
+    return sides[0], sides[-1]
+
+
+def decode_all(
+    sources: Sequence[Source],
+    name: Callable[[int], str],
+    size: Size | None = None,
+    colour: bool | None = None,
+) -> Pixels:
+    """Every image, at `size` or else at the size that all of them share.
+
+    Without `colour` being said, the result is grey when every image is. `name` tells which file or row an
+    image came from, for the error message.
+    """
+    pillow = _pillow()
+    if not sources:
+        raise UserError("no images to read")
+
+    def decode(index: int) -> Pixels:
+        return _decode(pillow, sources[index], name(index), size, colour)
+
+    first = decode(0)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        images = list(pool.map(decode, range(len(sources))))
+    for index, image in enumerate(images):
+        if image.shape[1:] != first.shape[1:]:
+            height, width = image.shape[1:]
+            raise UserError(
+                f"{name(index)}: {height}x{width} pixels, but {name(0)} has {first.shape[1]}x{first.shape[2]}; "
+                "expected one size (or give image_size to resize all)"
+            )
+    channels = max(len(image) for image in images)
+    out = np.empty((len(images), channels, *first.shape[1:]), np.uint8)
+    for index, image in enumerate(images):
+        out[index] = image  # a grey image among coloured ones broadcasts to three equal channels
+    return out
+
+
+def same_channels(parts: Sequence[Pixels]) -> list[Pixels]:
+    """Where one part is grey and another coloured, grey images get three equal channels."""
+    channels = max(part.shape[1] for part in parts)
+    return [part if part.shape[1] == channels else part.repeat(channels, axis=1) for part in parts]
+
+
+def _decode(pillow: Any, source: Source, name: str, size: Size | None, colour: bool | None) -> Pixels:
+    try:
+        with pillow.Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            upright = pillow.ImageOps.exif_transpose(image)
+            grey = not colour if colour is not None else upright.mode in _GREY_MODES
+            converted = _to_8_bits(pillow, upright, grey)
+            if size is not None and converted.size != (size[1], size[0]):
+                converted = converted.resize((size[1], size[0]), pillow.Image.Resampling.BILINEAR)
+            pixels = np.asarray(converted)
+    except (OSError, ValueError, SyntaxError, EOFError, pillow.Image.DecompressionBombError) as error:
+        reason = str(error).split(" <")[0]
+        raise UserError(f"{name}: unreadable image ({reason})") from error
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+
+def _to_8_bits(pillow: Any, image: Any, grey: bool) -> Any:
+    """Pillow clips 16-bit grey at 255 where a viewer scales it; so do we scale."""
+    if image.mode.startswith("I"):
+        image = pillow.Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    return image.convert("L" if grey else "RGB")
+
+
+def _pillow() -> Any:
+    try:
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError as error:
+        raise UserError("reading image files needs Pillow: pip install 'fedskew[data]'") from error
+    return PIL

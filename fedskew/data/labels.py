@@ -1,0 +1,88 @@
+"""A user's labels, whatever they are written as, to class numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.errors import UserError
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels as found: int64 or str, and how to name a row of their file."""
+
+    values: npt.NDArray[np.generic]
+    where: str
+    row: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> Labels:
+    """Whole numbers (in any dtype) or strings; anything else is refused with its first row."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample")
+    if values.dtype.kind == "S":
+        values = np.char.decode(values.astype(np.bytes_), "utf-8")
+    if values.dtype.kind == "U":
+        return Labels(_stripped(values, where, row), where, row)
+    if values.dtype.kind not in "biuf":
+        raise UserError(f"{where}: labels of type {values.dtype}; expected whole numbers or strings")
+    numbers = values.astype(np.float64)
+    bad = np.flatnonzero(~np.isfinite(numbers) | (numbers != np.rint(numbers)))
+    if len(bad):
+        first = int(bad[0])
+        raise UserError(f"{where}: label {values[first]} in {row(first)}; expected a whole number or a name")
+    return Labels(values.astype(np.int64), where, row)
+
+
+def encode_labels(
+    parts: Sequence[Labels], classes: Sequence[str] | None
+) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
+    """Class names and each part's class numbers.
+
+    With a class list, numbers index it and strings are looked up in it; a listed class may be vacant.
+    Without one, the classes are the values that occur in any part, sorted.
+    """
+    if classes is not None:
+        return tuple(classes), [_in_list(part, tuple(classes)) for part in parts]
+    kinds = {part.values.dtype.kind for part in parts}
+    if len(kinds) > 1:
+        raise UserError(
+            f"{parts[0].where} and {parts[1].where}: labels are numbers in one and strings in the other; "
+            "expected the same"
+        )
+    found = np.unique(np.concatenate([part.values for part in parts]))
+    return tuple(str(value) for value in found), [np.searchsorted(found, part.values) for part in parts]
+
+
+def _stripped(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:
+    stripped = np.char.strip(values.astype(np.str_))
+    empty = np.flatnonzero(stripped == "")
+    if len(empty):
+        raise UserError(f"{where}: no label in {row(int(empty[0]))}; expected one for every sample")
+    return stripped
+
+
+def _in_list(part: Labels, classes: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    if not classes:
+        raise UserError(f"{part.where}: the class list is empty; expected at least 2 names")
+    if part.values.dtype.kind == "U":
+        number_of = {name: number for number, name in enumerate(classes)}
+        numbers = np.array([number_of.get(str(value), -1) for value in part.values], dtype=np.int64)
+        expected = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
+    else:
+        numbers = part.values.astype(np.int64)
+        expected = f"0 to {len(classes) - 1}"
+    outside = np.flatnonzero((numbers < 0) | (numbers >= len(classes)))
+    if len(outside):
+        first = int(outside[0])
+        raise UserError(f"{part.where}: label {str(part.values[first])!r} in {part.row(first)}; expected {expected}")
+    return numbers

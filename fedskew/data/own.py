@@ -1,0 +1,73 @@
+"""A user's own data, by path: which form it has, and the loader of that form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.data.arrays import load_npz
+from fedskew.data.assembly import Part, assemble
+from fedskew.data.dataset import Dataset
+from fedskew.data.image_folders import class_folders, labelled_images, read_images
+from fedskew.data.images import parse_size, same_channels
+from fedskew.data.labels import Labels
+from fedskew.data.options import checked
+from fedskew.data.saved_datasets import is_saved_dataset, saved_tables
+from fedskew.data.tables import CSV_SUFFIXES, Table, csv_table, load_tables, parquet_table
+from fedskew.errors import UserError
+
+_FORMS = (
+    "a .npz, .csv (also .gz, .xz) or .parquet file, a folder with one folder of images per class, a folder with "
+    "train.csv and test.csv (or .parquet), or a Hugging Face dataset saved to disk"
+)
+_TEST_FOLDERS = ("test", "val", "valid", "validation")
+
+
+def load_own(path: Path, options: dict[str, Any]) -> Dataset:
+    """The data at `path`, which exists."""
+    if path.suffix == ".npz":
+        return load_npz(path, **checked(load_npz, options, str(path)))
+    tables = _tables(path)
+    if tables:
+        return load_tables(path.resolve().name, tables, **checked(load_tables, options, str(path)))
+    if path.is_dir():
+        return load_image_folder(path, **checked(load_image_folder, options, str(path)))
+    raise UserError(f"{path}: unknown form of data; expected {_FORMS}")
+
+
+def load_image_folder(folder: Path, *, test_fraction: float | None = None, image_size: object = None) -> Dataset:
+    """One folder of images per class, directly or under train/ and test/; the folder names are the classes."""
+    size = parse_size(image_size)
+    halves = [folder]
+    if (folder / "train").is_dir():
+        test = next((folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()), None)
+        halves = [folder / "train", *([test] if test else [])]
+    classes = tuple(sorted({name for half in halves for name in class_folders(half)}))
+    if not classes:
+        raise UserError(f"{folder}: the class list is empty, as there are no sub-folders; expected {_FORMS}")
+    images = [labelled_images(half, classes) for half in halves]
+    samples = [read_images(found, str(half), size) for found, half in zip(images, halves, strict=True)]
+    pixels = same_channels([part.x.astype(np.uint8, copy=False) for part in samples])
+    parts = [
+        Part(x, Labels(part.y, str(half), [str(path) for path, _ in found].__getitem__))
+        for x, part, half, found in zip(pixels, samples, halves, images, strict=True)
+    ]
+    return assemble(folder.resolve().name, "image", parts, classes, test_fraction)
+
+
+def _tables(path: Path) -> list[Table]:
+    if path.is_dir():
+        if is_saved_dataset(path):
+            return saved_tables(path)
+        for suffix in (*CSV_SUFFIXES, ".parquet"):
+            train, test = path / f"train{suffix}", path / f"test{suffix}"
+            if train.is_file():
+                return [_table(train), *([_table(test)] if test.is_file() else [])]
+        return []
+    return [_table(path)] if path.name.endswith((*CSV_SUFFIXES, ".parquet")) else []
+
+
+def _table(path: Path) -> Table:
+    return parquet_table(path) if path.suffix == ".parquet" else csv_table(path)

@@ -1,0 +1,97 @@
+"""Where a dataset's files are looked for, and how they get there when they are nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedskew.data.archives import SUFFIXES, extract
+from fedskew.data.download import RemoteFile, fetch
+from fedskew.errors import UserError
+
+Layout = tuple[tuple[str, ...], ...]
+"""The files (or folders) that a dataset consists of; each is a choice of name patterns, best first."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A dataset's files: how they are named, in which folders they usually lie, where they come from."""
+
+    name: str
+    layouts: tuple[Layout, ...]
+    folders: tuple[str, ...]
+    files: tuple[RemoteFile, ...]
+    also: tuple[Path, ...] = ()
+    """Folders outside the usual places, such as a distribution's package of the dataset."""
+
+
+def cache_folder() -> Path:
+    """The user's cache: downloads and unpacked archives live here."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "fedskew"
+
+
+def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """The folders to look in: the one given, FEDSKEW_DATA, the cache."""
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise UserError(f"data folder {str(data_dir)!r} does not exist; expected a folder")
+    given = [data_dir, os.environ.get("FEDSKEW_DATA"), cache_folder()]
+    return [Path(folder) for folder in given if folder]
+
+
+def files_of(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """The dataset's files, found, unpacked or downloaded; in the order of the layout that matched."""
+    folders = list(_folders(published, roots(data_dir)))
+    cache = cache_folder()
+    if found := _first_match(published, folders):
+        return found
+    for archive in _archives(published, folders):
+        extract(archive, cache / published.name)
+        if found := _first_match(published, _folders(published, [cache])):
+            return found
+        raise UserError(f"{archive}: does not hold the files of {published.name}; expected the publisher's archive")
+    for file in published.files:
+        if file.name.endswith(SUFFIXES):
+            archive = fetch(file, cache)
+            extract(archive, cache / published.name)
+            archive.unlink()
+        else:
+            fetch(file, cache / published.name)
+    if found := _first_match(published, _folders(published, [cache])):
+        return found
+    raise UserError(f"{published.name}: the downloaded files in {cache / published.name} are incomplete; remove them")
+
+
+def _folders(published: Published, bases: list[Path]) -> Iterator[Path]:
+    for base in bases:
+        for top in (base, base / published.name):
+            for sub in published.folders:
+                yield top / sub
+            yield top
+    yield from published.also
+
+
+def _first_match(published: Published, folders: Iterator[Path] | list[Path]) -> list[Path] | None:
+    for folder in folders:
+        if folder.is_dir():
+            for layout in published.layouts:
+                found = [_pick(folder, patterns) for patterns in layout]
+                if all(found):
+                    return [path for path in found if path]
+    return None
+
+
+def _pick(folder: Path, patterns: tuple[str, ...]) -> Path | None:
+    for pattern in patterns:
+        if matches := sorted(folder.glob(pattern)):
+            return matches[0]
+    return None
+
+
+def _archives(published: Published, folders: list[Path]) -> Iterator[Path]:
+    for folder in folders:
+        for file in published.files:
+            if file.name.endswith(SUFFIXES) and (folder / file.name).is_file():
+                yield folder / file.name

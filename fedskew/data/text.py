@@ -1,0 +1,196 @@
+"""Text: AG News, 20 Newsgroups, and the words-to-numbers step that a user's own text goes through too."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import lzma
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.errors import UserError
+
+LENGTH = 200
+VOCABULARY = 98_635
+PAD, UNKNOWN = 0, 1
+
+Tokens = npt.NDArray[np.int64]
+Rows = list[tuple[int, list[str]]]
+"""Line number and cells."""
+
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+
+
+def _csv_names(*stems: str) -> tuple[str, ...]:
+    return tuple(f"{stem}.csv{packed}" for stem in stems for packed in ("", ".gz", ".xz"))
+
+
+AG_NEWS_LAYOUT = (_csv_names("train", "train_*"), _csv_names("test", "test_*"))
+AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+NEWSGROUPS_LAYOUTS = (
+    (_csv_names("train", "20newsgroups-train"), _csv_names("test", "20newsgroups-test")),
+    (("20news-bydate-train",), ("20news-bydate-test",)),
+)
+NEWSGROUPS_CLASSES = (
+    "alt.atheism",
+    "comp.graphics",
+    "comp.os.ms-windows.misc",
+    "comp.sys.ibm.pc.hardware",
+    "comp.sys.mac.hardware",
+    "comp.windows.x",
+    "misc.forsale",
+    "rec.autos",
+    "rec.motorcycles",
+    "rec.sport.baseball",
+    "rec.sport.hockey",
+    "sci.crypt",
+    "sci.electronics",
+    "sci.med",
+    "sci.space",
+    "soc.religion.christian",
+    "talk.politics.guns",
+    "talk.politics.mideast",
+    "talk.politics.misc",
+    "talk.religion.misc",
+)
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased runs of letters and digits, an inner apostrophe kept."""
+    return _WORD.findall(text.lower())
+
+
+class Vocabulary:
+    """The most frequent words of the training text; equal counts in alphabetical order.
+
+    Id 0 pads and id 1 stands for every other word, so `cap` ids hold `cap` − 2 words.
+    """
+
+    def __init__(self, texts: Sequence[str], cap: int = VOCABULARY) -> None:
+        _check_positive("vocabulary", cap, 3)
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(words(text))
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        self.ids = {word: number for number, word in enumerate(ranked[: cap - 2], UNKNOWN + 1)}
+
+    def __len__(self) -> int:
+        return len(self.ids) + 2
+
+    def encode(self, texts: Sequence[str], length: int = LENGTH) -> Tokens:
+        """The first `length` words of each text; a text without words is one unknown word."""
+        _check_positive("length", length, 1)
+        out = np.full((len(texts), length), PAD, dtype=np.int64)
+        for row, text in enumerate(texts):
+            ids = [self.ids.get(word, UNKNOWN) for word in words(text)[:length]] or [UNKNOWN]
+            out[row, : len(ids)] = ids
+        return out
+
+
+def text_dataset(
+    name: str,
+    classes: tuple[str, ...],
+    train: tuple[Sequence[str], Tokens],
+    test: tuple[Sequence[str], Tokens],
+    length: int = LENGTH,
+    vocabulary: int = VOCABULARY,
+) -> Dataset:
+    """Texts and labels as a dataset whose vocabulary knows the training part only."""
+    known = Vocabulary(train[0], vocabulary)
+    return Dataset(
+        name=name,
+        kind="text",
+        classes=classes,
+        train=Samples(known.encode(train[0], length), train[1]),
+        test=Samples(known.encode(test[0], length), test[1]),
+        vocabulary=len(known),
+    )
+
+
+def load_ag_news(files: list[Path], *, length: int = LENGTH, vocabulary: int = VOCABULARY) -> Dataset:
+    """Rows of class (1 to 4), title, description; further columns are ignored."""
+    train, test = (_ag_news_part(path) for path in files)
+    return text_dataset("ag_news", AG_NEWS_CLASSES, train, test, length, vocabulary)
+
+
+def load_20newsgroups(files: list[Path], *, length: int = LENGTH, vocabulary: int = VOCABULARY) -> Dataset:
+    """The by-date split: rows of class, text; or the publisher's folder of messages per class."""
+    train, test = (_newsgroups_folder(path) if path.is_dir() else _newsgroups_csv(path) for path in files)
+    return text_dataset("20newsgroups", NEWSGROUPS_CLASSES, train, test, length, vocabulary)
+
+
+def read_csv(path: Path) -> Rows:
+    """All rows that are not blank, of a plain, gzipped or xz-packed UTF-8 file."""
+    limit = csv.field_size_limit(sys.maxsize)  # the longest newsgroup posts exceed the default
+    try:
+        with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            return [(reader.line_num, cells) for cells in reader if cells]
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: not UTF-8 text (byte {error.object[error.start]:#x}); expected a UTF-8 CSV file"
+        ) from error
+    except csv.Error as error:
+        raise UserError(f"{path}: not a CSV file: line {reader.line_num}: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _opened(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    if path.suffix == ".xz":
+        return lzma.open(path)
+    return path.open("rb")
+
+
+def _ag_news_part(path: Path) -> tuple[list[str], Tokens]:
+    rows = read_csv(path)
+    if rows and rows[0][1][0].strip().lower() == "class index":  # a header that some copies carry
+        rows = rows[1:]
+    texts, labels = [], []
+    for line, cells in rows:
+        if len(cells) < 3:
+            raise UserError(f"{path}: line {line} has {len(cells)} columns; expected class, title, description")
+        if cells[0].strip() not in ("1", "2", "3", "4"):
+            raise UserError(f"{path}: class {cells[0]!r} in line {line}; expected 1 to 4")
+        texts.append(f"{cells[1]} {cells[2]}")
+        labels.append(int(cells[0]) - 1)
+    return texts, np.array(labels, dtype=np.int64)
+
+
+def _newsgroups_csv(path: Path) -> tuple[list[str], Tokens]:
+    label_of = {name: label for label, name in enumerate(NEWSGROUPS_CLASSES)}
+    texts, labels = [], []
+    for line, cells in read_csv(path):
+        if len(cells) < 2:
+            raise UserError(f"{path}: line {line} has {len(cells)} column; expected class, text")
+        if cells[0] not in label_of:
+            raise UserError(f"{path}: class {cells[0]!r} in line {line}; expected a newsgroup such as 'sci.med'")
+        texts.append(cells[1])
+        labels.append(label_of[cells[0]])
+    return texts, np.array(labels, dtype=np.int64)
+
+
+def _newsgroups_folder(folder: Path) -> tuple[list[str], Tokens]:
+    texts, labels = [], []
+    for label, name in enumerate(NEWSGROUPS_CLASSES):
+        for path in sorted((folder / name).glob("*")):
+            texts.append(path.read_text(encoding="latin-1"))
+            labels.append(label)
+    return texts, np.array(labels, dtype=np.int64)
+
+
+def _check_positive(option: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{option} is {value!r}; expected a whole number of at least {least}")
