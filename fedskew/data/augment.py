@@ -1,0 +1,187 @@
+"""Random changes to training images: batched, on the images' own device, and keyed.
+
+What happens to a sample is a function of its key alone, never of the batch it is in. Nothing here loops over
+samples or waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedskew.data.autoaugment import AutoAugment
+from fedskew.data.image_operations import SMALLEST_SIDE
+from fedskew.data.per_sample import below, draws, pick
+from fedskew.errors import UserError, unknown
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Images [N, C, H, W] and their keys [N] to images of the same shape and type."""
+
+Shape = tuple[int, ...]
+
+# Draw numbers under a sample's key: a range of its own for each purpose.
+_CROP_DRAWS = 0
+_FLIP_DRAW = 2
+_CUTOUT_DRAWS = 3
+_AUTOAUGMENT_DRAWS = 5
+
+_CUTOUT_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Steps on the raw images and steps on the normalised ones, each in the order of the names."""
+
+    names: tuple[str, ...] = ()
+    raw: tuple[Step, ...] = ()
+    normalised: tuple[Step, ...] = ()
+
+    def before(self, images: Tensor, keys: Tensor) -> Tensor:
+        """Augment uint8 images [N, C, H, W], not yet normalised, under keys int64 [N]."""
+        return _apply(self.raw, images, keys)
+
+    def after(self, images: Tensor, keys: Tensor) -> Tensor:
+        """Augment the same images once they are normalised, under the same keys."""
+        return _apply(self.normalised, images, keys)
+
+
+def _apply(steps: Sequence[Step], images: Tensor, keys: Tensor) -> Tensor:
+    for step in steps:
+        images = step(images, keys)
+    return images
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Pad on every side, then cut the original size out at random."""
+
+    padding: int
+    mode: Literal["zero", "reflect"]
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        offsets = below(draws(keys, _CROP_DRAWS, 2), 2 * self.padding + 1) - self.padding
+        rows = torch.arange(height, device=images.device) + offsets[:, :1]
+        columns = torch.arange(width, device=images.device) + offsets[:, 1:]
+        if self.mode == "reflect":
+            rows, columns = _reflected(rows, height), _reflected(columns, width)
+        return pick(images, rows.unsqueeze(2), columns.unsqueeze(1))
+
+
+def _reflected(position: Tensor, length: int) -> Tensor:
+    """Positions outside mirrored at the outermost pixel, which is not repeated."""
+    last = length - 1
+    return last - (last - position.abs()).abs()
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirror left and right, for half of the images."""
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        flipped = draws(keys, _FLIP_DRAW, 1) < 0.5
+        return torch.where(flipped[:, :, None, None], images.flip(-1), images)
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Set a square around any pixel, cut off at the border, to 0: the mean of normalised images."""
+
+    size: int
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        places = draws(keys, _CUTOUT_DRAWS, 2)
+        rows = self._covered(below(places[:, :1], height), height)
+        columns = self._covered(below(places[:, 1:], width), width)
+        covered = rows.unsqueeze(2) & columns.unsqueeze(1)
+        return images.masked_fill(covered.unsqueeze(1), 0)
+
+    def _covered(self, centre: Tensor, length: int) -> Tensor:
+        start = centre - self.size // 2
+        position = torch.arange(length, device=centre.device)
+        return (position >= start) & (position < start + self.size)
+
+
+@dataclass(frozen=True)
+class AugmentationEntry:
+    """One augmentation by name: how it is made for images of a shape, and what it needs of them."""
+
+    name: str
+    description: str
+    make: Callable[[Shape], Step]
+    smallest_side: int = 1
+    channels: tuple[int, ...] | None = None
+    normalised: bool = False
+    """Whether it acts on normalised images instead of raw ones."""
+
+
+def _reflect_crop(shape: Shape) -> Crop:
+    return Crop(padding=8 if min(shape[1:]) >= 64 else 4, mode="reflect")
+
+
+_ENTRIES = (
+    AugmentationEntry("crop", "zero-pad by 4, random crop", lambda _: Crop(padding=4, mode="zero")),
+    AugmentationEntry("crop-reflect", "reflect by 4 (8 from 64×64 on), random crop", _reflect_crop, smallest_side=5),
+    AugmentationEntry("flip", "mirror left and right for half of the images", lambda _: Flip()),
+    AugmentationEntry(
+        "cutout",
+        "erase a 16×16 square around any pixel",
+        lambda _: Cutout(_CUTOUT_SIZE),
+        smallest_side=_CUTOUT_SIZE + 1,
+        normalised=True,
+    ),
+    AugmentationEntry(
+        "autoaugment",
+        "AutoAugment's CIFAR-10 policy",
+        lambda _: AutoAugment(_AUTOAUGMENT_DRAWS),
+        smallest_side=SMALLEST_SIDE,
+        channels=(1, 3),
+    ),
+)
+
+AUGMENTATIONS: dict[str, AugmentationEntry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def make_augmentation(names: Sequence[str], image_shape: Shape) -> Augmentation:
+    """The augmentations of these names, in this order, for samples of this shape (channels, height, width)."""
+    for name in names:
+        if name not in AUGMENTATIONS:
+            raise unknown("augmentation", name, AUGMENTATIONS)
+    _check_together(names)
+    entries = [AUGMENTATIONS[name] for name in names]
+    for entry in entries:
+        _check_shape(entry, image_shape)
+    return Augmentation(
+        names=tuple(names),
+        raw=tuple(entry.make(image_shape) for entry in entries if not entry.normalised),
+        normalised=tuple(entry.make(image_shape) for entry in entries if entry.normalised),
+    )
+
+
+def _check_together(names: Sequence[str]) -> None:
+    """Two crops would draw the same offsets; and nothing can sensibly happen twice."""
+    if len(set(names)) < len(names) or {"crop", "crop-reflect"} <= set(names):
+        raise UserError(f"augmentations {', '.join(names)}: expected each at most once, and one kind of crop")
+
+
+def _check_shape(entry: AugmentationEntry, shape: Shape) -> None:
+    if len(shape) != 3:
+        raise UserError(
+            f"augmentation {entry.name!r} cannot change samples of shape {shape}; "
+            "expected images (channels, height, width)"
+        )
+    if min(shape[1:]) < entry.smallest_side:
+        side = entry.smallest_side
+        raise UserError(
+            f"augmentation {entry.name!r} cannot change images of shape {shape}; expected at least {side}×{side}"
+        )
+    if entry.channels is not None and shape[0] not in entry.channels:
+        raise UserError(
+            f"augmentation {entry.name!r} cannot change images of shape {shape}; "
+            f"expected {' or '.join(map(str, entry.channels))} channels"
+        )

@@ -1,0 +1,165 @@
+"""The fourteen image operations of AutoAugment, one of them for each image of a batch.
+
+They follow Pillow to the last rounding (ImageOps, ImageEnhance, and Image.transform with nearest neighbours
+and black outside). An operation moves pixels, maps each channel's levels through a table, or blends the image
+with a changed copy; a batch goes through the three kinds once, each image being left alone by the kinds that
+are not its own.
+"""
+
+from __future__ import annotations
+
+from math import pi
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedskew.data.per_sample import pick
+
+IDENTITY = 0
+SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE = range(1, 6)
+POSTERIZE, SOLARIZE, AUTO_CONTRAST, EQUALIZE, INVERT, BRIGHTNESS, CONTRAST = range(6, 13)
+COLOR, SHARPNESS = range(13, 15)
+
+SMALLEST_SIDE = 3
+"""Sharpness needs a pixel with neighbours all around."""
+
+_LEVELS = 256
+_GREY_WEIGHTS = (19595, 38470, 7471)  # of red, green and blue, in 1/65536, as Pillow converts to grey
+
+
+def apply_operations(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
+    """Apply to each uint8 image of [N, 1 or 3, H, W] its operation, an int64 of [N], with its magnitude."""
+    images = _move_pixels(images, operations, magnitudes)
+    images = _map_levels(images, operations, magnitudes)
+    return _blend_with_copy(images, operations, magnitudes)
+
+
+def _move_pixels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
+    """Shear (a slope), translate (a share of the side) and rotate (degrees) by one affine map from out to in."""
+    height, width = images.shape[-2:]
+    amount = magnitudes.double()
+
+    def only(operation: int) -> Tensor:
+        return torch.where(operations == operation, amount, 0.0)
+
+    angle = only(ROTATE) * (-pi / 180)
+    cosine, sine = angle.cos(), angle.sin()
+    xx, xy = cosine, sine + only(SHEAR_X)
+    yx, yy = -sine + only(SHEAR_Y), cosine
+    x0 = only(TRANSLATE_X) * width + (width - cosine * width - sine * height) / 2
+    y0 = only(TRANSLATE_Y) * height + (height + sine * width - cosine * height) / 2
+    return pick(
+        images,
+        rows=_linear(yx, yy, y0, height, width),
+        columns=_linear(xx, xy, x0, height, width),
+    )
+
+
+def _linear(per_column: Tensor, per_row: Tensor, start: Tensor, height: int, width: int) -> Tensor:
+    """The whole part of the map at each pixel's centre, in Pillow's 16.16 fixed point: [N, H, W]."""
+    column = torch.arange(width, device=start.device)
+    row = torch.arange(height, device=start.device).unsqueeze(1)
+    centre = start + (per_column + per_row) / 2
+    a, b, c = (_fixed(value)[:, None, None] for value in (per_column, per_row, centre))
+    return (c + a * column + b * row) >> 16
+
+
+def _fixed(value: Tensor) -> Tensor:
+    return (value * 65536 + 0.5).floor().to(torch.int64)
+
+
+def _map_levels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
+    """The operations whose result at a pixel depends on its level and on a histogram: a table for each channel."""
+    level = torch.arange(_LEVELS, device=images.device).expand(*images.shape[:2], _LEVELS)
+    amount = magnitudes[:, None, None]
+    table = level
+    for operation, mapped in (
+        (POSTERIZE, _posterized(level, amount)),
+        (SOLARIZE, torch.where(level < amount, level, 255 - level)),
+        (AUTO_CONTRAST, _stretched(level, images)),
+        (EQUALIZE, _equalized(level, images)),
+        (INVERT, 255 - level),
+        (BRIGHTNESS, _blend(torch.zeros_like(level), level, amount)),
+        (CONTRAST, _blend(_mean_grey(images), level, amount)),
+    ):
+        table = torch.where((operations == operation)[:, None, None], mapped, table)
+    levels = images.flatten(2).to(torch.int64)
+    return table.to(torch.uint8).gather(2, levels).view_as(images)
+
+
+def _posterized(level: Tensor, bits: Tensor) -> Tensor:
+    lost = 8 - bits.round().clamp(0, 8).to(torch.int64)
+    return (level >> lost) << lost
+
+
+def _stretched(level: Tensor, images: Tensor) -> Tensor:
+    """Each channel's darkest level becomes 0 and its brightest 255."""
+    darkest = images.flatten(2).amin(2, keepdim=True).double()
+    brightest = images.flatten(2).amax(2, keepdim=True).double()
+    scale = 255 / (brightest - darkest).clamp(min=1)
+    stretched = (level * scale - darkest * scale).clamp(0, 255).to(torch.int64)
+    return torch.where(brightest > darkest, stretched, level)
+
+
+def _equalized(level: Tensor, images: Tensor) -> Tensor:
+    """Levels by rank, so that a channel's histogram becomes as flat as it can."""
+    histogram = _histogram(images)
+    brightest = images.flatten(2).amax(2, keepdim=True).to(torch.int64)
+    pixels = images.shape[-2] * images.shape[-1]
+    step = (pixels - histogram.gather(2, brightest)) // 255
+    darker = histogram.cumsum(2) - histogram
+    rank = ((darker + step // 2) // step.clamp(min=1)).clamp(max=255)
+    return torch.where(step > 0, rank, level)
+
+
+def _histogram(images: Tensor) -> Tensor:
+    """Pixels at each level: [N, C, 256]."""
+    channels = images.shape[0] * images.shape[1]
+    start = torch.arange(channels, device=images.device).unsqueeze(1) * _LEVELS
+    index = (images.flatten(2).flatten(0, 1) + start).flatten()
+    counts = torch.zeros(channels * _LEVELS, dtype=torch.int64, device=images.device)
+    return counts.scatter_add(0, index, torch.ones_like(index)).view(*images.shape[:2], _LEVELS)
+
+
+def _mean_grey(images: Tensor) -> Tensor:
+    """The mean of the grey image, rounded: [N, 1, 1]."""
+    pixels = images.shape[-2] * images.shape[-1]
+    total = _grey(images).sum(dim=(2, 3)).unsqueeze(2)
+    return (2 * total + pixels) // (2 * pixels)
+
+
+def _blend_with_copy(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
+    """Colour and sharpness: from the grey or the smooth copy (0) through the image (1) and beyond."""
+    color = (operations == COLOR)[:, None, None, None]
+    sharpness = (operations == SHARPNESS)[:, None, None, None]
+    copy = torch.where(color, _grey(images), torch.where(sharpness, _smooth(images), images))
+    return _blend(copy, images, magnitudes[:, None, None, None])
+
+
+def _blend(copy: Tensor, image: Tensor, factor: Tensor) -> Tensor:
+    base = copy.float()
+    return (base + factor * (image.float() - base)).clamp(0, 255).to(torch.uint8)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Luminance, [N, 1, H, W]; a grey image is its own."""
+    if images.shape[1] == 1:
+        return images.to(torch.int64)
+    red, green, blue = (images[:, i : i + 1].to(torch.int64) * w for i, w in enumerate(_GREY_WEIGHTS))
+    return (red + green + blue + 0x8000) >> 16
+
+
+def _smooth(images: Tensor) -> Tensor:
+    """The mean of each pixel, with weight 5, and its eight neighbours; the border as it was."""
+    height, width = images.shape[-2:]
+    levels = images.float()
+    total = 4 * levels[..., 1:-1, 1:-1]
+    for y in range(3):
+        for x in range(3):
+            total = total + levels[..., y : height - 2 + y, x : width - 2 + x]
+    smooth = functional.pad((total / 13 + 0.5).floor(), (1, 1, 1, 1))
+    row = torch.arange(height, device=images.device).unsqueeze(1)
+    column = torch.arange(width, device=images.device)
+    inner = (row > 0) & (row < height - 1) & (column > 0) & (column < width - 1)
+    return torch.where(inner, smooth, levels)

@@ -1,0 +1,29 @@
+"""What the augmentations share: numbers drawn under each sample's key, and each sample's own choice of pixels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedskew.randomness import uniform
+
+
+def draws(keys: Tensor, first: int, count: int) -> Tensor:
+    """Draws number `first` to `first + count - 1` in [0, 1) under each key: [N, count]."""
+    numbers = torch.arange(first, first + count, device=keys.device)
+    return uniform(keys.unsqueeze(1), numbers)
+
+
+def below(draw: Tensor, limit: int) -> Tensor:
+    """Integers 0 to `limit - 1` from draws in [0, 1)."""
+    return (draw * limit).to(torch.int64)
+
+
+def pick(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Pixel (y, x) of image n becomes its pixel (rows, columns)[n, y, x], or 0 where that lies outside."""
+    height, width = images.shape[-2:]
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    index = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
+    flat = images.flatten(2)
+    picked = flat.gather(2, index.flatten(1).unsqueeze(1).expand_as(flat)).view_as(images)
+    return picked * inside.unsqueeze(1)
