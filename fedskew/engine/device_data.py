@@ -1,0 +1,65 @@
+"""A dataset on a device: raw there once; gathered, augmented and normalised batch by batch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.randomness import fold
+
+
+class Augmentation(Protocol):
+    """Random changes to training images, keyed sample by sample."""
+
+    def before(self, images: Tensor, keys: Tensor) -> Tensor:
+        """On raw images, before normalisation."""
+        ...
+
+    def after(self, images: Tensor, keys: Tensor) -> Tensor:
+        """On normalised images."""
+        ...
+
+
+class DeviceSamples:
+    """Inputs and labels on a device, in the form they are stored."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        samples: Samples,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        self.x = torch.from_numpy(samples.x).to(device)
+        self.y = torch.from_numpy(samples.y).to(device)
+        self.classes = len(dataset.classes)
+        self._dtype = dtype
+        self._augmentation = augmentation
+        shape = (-1, 1, 1)
+        self._mean = torch.tensor(dataset.mean, dtype=dtype, device=device).view(shape)
+        self._std = torch.tensor(dataset.std, dtype=dtype, device=device).view(shape)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def inputs(self, indices: Tensor) -> Tensor:
+        """The model's inputs for some rows."""
+        return self._normalised(self.x[indices])
+
+    def training_inputs(self, indices: Tensor, epoch_keys: Tensor) -> Tensor:
+        """The same, augmented: a sample's changes depend on the epoch's key and on the sample alone."""
+        if self._augmentation is None:
+            return self.inputs(indices)
+        flat, keys = indices.flatten(), fold(epoch_keys.expand_as(indices).flatten(), indices.flatten())
+        images = self._augmentation.before(self.x[flat], keys)
+        images = self._augmentation.after(self._normalised(images), keys)
+        return images.view(*indices.shape, *images.shape[1:])
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.uint8:
+            return (x.to(self._dtype) / 255 - self._mean) / self._std
+        return x.to(self._dtype) if x.is_floating_point() else x

@@ -1,0 +1,217 @@
+"""A model as a pure function of named tensors, in the two forms that the engines need.
+
+Two kinds of layer carry hidden state that would tie a result to the engine: dropout draws from a global stream, and
+BatchNorm sees the rows that pad a short batch. `Network` replaces the first by a keyed dropout in every engine, and
+the second by a BatchNorm that counts valid rows only where clients are stacked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.methods.parts import Mode, Outputs, Tensors
+from fedskew.models.base import Classifier
+from fedskew.randomness import fold, uniform
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The tensors of one model: what is trained, and BatchNorm's statistics."""
+
+    params: Tensors
+    buffers: Tensors
+
+
+@dataclass
+class _Step:
+    """What the replaced layers must know of the step being computed."""
+
+    key: Tensor | None = None
+    valid: Tensor | None = None
+    buffers: Tensors = field(default_factory=dict)
+
+
+class Network:
+    """A model whose parameters, buffers and randomness are arguments."""
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype = torch.float32, autocast: torch.dtype | None = None
+    ) -> None:
+        self._model = copy.deepcopy(model).to(dtype)
+        self._autocast = autocast
+        self._step = _Step()
+        self._plain = _WithFeatures(_swap(copy.deepcopy(self._model), self._keyed_dropout))
+        stackable = _swap(copy.deepcopy(self._model), self._keyed_dropout)
+        self._stackable = _WithFeatures(_swap(stackable, self._valid_batch_norm))
+
+    def to(self, device: torch.device) -> Network:
+        for module in (self._model, self._plain, self._stackable):
+            module.to(device)
+        return self
+
+    def state(self) -> ModelState:
+        """A copy of the model's own tensors; parameters that the user froze are no part of it."""
+        trained = {n: p.detach().clone() for n, p in self._model.named_parameters() if p.requires_grad}
+        return ModelState(trained, {n: b.detach().clone() for n, b in self._model.named_buffers()})
+
+    def module(self, state: ModelState) -> nn.Module:
+        """An ordinary module with the given tensors."""
+        module = copy.deepcopy(self._model).eval()
+        module.load_state_dict({**state.params, **state.buffers}, strict=False)
+        return module
+
+    def forward(
+        self, params: Tensors, buffers: Tensors, x: Tensor, mode: Mode = "eval", key: Tensor | None = None
+    ) -> Outputs:
+        """Logits and features of a batch; in train mode BatchNorm writes its statistics into `buffers`."""
+        return self._call(self._plain, params, buffers, x, mode, key, None)
+
+    def forward_padded(
+        self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, key: Tensor | None = None
+    ) -> tuple[Outputs, Tensors]:
+        """The same for a batch some of whose rows pad, without writing anywhere: also returns the new statistics."""
+        outputs = self._call(self._stackable, params, buffers, x, mode, key, valid)
+        return outputs, {**buffers, **self._step.buffers}
+
+    def _call(
+        self,
+        module: nn.Module,
+        params: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        mode: Mode,
+        key: Tensor | None,
+        valid: Tensor | None,
+    ) -> Outputs:
+        module.train(mode == "train")
+        self._step.key, self._step.valid, self._step.buffers = key, valid, {}
+        tensors = {f"model.{name}": t for name, t in (*params.items(), *buffers.items())}
+        with self._precision(x.device):
+            logits, features = torch.func.functional_call(module, tensors, (x,))
+        if self._autocast is not None:
+            logits, features = logits.float(), None if features is None else features.float()
+        return Outputs(logits, features)
+
+    def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=self._autocast)
+
+    def smallest_batch(self, sample: Tensor) -> int:
+        """2 if a batch of one cannot be trained on: BatchNorm over a single value."""
+        state = self.state()
+        try:
+            self.forward(state.params, state.buffers, sample[:1], "train", torch.zeros((), dtype=torch.int64))
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            return 2
+        return 1
+
+    def _keyed_dropout(self, name: str, layer: nn.Module) -> nn.Module | None:
+        if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            return _KeyedDropout(layer, self._step, zlib.crc32(name.encode()))
+        return None
+
+    def _valid_batch_norm(self, name: str, layer: nn.Module) -> nn.Module | None:
+        if isinstance(layer, BatchNorm):
+            return _ValidBatchNorm(layer, self._step, name)
+        return None
+
+
+class _WithFeatures(nn.Module):
+    """Makes `forward` return logits and features; only a `Classifier` is known to have the latter."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self.model, Classifier):
+            features = self.model.encoder(x)
+            return self.model.head(features), features
+        return self.model(x), None
+
+
+class _KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of the step's key, this layer and the position in the batch."""
+
+    def __init__(self, layer: nn.Module, step: _Step, number: int) -> None:
+        super().__init__()
+        self.p = float(layer.p)  # type: ignore[arg-type]
+        self._whole_channels = not isinstance(layer, nn.Dropout)
+        self._step = step
+        self._number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if self._step.key is None:
+            raise RuntimeError("a network with dropout was run in train mode without a key")
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self._whole_channels else x.shape
+        positions = torch.arange(shape.numel(), device=x.device)
+        kept = uniform(fold(self._step.key, self._number), positions).reshape(shape) >= self.p
+        return x * kept.to(x.dtype) / (1 - self.p)
+
+
+class _ValidBatchNorm(nn.Module):
+    """BatchNorm over the valid rows of a padded batch, without side effects."""
+
+    def __init__(self, layer: BatchNorm, step: _Step, name: str) -> None:
+        super().__init__()
+        self._parameters = layer._parameters
+        self._buffers = layer._buffers
+        self._eps, self._momentum = layer.eps, layer.momentum
+        self._step, self._name = step, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        running_mean, running_var = self._buffers["running_mean"], self._buffers["running_var"]
+        if not self.training and running_mean is not None and running_var is not None:
+            mean, var = running_mean, running_var
+        else:
+            mean, var, count = self._batch_statistics(x)
+            if self.training and running_mean is not None and running_var is not None:
+                self._remember(running_mean, running_var, mean, var * count / (count - 1))
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        out = (x - mean.view(shape)) * (var.view(shape) + self._eps).rsqrt()
+        weight, bias = self._parameters["weight"], self._parameters["bias"]
+        return out if weight is None or bias is None else out * weight.view(shape) + bias.view(shape)
+
+    def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        axes = (0, *range(2, x.dim()))
+        assert self._step.valid is not None
+        rows = self._step.valid.to(x.dtype).view((-1,) + (1,) * (x.dim() - 1))
+        count = rows.sum() * x[0, 0].numel()
+        mean = (x * rows).sum(axes) / count
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        var = ((x - mean.view(shape)).square() * rows).sum(axes) / count
+        return mean, var, count
+
+    def _remember(self, running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor) -> None:
+        seen = self._buffers["num_batches_tracked"]
+        assert seen is not None
+        factor = 1 / (seen + 1) if self._momentum is None else self._momentum
+        self._step.buffers |= {
+            f"{self._name}.running_mean": running_mean + factor * (mean.detach() - running_mean),
+            f"{self._name}.running_var": running_var + factor * (var.detach() - running_var),
+            f"{self._name}.num_batches_tracked": seen + 1,
+        }
+
+
+def _swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
+    """Put in place of each layer what `make` gives for it."""
+    for name, layer in list(model.named_modules()):
+        replacement = make(name, layer) if name else None
+        if replacement is not None:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, replacement)
+    return model

@@ -1,0 +1,131 @@
+"""The reference engine: one client after another, one batch after another, ordinary PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.engine.batches import BatchPlan
+from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.network import ModelState, Network
+from fedskew.engine.work import Assignment, RoundResult, RoundWork, clipped, companion, sgd_
+from fedskew.methods.parts import Client, Outputs, Tensors, Trained
+from fedskew.randomness import fold
+
+
+class PlainEngine:
+    """Trains a round's clients one after another."""
+
+    name = "plain"
+
+    def __init__(self, network: Network, data: DeviceSamples, smallest_batch: int = 1) -> None:
+        self._network = network
+        self._data = data
+        self._smallest = smallest_batch
+        self.notices: list[str] = []
+
+    def train(self, work: RoundWork) -> RoundResult:
+        plans = work.plans(self._smallest)
+        runs = [
+            _ClientRun(self._network, self._data, work, assignment, plan).train()
+            for assignment, plan in zip(work.assignments, plans, strict=True)
+        ]
+        ends = [run.end() for run in runs]
+        return RoundResult(
+            trained=ModelState(_stacked([run.params for run in runs]), _stacked([run.buffers for run in runs])),
+            uplink=_stacked([uplink for uplink, _ in ends]),
+            states=_stacked([state for _, state in ends]),
+            loss=torch.stack([run.mean_loss() for run in runs]),
+            tally=_stacked([run.tally for run in runs]),
+            visits=np.array([plan.visits for plan in plans]),
+        )
+
+
+class _ClientRun:
+    """One client's local training."""
+
+    def __init__(
+        self, network: Network, data: DeviceSamples, work: RoundWork, assignment: Assignment, plan: BatchPlan
+    ) -> None:
+        device = data.y.device
+        self._network, self._data, self._work, self._plan = network, data, work, plan
+        self.params = {name: p.clone() for name, p in work.sent.params.items()}
+        self.buffers = {name: b.clone() for name, b in work.sent.buffers.items()}
+        self.tally: Tensors = {}
+        self._velocity = [torch.zeros_like(p) for p in self.params.values()]
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._indices = torch.from_numpy(plan.indices).to(device)
+        self._epoch_keys = torch.from_numpy(plan.epoch_keys).to(device)
+        self._key = torch.tensor(plan.client_key, device=device)
+        self._client = Client(
+            label_counts=torch.from_numpy(assignment.label_counts).to(device),
+            received=work.sent.params,
+            downlink=work.downlink,
+            state=assignment.state,
+        )
+
+    def train(self) -> _ClientRun:
+        device = self._loss.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self._plan.client_key)  # for a user's layers that draw from torch's own stream
+            for step in range(self._plan.steps):
+                self._descend(step)
+        return self
+
+    def _descend(self, step: int) -> None:
+        batch = self._indices[step, : int((self._plan.indices[step] >= 0).sum())]
+        x = self._data.training_inputs(batch, self._epoch_keys[step])
+        y = self._data.y[batch]
+        key = fold(self._key, step)
+        companions = self._companions(x, key)
+        seen: list[tuple[Tensor, Tensors]] = []
+
+        def gradient(at: Tensors) -> Tensors:
+            leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
+            out = self._network.forward(leaves, self.buffers, x, "train", key)
+            out = Outputs(out.logits, out.features, companions)
+            loss = self._work.objective.loss(out, y, self._client)
+            seen.append((loss.detach(), self._work.objective.tally(out, y)))
+            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            return dict(zip(leaves, grads, strict=True))
+
+        local = self._work.local
+        direction = clipped(self._work.solver.direction(gradient, self.params, self._client), local.clip_norm)
+        sgd_(list(self.params.values()), self._velocity, [direction[name] for name in self.params], local)
+        loss, tally = seen[0]
+        self._loss += loss.double() * len(batch)
+        self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
+
+    @torch.no_grad()
+    def _companions(self, x: Tensor, key: Tensor) -> dict[str, Outputs]:
+        outputs = {}
+        for name, mode in self._work.objective.companions().items():
+            model = companion(name, self._work, self._client.state)
+            buffers = {n: b.clone() for n, b in model.buffers.items()}
+            outputs[name] = self._network.forward(model.params, buffers, x, mode, key)
+        return outputs
+
+    def mean_loss(self) -> Tensor:
+        return self._loss / max(self._plan.visits, 1)
+
+    @torch.no_grad()
+    def end(self) -> tuple[Tensors, Tensors]:
+        """What the client sends beside its model, and what it keeps."""
+        local = self._work.local
+        steps = torch.tensor(float(self._plan.steps), device=self._loss.device)
+        return self._work.end(Trained(self.params, steps, local.lr, local.momentum), self._client)
+
+
+def _stacked(clients: Sequence[Tensors]) -> Tensors:
+    names = dict.fromkeys(name for tensors in clients for name in tensors)
+    return {name: torch.stack([_entry(tensors, name, clients) for tensors in clients]) for name in names}
+
+
+def _entry(tensors: Tensors, name: str, clients: Sequence[Tensors]) -> Tensor:
+    """A client that took no step has tallied nothing: zero."""
+    if name in tensors:
+        return tensors[name]
+    return torch.zeros_like(next(other[name] for other in clients if name in other))

@@ -1,0 +1,280 @@
+"""The stacked engine: all of a round's clients as one tensor program.
+
+Parameters carry a leading client axis and the maths of one client is lifted over it by `torch.func.vmap`. Clients
+are sorted by their number of steps; those that are done leave the stack, so that nobody waits or pads for them. A
+client's short last batch is padded; padded rows have the target `IGNORE`, which losses and BatchNorm do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.batches import BatchPlan
+from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.network import ModelState, Network
+from fedskew.engine.plain import PlainEngine
+from fedskew.engine.work import RoundResult, RoundWork, clipped, companion, sgd_
+from fedskew.losses import IGNORE
+from fedskew.methods.parts import Client, Mode, Outputs, Tensors, Trained
+from fedskew.randomness import fold
+
+Rows = slice | Tensor
+
+
+class StackedEngine:
+    """Trains a round's clients together."""
+
+    name = "stacked"
+
+    def __init__(self, network: Network, data: DeviceSamples, smallest_batch: int = 1) -> None:
+        self._network = network
+        self._data = data
+        self._smallest = smallest_batch
+        self._plain = PlainEngine(network, data, smallest_batch)
+        self._abilities: dict[str, tuple[bool, bool]] = {}
+        self.notices: list[str] = []
+
+    def train(self, work: RoundWork) -> RoundResult:
+        stackable, paddable = self._probe(work)
+        if not stackable:
+            return self._plain.train(work)
+        plans = work.plans(self._smallest)
+        order = np.argsort([-plan.steps for plan in plans], kind="stable")
+        sorted_work = replace(work, assignments=[work.assignments[i] for i in order])
+        stack = _Stack(self._network, self._data, sorted_work, [plans[i] for i in order], paddable)
+        return _reordered(stack.train(), np.argsort(order))
+
+    def _probe(self, work: RoundWork) -> tuple[bool, bool]:
+        """Whether this objective, solver and model can be stacked, and whether they leave padded rows out of account.
+
+        One step of one client, alone and padded with rows that must not count, tells both.
+        """
+        kind = f"{work.objective!r} {work.solver!r}"
+        if kind not in self._abilities:
+            try:
+                self._abilities[kind] = (True, self._padding_is_harmless(work))
+            except (RuntimeError, ValueError, TypeError) as error:
+                reason = str(error).strip().splitlines()[0]
+                self.notices.append(f"this model or method cannot be stacked, clients run one after another: {reason}")
+                self._abilities[kind] = (False, False)
+            else:
+                if not self._abilities[kind][1]:
+                    self.notices.append("this model or method counts padded rows, so short batches run apart (slower)")
+        return self._abilities[kind]
+
+    def _padding_is_harmless(self, work: RoundWork) -> bool:
+        largest = max(work.assignments, key=lambda a: len(a.samples))
+        few = replace(largest, samples=largest.samples[:3])
+        one_step = replace(work, assignments=[few], local=replace(work.local, epochs=1, batch_size=len(few.samples)))
+        plans = one_step.plans(1)
+        padding = np.full((1, 2), -1, dtype=np.int64)
+        padded = replace(plans[0], indices=np.concatenate([plans[0].indices, padding], axis=1))
+        exact, with_padding = (
+            _Stack(self._network, self._data, one_step, [plan], True).directions(slice(0, 1), 0)[0]
+            for plan in (plans[0], padded)
+        )
+        difference = sum(float((exact[n] - with_padding[n]).square().sum()) for n in exact)
+        size = sum(float(d.square().sum()) for d in exact.values())
+        return difference <= 1e-4 * size
+
+
+class _Stack:
+    """The clients of one round, most steps first."""
+
+    def __init__(
+        self, network: Network, data: DeviceSamples, work: RoundWork, plans: list[BatchPlan], paddable: bool
+    ) -> None:
+        device = data.y.device
+        clients = len(plans)
+        self._network, self._data, self._work, self._paddable = network, data, work, paddable
+        self._steps = np.array([plan.steps for plan in plans])
+        self._visits = np.array([plan.visits for plan in plans])
+        self._lengths = _padded([(plan.indices >= 0).sum(axis=1) for plan in plans], 0)
+        self._indices = torch.from_numpy(_padded([plan.indices for plan in plans], -1)).to(device)
+        self._epoch_keys = torch.from_numpy(_padded([plan.epoch_keys for plan in plans], 0)).to(device)
+        self._keys = torch.tensor([plan.client_key for plan in plans], device=device)
+        self._label_counts = torch.from_numpy(np.stack([a.label_counts for a in work.assignments])).to(device)
+        self._state = {
+            name: torch.stack([a.state[name] for a in work.assignments]) for name in work.assignments[0].state
+        }
+        self._params = {name: _repeated(p, clients) for name, p in work.sent.params.items()}
+        self._buffers = {name: _repeated(b, clients) for name, b in work.sent.buffers.items()}
+        self._velocity = {name: torch.zeros_like(p) for name, p in self._params.items()}
+        self._loss = torch.zeros(clients, dtype=torch.float64, device=device)
+        self._tally: Tensors = {}
+
+    def train(self) -> RoundResult:
+        for step in range(int(self._steps.max(initial=0))):
+            for rows in self._groups(step):
+                self._descend(rows, step)
+        uplink, states = self._end()
+        visits = torch.from_numpy(self._visits).to(self._loss)
+        return RoundResult(
+            trained=ModelState(self._params, self._buffers),
+            uplink=uplink,
+            states=states,
+            loss=self._loss / visits.clamp(min=1),
+            tally=self._tally,
+            visits=self._visits,
+        )
+
+    def _groups(self, step: int) -> Iterator[Rows]:
+        """The clients that still train, as one stack, or, if padding would count, by the length of their batch."""
+        active = int((self._steps > step).sum())
+        if self._paddable:
+            yield slice(0, active)
+            return
+        lengths = self._lengths[:active, step]
+        for length in np.unique(lengths)[::-1]:
+            yield torch.from_numpy(np.flatnonzero(lengths == length)).to(self._indices.device)
+
+    def _descend(self, rows: Rows, step: int) -> None:
+        params = {name: p[rows] for name, p in self._params.items()}
+        velocity = {name: v[rows] for name, v in self._velocity.items()}
+        direction, buffers, loss, tally = self.directions(rows, step)
+        sgd_(list(params.values()), list(velocity.values()), [direction[n] for n in params], self._work.local)
+        if not isinstance(rows, slice):
+            _write(self._params, rows, params)
+            _write(self._velocity, rows, velocity)
+        _write(self._buffers, rows, buffers)
+        lengths = torch.from_numpy(self._lengths[_host(rows), step]).to(self._loss)
+        self._loss[rows] += loss.double() * lengths
+        for name, value in tally.items():
+            total = self._tally.setdefault(name, torch.zeros(len(self._steps), dtype=value.dtype, device=value.device))
+            total[rows] += value
+
+    def directions(self, rows: Rows, step: int) -> tuple[Tensors, Tensors, Tensor, Tensors]:
+        """Each client's descent direction, new buffers, loss and tally at one step."""
+        batch = self._indices[rows, step]
+        if not self._paddable:
+            batch = batch[:, : int(self._lengths[_host(rows), step].max())]
+        valid, batch = batch >= 0, batch.clamp(min=0)
+        x = self._data.training_inputs(batch, self._epoch_keys[rows, step].unsqueeze(-1))
+        y = torch.where(valid, self._data.y[batch], IGNORE)
+        keys = fold(self._keys[rows], step)
+        state = {name: s[rows] for name, s in self._state.items()}
+        companions = self._companions(state, x, valid, keys)
+        params = {name: p[rows] for name, p in self._params.items()}
+        buffers = {name: b[rows] for name, b in self._buffers.items()}
+        lifted = torch.func.vmap(self._direction)
+        result: tuple[Tensors, Tensors, Tensor, Tensors] = lifted(
+            params, buffers, x, y, keys, self._label_counts[rows], state, companions
+        )
+        return result
+
+    def _direction(
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        y: Tensor,
+        key: Tensor,
+        label_counts: Tensor,
+        state: Tensors,
+        companions: dict[str, Tensors],
+    ) -> tuple[Tensors, Tensors, Tensor, Tensors]:
+        """One client's descent direction: what `vmap` lifts."""
+        work = self._work
+        client = Client(label_counts, work.sent.params, work.downlink, state)
+        frozen = {name: Outputs(out["logits"], out.get("features")) for name, out in companions.items()}
+        current = buffers
+        seen: list[tuple[Tensor, Tensors]] = []
+
+        def loss_at(at: Tensors) -> tuple[Tensor, tuple[Tensors, Tensor, Tensors]]:
+            out, updated = self._network.forward_padded(at, current, x, y != IGNORE, "train", key)
+            out = Outputs(out.logits, out.features, frozen)
+            loss = work.objective.loss(out, y, client)
+            return loss, (updated, loss.detach(), work.objective.tally(out, y))
+
+        def gradient(at: Tensors) -> Tensors:
+            nonlocal current
+            grads, (current, loss, tally) = torch.func.grad(loss_at, has_aux=True)(at)
+            seen.append((loss, tally))
+            return dict(grads)
+
+        direction = clipped(work.solver.direction(gradient, params, client), work.local.clip_norm)
+        loss, tally = seen[0]
+        return direction, current, loss, tally
+
+    @torch.no_grad()
+    def _companions(self, state: Tensors, x: Tensor, valid: Tensor, keys: Tensor) -> dict[str, Tensors]:
+        return {
+            name: self._companion(name, mode, state, x, valid, keys)
+            for name, mode in self._work.objective.companions().items()
+        }
+
+    def _companion(self, name: str, mode: Mode, state: Tensors, x: Tensor, valid: Tensor, keys: Tensor) -> Tensors:
+        """A frozen model's outputs for every client; one that is common to all and in eval mode needs no stacking."""
+        model = companion(name, self._work, state)
+        own = name.startswith("state/")
+        if not own and mode == "eval":
+            out = self._network.forward(model.params, model.buffers, x.flatten(0, 1), "eval")
+            return {kind: t.view(*x.shape[:2], *t.shape[1:]) for kind, t in _tensors(out).items()}
+
+        def outputs(params: Tensors, x: Tensor, valid: Tensor, key: Tensor) -> Tensors:
+            return _tensors(self._network.forward_padded(params, model.buffers, x, valid, mode, key)[0])
+
+        lifted = torch.func.vmap(outputs, in_dims=(0 if own else None, 0, 0, 0))
+        result: Tensors = lifted(model.params, x, valid, keys)
+        return result
+
+    @torch.no_grad()
+    def _end(self) -> tuple[Tensors, Tensors]:
+        """What the clients send beside their models, and what they keep."""
+        work = self._work
+
+        def end(params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
+            trained = Trained(params, steps, work.local.lr, work.local.momentum)
+            return work.end(trained, Client(label_counts, work.sent.params, work.downlink, state))
+
+        steps = torch.from_numpy(self._steps).to(self._loss.device, torch.get_default_dtype())
+        ends: tuple[Tensors, Tensors] = torch.func.vmap(end)(self._params, steps, self._label_counts, self._state)
+        return ends
+
+
+def _tensors(out: Outputs) -> Tensors:
+    return {"logits": out.logits} if out.features is None else {"logits": out.logits, "features": out.features}
+
+
+def _repeated(tensor: Tensor, clients: int) -> Tensor:
+    return tensor.expand(clients, *tensor.shape).clone()
+
+
+def _write(stack: Tensors, rows: Rows, values: Tensors) -> None:
+    for name, value in values.items():
+        stack[name][rows] = value
+
+
+def _host(rows: Rows) -> slice | npt.NDArray[np.int64]:
+    return rows if isinstance(rows, slice) else rows.cpu().numpy()
+
+
+def _padded(arrays: list[npt.NDArray[np.int64]], value: int) -> npt.NDArray[np.int64]:
+    """Arrays with unequal first axes as one."""
+    longest = max(len(a) for a in arrays)
+    whole = np.full((len(arrays), longest, *arrays[0].shape[1:]), value, dtype=np.int64)
+    for i, a in enumerate(arrays):
+        whole[i, : len(a)] = a
+    return whole
+
+
+def _reordered(result: RoundResult, order: npt.NDArray[np.int64]) -> RoundResult:
+    rows = torch.from_numpy(order).to(result.loss.device)
+
+    def picked(tensors: Tensors) -> Tensors:
+        return {name: t[rows] for name, t in tensors.items()}
+
+    return RoundResult(
+        trained=ModelState(picked(result.trained.params), picked(result.trained.buffers)),
+        uplink=picked(result.uplink),
+        states=picked(result.states),
+        loss=result.loss[rows],
+        tally=picked(result.tally),
+        visits=result.visits[order],
+    )

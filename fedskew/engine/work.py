@@ -1,0 +1,129 @@
+"""What an engine is given and what it returns: one round's local training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.batches import BatchPlan, RoundKey, plan_batches
+from fedskew.engine.network import ModelState
+from fedskew.methods.parts import Client, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How every client trains, as the user chose it."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One client's part of a round."""
+
+    client: int
+    samples: npt.NDArray[np.int64]
+    """Its rows of the training data."""
+    label_counts: npt.NDArray[np.int64]
+    state: Tensors
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """Train these clients from this model."""
+
+    objective: Objective
+    solver: Solver
+    server: ServerRule
+    sent: ModelState
+    downlink: Tensors
+    companions: Mapping[str, ModelState]
+    """Models that earlier stages left, for objectives that use them."""
+    assignments: Sequence[Assignment]
+    local: LocalTraining
+    key: RoundKey
+
+    @property
+    def parts(self) -> tuple[Part, Part, Part]:
+        return self.objective, self.solver, self.server
+
+    def end(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
+        """What one client sends beside its model, and what it keeps."""
+        uplink: Tensors = {}
+        state: Tensors = {}
+        for part in self.parts:
+            uplink |= part.uplink(trained, client)
+            state |= part.next_state(trained, client)
+        return uplink, state
+
+    def plans(self, smallest: int) -> list[BatchPlan]:
+        """The batches of each client; no wider than the largest client needs."""
+        largest = max(len(a.samples) for a in self.assignments)
+        width = min(self.local.batch_size, largest)
+        return [
+            plan_batches(a.samples, a.client, self.local.epochs, width, smallest, self.key) for a in self.assignments
+        ]
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What the clients came back with; tensors have a leading axis of clients, in the order of the assignments."""
+
+    trained: ModelState
+    uplink: Tensors
+    states: Tensors
+    loss: Tensor
+    """[K]: mean over the samples visited."""
+    tally: Tensors
+    visits: npt.NDArray[np.int64]
+    """[K]: samples visited."""
+
+
+class Engine(Protocol):
+    """Executes a round's local training."""
+
+    name: str
+    notices: list[str]
+    """One line each on what the engine had to do differently from what was asked."""
+
+    def train(self, work: RoundWork) -> RoundResult: ...
+
+
+def sgd_(params: list[Tensor], velocity: list[Tensor], direction: list[Tensor], local: LocalTraining) -> None:
+    """One step of SGD with momentum and weight decay, as `torch.optim.SGD` does it, in place."""
+    if local.weight_decay:
+        direction = list(torch._foreach_add(direction, params, alpha=local.weight_decay))
+    if local.momentum:
+        torch._foreach_mul_(velocity, local.momentum)
+        torch._foreach_add_(velocity, direction)
+        direction = velocity
+    torch._foreach_add_(params, direction, alpha=-local.lr)
+
+
+def clipped(direction: Tensors, clip_norm: float | None) -> Tensors:
+    """One client's direction, scaled down to the largest norm allowed."""
+    if clip_norm is None:
+        return direction
+    norm = torch.stack([d.square().sum() for d in direction.values()]).sum().sqrt()
+    scale = (clip_norm / norm.clamp(min=1e-12)).clamp(max=1.0)
+    return {name: d * scale for name, d in direction.items()}
+
+
+def companion(name: str, work: RoundWork, state: Tensors) -> ModelState:
+    """The frozen model that an objective calls `name`."""
+    if name == "teacher":
+        return work.sent
+    if name.startswith("state/"):
+        return ModelState(unpack(name.removeprefix("state/"), state), work.sent.buffers)
+    return work.companions[name]
