@@ -66,6 +66,30 @@ def test_an_empty_batch_and_no_augmentation() -> None:
         assert augmented(make_augmentation([name], CIFAR), images[:0], keys[:0]).shape == (0, *CIFAR)
 
 
+@pytest.mark.parametrize("names", CHAINS, ids="+".join)
+def test_nothing_is_read_back_from_the_device(names: list[str]) -> None:
+    """Tensors without values: reading one, or a shape that depends on one, would raise."""
+    augmentation = make_augmentation(names, CIFAR)
+    out = augmented(augmentation, images_of(4).to("meta"), keys_of(4).to("meta"))
+    assert out.shape == (4, *CIFAR)
+    assert out.is_meta
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("names", CHAINS, ids="+".join)
+def test_cuda_gives_the_same_images_without_waiting(names: list[str]) -> None:
+    augmentation = make_augmentation(names, CIFAR)
+    images, keys = images_of(500), keys_of(500)
+    there = images.cuda(), keys.cuda()
+    augmented(augmentation, *there)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = augmented(augmentation, *there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(out.cpu(), augmented(augmentation, images, keys))
+
+
 def test_workers_can_be_sent_an_augmentation() -> None:
     augmentation = make_augmentation(NAMES[1:], CIFAR)
     assert pickle.loads(pickle.dumps(augmentation)) == augmentation
