@@ -1,0 +1,51 @@
+"""Files that are whole or absent: written under a temporary name, forced to disk, renamed.
+
+A kill or a power cut leaves the old file or the new one, never a part of one. The temporary name is fixed, so
+that what a kill leaves behind is overwritten by the next attempt; a run folder's lock keeps writers apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedskew.errors import UserError
+
+
+def temporary(path: Path) -> Path:
+    """Where `path` is written before it is renamed."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Make `path` what `write` puts into the temporary file that it is given."""
+    draft = temporary(path)
+    with reporting_os_errors("write", path):
+        try:
+            write(draft)
+            sync(draft)
+            os.replace(draft, path)
+        except BaseException:
+            draft.unlink(missing_ok=True)  # a full disk has the more room
+            raise
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Force a file's content, or a folder's list of names, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def reporting_os_errors(verb: str, path: Path) -> Iterator[None]:
+    """A full disk, a missing permission and the like become one line with the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot {verb} {path}: {error.strerror or error}") from error
