@@ -83,7 +83,7 @@ def _from_any_url(file: RemoteFile, target: Path) -> None:
         failures.append(f"{url}: wrong checksum {found}, expected {file.checksum}")
     raise UserError(
         f"could not download {file.name} ({'; '.join(failures)}); run again to continue, "
-        f"or put {file.name} into {target.parent} yourself"
+        f"or put {file.name} into {target.parent}, or name its folder with --data-dir"
     )
 
 

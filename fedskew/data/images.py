@@ -19,6 +19,7 @@ Source = Path | bytes
 Size = tuple[int, int]
 """Height and width."""
 
+_BLOCK = 1024  # images decoded ahead: bounds both memory and the wait for an error
 _GREY_MODES = {"1", "L", "LA", "I", "I;16", "F"}
 
 
@@ -60,19 +61,19 @@ def decode_all(
         return _decode(pillow, sources[index], name(index), size, colour)
 
     first = decode(0)
+    out = np.empty((len(sources), *first.shape), np.uint8)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        images = list(pool.map(decode, range(len(sources))))
-    for index, image in enumerate(images):
-        if image.shape[1:] != first.shape[1:]:
-            height, width = image.shape[1:]
-            raise UserError(
-                f"{name(index)}: {height}x{width} pixels, but {name(0)} has {first.shape[1]}x{first.shape[2]}; "
-                "expected one size (or give image_size to resize all)"
-            )
-    channels = max(len(image) for image in images)
-    out = np.empty((len(images), channels, *first.shape[1:]), np.uint8)
-    for index, image in enumerate(images):
-        out[index] = image  # a grey image among coloured ones broadcasts to three equal channels
+        for start in range(0, len(sources), _BLOCK):
+            indices = range(start, min(start + _BLOCK, len(sources)))
+            for index, image in zip(indices, pool.map(decode, indices), strict=True):
+                if image.shape[1:] != first.shape[1:]:
+                    raise UserError(
+                        f"{name(index)}: {image.shape[1]}x{image.shape[2]} pixels, but {name(0)} has "
+                        f"{first.shape[1]}x{first.shape[2]}; expected one size (or give image_size to resize all)"
+                    )
+                if len(image) > out.shape[1]:
+                    out = out.repeat(len(image), axis=1)
+                out[index] = image  # a grey image among coloured ones gets three equal channels
     return out
 
 
