@@ -51,7 +51,7 @@ def _mix(x: Tensor) -> Tensor:
 def fold(keys: Tensor, value: Tensor | int) -> Tensor:
     """New keys from `keys` and `value` (broadcast), both int64 holding 32-bit numbers."""
     if not isinstance(value, Tensor):
-        value = torch.tensor(value & _MASK32, dtype=torch.int64, device=keys.device)
+        value = torch.full((), value & _MASK32, dtype=torch.int64, device=keys.device)
     return _mix(_mix(keys) ^ _mix((value + 0x9E3779B9) & _MASK32))
 
 

@@ -1,0 +1,45 @@
+"""Datasets, partitions and federations."""
+
+from fedskew.data.catalogue import DATASETS, DatasetEntry, load
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.data.federation import Federation, federation
+from fedskew.data.partition import PARTITIONS, Partition, make_partition
+from fedskew.data.partitions import (
+    IID,
+    Balanced,
+    Counts,
+    Dirichlet,
+    DoubleImbalance,
+    LabelImbalance,
+    LabelsPerClient,
+    OneClass,
+    Quantity,
+    QuantityImbalance,
+    Saved,
+    Shards,
+)
+
+__all__ = [
+    "DATASETS",
+    "IID",
+    "PARTITIONS",
+    "Balanced",
+    "Counts",
+    "Dataset",
+    "DatasetEntry",
+    "Dirichlet",
+    "DoubleImbalance",
+    "Federation",
+    "LabelImbalance",
+    "LabelsPerClient",
+    "OneClass",
+    "Partition",
+    "Quantity",
+    "QuantityImbalance",
+    "Samples",
+    "Saved",
+    "Shards",
+    "federation",
+    "load",
+    "make_partition",
+]

@@ -1,0 +1,30 @@
+"""Execution of a round's local training."""
+
+from fedskew.engine.batches import RoundKey
+from fedskew.engine.choice import choose_device, make_engine, matrix_products, number_format
+from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.evaluation import confusion, survey
+from fedskew.engine.network import ModelState, Network
+from fedskew.engine.plain import PlainEngine
+from fedskew.engine.stacked import StackedEngine
+from fedskew.engine.work import Assignment, Engine, LocalTraining, RoundResult, RoundWork
+
+__all__ = [
+    "Assignment",
+    "DeviceSamples",
+    "Engine",
+    "LocalTraining",
+    "ModelState",
+    "Network",
+    "PlainEngine",
+    "RoundKey",
+    "RoundResult",
+    "RoundWork",
+    "StackedEngine",
+    "choose_device",
+    "confusion",
+    "make_engine",
+    "matrix_products",
+    "number_format",
+    "survey",
+]

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from fedskew.errors import UserError, nearest
 from fedskew.methods.catalogue import Entry, find
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
-from fedskew.methods.parts import Notes, Objective, Part, Schedule, ServerRule, Solver, Stage
+from fedskew.methods.parts import Notes, Objective, Part, Schedule, ServerRule, Solver, Stage, Survey
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class Method:
         if isinstance(self.objective, Schedule):
             return list(self.objective.stages(rounds, local_epochs, notes))
         return [Stage("train", rounds, self.objective)]
+
+    def conclude(self, stage: Stage, survey: Survey) -> Notes:
+        """What a surveyed stage taught."""
+        return self.objective.conclude(stage, survey) if isinstance(self.objective, Schedule) else {}
 
     @property
     def parts(self) -> tuple[Part, Part, Part]:

@@ -1,0 +1,122 @@
+"""A federation: a dataset and a partition of it, hence clients with their samples and label counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.data.catalogue import load
+from fedskew.data.dataset import Dataset
+from fedskew.data.partition import IntArray, Partition
+from fedskew.data.split_file import split_hash, write_split
+from fedskew.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients with their training samples."""
+
+    dataset: Dataset
+    indices: tuple[IntArray, ...]
+    """Each client's training samples."""
+    partition: Mapping[str, object]
+    """The rule's name and parameters."""
+    seed: int
+
+    @property
+    def clients(self) -> int:
+        return len(self.indices)
+
+    @property
+    def classes(self) -> int:
+        return len(self.dataset.classes)
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """Samples by client, [clients]."""
+        return _frozen(np.array([len(part) for part in self.indices], np.int64))
+
+    @cached_property
+    def label_counts(self) -> IntArray:
+        """Samples by client and class, [clients, classes]."""
+        labels = self.dataset.train.y[self._samples]
+        cells = np.bincount(self._owners * self.classes + labels, minlength=self.clients * self.classes)
+        return _frozen(cells.astype(np.int64).reshape(self.clients, self.classes))
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the split."""
+        return split_hash(self.indices)
+
+    @property
+    def unused(self) -> int:
+        """Training samples that belong to no client."""
+        return len(self.dataset.train) - int(self.sizes.sum())
+
+    def vacant(self, client: int) -> tuple[int, ...]:
+        """The classes of which the client has no sample."""
+        return _where(self.label_counts[client] == 0)
+
+    def minority(self, client: int) -> tuple[int, ...]:
+        """The classes it has, but no more of than an even share of its samples."""
+        counts = self.label_counts[client]
+        return _where((counts > 0) & (counts * self.classes <= counts.sum()))
+
+    def majority(self, client: int) -> tuple[int, ...]:
+        """The classes of which it has more than an even share (FedLMD's rule, as its code has it)."""
+        counts = self.label_counts[client]
+        return _where(counts * self.classes > counts.sum())
+
+    def restrict(self, labels: Sequence[int]) -> Federation:
+        """The same clients with only their samples of these labels; some may have none left."""
+        kept = np.zeros(self.classes, np.bool_)
+        for label in labels:
+            if not 0 <= label < self.classes:
+                raise UserError(f"label {label}; expected 0 to {self.classes - 1}")
+            kept[label] = True
+        keep = kept[self.dataset.train.y[self._samples]]
+        ends = np.cumsum(np.bincount(self._owners[keep], minlength=self.clients)).tolist()
+        samples = self._samples[keep]
+        indices = tuple(samples[start:end] for start, end in zip([0, *ends], ends, strict=False))
+        partition = {**self.partition, "restricted_to": np.flatnonzero(kept).tolist()}
+        return Federation(self.dataset, indices, partition, self.seed)
+
+    def save_split(self, path: str | os.PathLike[str]) -> None:
+        """Save the split with its hash; `Saved(path)` is the partition that gives it back."""
+        write_split(path, self.indices, self.dataset.train.y, self.partition, self.seed)
+
+    @cached_property
+    def _samples(self) -> IntArray:
+        return np.concatenate(self.indices) if self.indices else np.empty(0, np.int64)
+
+    @cached_property
+    def _owners(self) -> IntArray:
+        return np.repeat(np.arange(self.clients), self.sizes)
+
+
+def federation(
+    data: str | Dataset,
+    partition: Partition,
+    seed: int = 0,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> Federation:
+    """Split a dataset, given itself or by name, among clients."""
+    if not isinstance(partition, Partition):
+        raise UserError(f"partition {partition!r}; expected a rule such as Dirichlet(clients=10, beta=0.1)")
+    dataset = data if isinstance(data, Dataset) else load(data, data_dir)
+    indices = partition.split(dataset.train.y, len(dataset.classes), seed, names=dataset.classes)
+    return Federation(dataset, tuple(indices), partition.describe(), seed)
+
+
+def _frozen(array: IntArray) -> IntArray:
+    array.setflags(write=False)
+    return array
+
+
+def _where(mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(mask).tolist())

@@ -1,0 +1,227 @@
+"""What a partition is: a rule that says which client holds which training sample, from a seed.
+
+A rule is a frozen dataclass of its parameters with a `draw`. Everything that must hold for every rule is
+checked here, after each split: no sample twice, none forgotten unless the rule says so, no client too small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.errors import UserError, nearest, unknown
+from fedskew.randomness import permutation
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The training labels as a rule sees them."""
+
+    y: IntArray
+    names: tuple[str, ...]
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def class_sizes(self) -> IntArray:
+        return np.bincount(self.y, minlength=self.classes).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Partition(ABC):
+    """A rule that gives each client its training samples."""
+
+    name: ClassVar[str]
+    uses_all: ClassVar[bool] = True
+    """Whether every sample goes to a client; a rule that may leave some out says so here."""
+
+    @property
+    def smallest(self) -> int:
+        """The fewest samples that the rule may give to a client."""
+        return 1
+
+    @abstractmethod
+    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+        """Each client's training indices; `split` checks and sorts them."""
+
+    def split(
+        self, labels: npt.NDArray[np.integer], classes: int, seed: int, names: Sequence[str] = ()
+    ) -> list[IntArray]:
+        """Each client's training indices in ascending order, the same for the same seed on every machine."""
+        seen = _labels(labels, classes, names)
+        whole_number("seed", seed, at_least=0)
+        parts = [np.sort(np.asarray(part, np.int64)) for part in self.draw(seen, seed)]
+        self._check(parts, len(seen))
+        return parts
+
+    def describe(self) -> dict[str, object]:
+        """The rule's name and parameters, enough for `make_partition` to build it again."""
+        return {"name": self.name} | self._parameters()
+
+    def _parameters(self) -> dict[str, object]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in values.items()}
+
+    def _check(self, parts: list[IntArray], samples: int) -> None:
+        given = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        if len(given) and (given.min() < 0 or given.max() >= samples):
+            raise self.refuse(f"an index lies outside 0 to {samples - 1}")
+        times = np.bincount(given, minlength=samples)
+        if (times > 1).any():
+            raise self.refuse(f"sample {int(np.argmax(times > 1))} goes to more than one client")
+        if self.uses_all and (times == 0).any():
+            raise self.refuse(f"sample {int(np.argmax(times == 0))} goes to no client")
+        sizes = np.array([len(part) for part in parts])
+        if not parts or sizes.min() < self.smallest:
+            short = f"client {int(sizes.argmin())} gets {sizes.min()} samples" if parts else "no clients"
+            raise self.refuse(f"{short}; expected at least {self.smallest}: use fewer clients")
+
+    def refuse(self, reason: str) -> UserError:
+        """The error for a split that cannot exist."""
+        parameters = ", ".join(f"{key}={value}" for key, value in self._parameters().items())
+        return UserError(f"partition {self.name!r} ({parameters}): {reason}")
+
+    def require_clients(self, clients: int, samples: int) -> None:
+        """Refuse more clients than the samples can serve."""
+        if clients * self.smallest > samples:
+            raise self.refuse(
+                f"{clients} clients with at least {self.smallest} samples each need "
+                f"{clients * self.smallest} samples, the data have {samples}; "
+                f"use at most {samples // self.smallest} clients"
+            )
+
+    def require_labels(self, labels_per_client: int, labels: Labels) -> None:
+        """Refuse more labels per client than there are classes."""
+        if labels_per_client > labels.classes:
+            raise self.refuse(f"labels_per_client={labels_per_client}; expected at most the {labels.classes} classes")
+
+    def require_samples(self, needed: IntArray, available: IntArray, labels: Labels) -> None:
+        """Refuse classes with fewer samples than the clients that are to share them."""
+        lacking = np.flatnonzero(available < needed)
+        if len(lacking):
+            c = int(lacking[0])
+            raise self.refuse(
+                f"class {labels.names[c]!r} has {available[c]} samples to share among {needed[c]} clients; "
+                "expected at least one each: use fewer clients"
+            )
+
+
+class CountedPartition(Partition):
+    """A rule that says only how many samples of each class a client gets; which ones is a keyed shuffle."""
+
+    @abstractmethod
+    def counts(self, labels: Labels, seed: int) -> IntArray:
+        """Samples by client and class, [clients, classes]."""
+
+    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+        return deal(self.counts(labels, seed), labels, seed)
+
+
+PARTITIONS: dict[str, type[Partition]] = {}
+"""Every rule by name; `register` adds one of your own."""
+
+_Rule = TypeVar("_Rule", bound=type[Partition])
+
+
+def register(rule: _Rule) -> _Rule:
+    """Class decorator: make a rule available by its name."""
+    PARTITIONS[rule.name] = rule
+    return rule
+
+
+def make_partition(name: str, **params: object) -> Partition:
+    """The rule `name` with these parameters, the rest at their defaults."""
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
+    rule = PARTITIONS[name]
+    fields = dataclasses.fields(rule)
+    known = [field.name for field in fields]
+    for key in params:
+        if key not in known:
+            hint = nearest(key, known)
+            meant = f"; did you mean {hint!r}?" if hint else ""
+            raise UserError(f"partition {name!r} has no parameter {key!r}{meant} It takes: {', '.join(known)}")
+    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in params]
+    if missing:
+        raise UserError(f"partition {name!r} needs {' and '.join(repr(key) for key in missing)}")
+    return rule(**params)
+
+
+def deal(counts: IntArray, labels: Labels, seed: int) -> list[IntArray]:
+    """Give each client its counts of each class, from a shuffle of the class keyed by the seed."""
+    clients = len(counts)
+    owners = np.full(len(labels), -1, np.int64)
+    in_class_order = np.argsort(labels.y, kind="stable")
+    members = np.split(in_class_order, np.cumsum(labels.class_sizes)[:-1])
+    for c, indices in enumerate(members):
+        takers = np.repeat(np.arange(clients), counts[:, c])
+        shuffled = indices[permutation(len(indices), seed, "partition samples", c)]
+        owners[shuffled[: len(takers)]] = takers
+    return group(owners, clients)
+
+
+def group(owners: IntArray, clients: int) -> list[IntArray]:
+    """Each client's samples from each sample's client (−1: nobody's)."""
+    owned = np.flatnonzero(owners >= 0)
+    order = owned[np.argsort(owners[owned], kind="stable")]
+    ends = np.cumsum(np.bincount(owners[owned], minlength=clients)).tolist()
+    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArray:
+    """Counts when each class is divided equally among its owners [clients, classes]; the first get one more."""
+    owners = np.maximum(owned.sum(axis=0), 1)
+    rank = np.cumsum(owned, axis=0) - 1
+    shares = class_sizes // owners + (rank < class_sizes % owners)
+    return np.where(owned, shares, 0)
+
+
+def random_orders(rows: int, columns: int, seed: int, purpose: str) -> IntArray:
+    """One independent permutation of range(columns) per row: the order of exchangeable ranks is uniform."""
+    ranks = permutation(rows * columns, seed, purpose).reshape(rows, columns)
+    return np.argsort(ranks, axis=1)
+
+
+def whole_number(name: str, value: object, *, at_least: int) -> None:
+    """Refuse anything but a whole number from `at_least` on."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < at_least:
+        raise UserError(f"{name}={value!r}; expected a whole number, at least {at_least}")
+
+
+def positive_number(name: str, value: object, *, at_most: float = math.inf) -> None:
+    """Refuse anything but a finite number above zero, up to `at_most`."""
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not number or not 0 < float(value) <= at_most or math.isinf(float(value)):  # type: ignore[arg-type]
+        limit = "" if math.isinf(at_most) else f" and at most {at_most:g}"
+        raise UserError(f"{name}={value!r}; expected a finite number above 0{limit}")
+
+
+def file_path(name: str, value: object) -> None:
+    """Refuse anything but the path of a file."""
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise UserError(f"{name}={value!r}; expected the path of a file")
+
+
+def _labels(labels: npt.NDArray[np.integer], classes: int, names: Sequence[str]) -> Labels:
+    y = np.asarray(labels)
+    if y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer):
+        raise UserError(f"labels of shape {y.shape} and type {y.dtype}; expected one whole number per sample")
+    if y.min() < 0 or y.max() >= classes:
+        raise UserError(f"labels from {y.min()} to {y.max()}; expected 0 to {classes - 1}")
+    return Labels(y.astype(np.int64), tuple(names) or tuple(str(c) for c in range(classes)))

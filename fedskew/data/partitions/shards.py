@@ -1,0 +1,58 @@
+"""Equal shards of single classes, as FedLMD and FedNTD deal them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedskew.data.partition import IntArray, Labels, Partition, group, register, whole_number
+from fedskew.randomness import permutation
+
+
+@register
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Each client gets `shards` equal shards, each of one class: at most that many labels, equal sizes.
+
+    Every class is cut, in file order, into clients × shards / classes shards (its first shards take the
+    leftovers, one sample each). A shuffled list in which each class stands once per shard is dealt out, and
+    each drawn class is served by a random shard of it; a client may draw the same class twice.
+    """
+
+    name: ClassVar[str] = "shards"
+    clients: int
+    shards: int = 2
+
+    def __post_init__(self) -> None:
+        whole_number("clients", self.clients, at_least=1)
+        whole_number("shards", self.shards, at_least=1)
+
+    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+        per_class = self._shards_per_class(labels)
+        # Shard i is shard (i mod per_class) of class (i // per_class), and one shuffle of all shards is the
+        # shuffled list of classes and the random choice among each class's shards at once.
+        order = permutation(self.clients * self.shards, seed, "partition shards")
+        client_of_shard = np.empty(len(order), np.int64)
+        client_of_shard[order] = np.arange(len(order)) // self.shards
+        owners = np.empty(len(labels), np.int64)
+        for c in range(labels.classes):
+            members = np.flatnonzero(labels.y == c)
+            for j, shard in enumerate(np.array_split(members, per_class)):
+                owners[shard] = client_of_shard[c * per_class + j]
+        return group(owners, self.clients)
+
+    def _shards_per_class(self, labels: Labels) -> int:
+        self.require_clients(self.clients, len(labels))
+        per_class, left_over = divmod(self.clients * self.shards, labels.classes)
+        if left_over:
+            step = labels.classes // math.gcd(self.shards, labels.classes)
+            fitting = max(1, round(self.clients / step)) * step
+            raise self.refuse(
+                f"clients × shards = {self.clients * self.shards} shards do not divide among the "
+                f"{labels.classes} classes; use a multiple of {step} clients, such as {fitting}"
+            )
+        self.require_samples(np.full(labels.classes, per_class), labels.class_sizes, labels)
+        return per_class

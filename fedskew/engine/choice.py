@@ -1,0 +1,55 @@
+"""Which engine, device and number format a run uses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.network import Network
+from fedskew.engine.plain import PlainEngine
+from fedskew.engine.stacked import StackedEngine
+from fedskew.engine.work import Engine
+from fedskew.errors import UserError
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        found = torch.cuda.device_count()
+        if (device.index or 0) >= found:
+            raise UserError(f"device {name!r} is not there: {found} CUDA devices found; choose cpu or auto")
+    return device
+
+
+def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
+    """The dtype of parameters, and that of autocast if the precision has one."""
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    return dtype, torch.bfloat16 if precision == "bf16" else None
+
+
+@contextlib.contextmanager
+def matrix_products(precision: str) -> Iterator[None]:
+    """TF32 for `tf32` and, where autocast leaves float32 products, `bf16`; otherwise full float32."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    allowed = precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def make_engine(name: str, model: nn.Module, network: Network, data: DeviceSamples, smallest_batch: int) -> Engine:
+    """`auto` stacks, but not convolutions on a CPU, where one client after another is faster."""
+    if name == "auto":
+        convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
+        name = "plain" if convolutional and data.y.device.type == "cpu" else "stacked"
+    engine = StackedEngine if name == "stacked" else PlainEngine
+    return engine(network, data, smallest_batch)

@@ -1,0 +1,79 @@
+"""Where a run stands after a round: everything that the next round depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedskew.engine.network import ModelState
+from fedskew.methods.parts import Notes, Tensors, pack, unpack
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """A model in training, with the state that belongs to it."""
+
+    model: ModelState
+    rounds: int = 0
+    """How many rounds it was trained."""
+    server: Tensors = field(default_factory=dict)
+    clients: Mapping[int, Tensors] = field(default_factory=dict)
+    """What each client that took part keeps."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """All models of a run, and its place in the schedule."""
+
+    trainees: Mapping[str, Trainee]
+    round: int = 0
+    """Rounds done, over all stages."""
+    stage: int = 0
+    stage_round: int = 0
+    notes: Notes = field(default_factory=dict)
+
+    @property
+    def model(self) -> ModelState:
+        """The global model."""
+        return self.trainees["global"].model
+
+    def with_trainee(self, name: str, trainee: Trainee) -> RunState:
+        return replace(self, trainees={**self.trainees, name: trainee})
+
+    def meta(self) -> dict[str, Any]:
+        """What is not tensors, as JSON."""
+        return {
+            "round": self.round,
+            "stage": self.stage,
+            "stage_round": self.stage_round,
+            "notes": self.notes,
+            "trainees": {name: {"rounds": t.rounds, "clients": sorted(t.clients)} for name, t in self.trainees.items()},
+        }
+
+    def tensors(self) -> Tensors:
+        """All tensors under one flat naming."""
+        flat: Tensors = {}
+        for name, t in self.trainees.items():
+            flat |= pack(f"{name}:params", t.model.params) | pack(f"{name}:buffers", t.model.buffers)
+            flat |= pack(f"{name}:server", t.server)
+            for client, state in t.clients.items():
+                flat |= pack(f"{name}:client:{client}", state)
+        return flat
+
+    @classmethod
+    def restored(cls, tensors: Tensors, meta: Mapping[str, Any], device: torch.device) -> RunState:
+        """The inverse of `tensors` and `meta`."""
+        placed = {name: t.to(device) for name, t in tensors.items()}
+        trainees = {
+            name: Trainee(
+                model=ModelState(unpack(f"{name}:params", placed), unpack(f"{name}:buffers", placed)),
+                rounds=about["rounds"],
+                server=unpack(f"{name}:server", placed),
+                clients={client: unpack(f"{name}:client:{client}", placed) for client in about["clients"]},
+            )
+            for name, about in meta["trainees"].items()
+        }
+        return cls(trainees, meta["round"], meta["stage"], meta["stage_round"], dict(meta["notes"]))

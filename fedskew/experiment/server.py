@@ -1,0 +1,308 @@
+"""The server: draws clients, has them trained, aggregates, moves through the stages of a method, evaluates."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedskew.data.augment import make_augmentation
+from fedskew.data.federation import Federation
+from fedskew.engine import (
+    Assignment,
+    DeviceSamples,
+    LocalTraining,
+    ModelState,
+    Network,
+    RoundKey,
+    RoundResult,
+    RoundWork,
+    choose_device,
+    confusion,
+    make_engine,
+    matrix_products,
+    number_format,
+    survey,
+)
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.run_state import RunState, Trainee
+from fedskew.methods import Method, Stage, Tensors, Updates
+from fedskew.methods.parts import weighted_mean
+from fedskew.metrics.confusion import Evaluation
+from fedskew.metrics.drift import drift_diversity, finite_or_none
+from fedskew.metrics.groups import group_accuracy
+from fedskew.randomness import permutation
+
+Row = dict[str, Any]
+"""What is recorded of a round, as JSON."""
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One round in the making."""
+
+    stage: Stage
+    trainee: Trainee
+    federation: Federation
+    clients: npt.NDArray[np.int64]
+    local: LocalTraining
+
+
+class Server:
+    """One run's server: `start`, then `advance` until `stage` is None."""
+
+    def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
+        self._federation = federation
+        self._method = method
+        self._config = config
+        self.device = choose_device(config.device)
+        dtype, autocast = number_format(config.precision)
+        dataset = federation.dataset
+        augmentation = make_augmentation(config.augment, dataset.input_shape) if config.augment else None
+        self._train = DeviceSamples(dataset, dataset.train, self.device, dtype, augmentation)
+        self._test = DeviceSamples(dataset, dataset.test, self.device, dtype)
+        self.network = Network(model, dtype, autocast).to(self.device)
+        smallest = self.network.smallest_batch(self._train.inputs(torch.zeros(1, dtype=torch.int64)))
+        self.engine = make_engine(config.engine, model, self.network, self._train, smallest)
+
+    # -- the schedule ------------------------------------------------------------------------------------
+
+    def start(self) -> RunState:
+        """The state before the first round."""
+        model = self.network.state()
+        return self._past_empty_stages(RunState({"global": self._new_trainee(model)}))
+
+    def stages(self, state: RunState) -> list[Stage]:
+        """The stages known so far."""
+        return self._method.stages(self._config.rounds, self._config.local_epochs, state.notes)
+
+    def stage(self, state: RunState) -> Stage | None:
+        """The stage that the next round belongs to; None at the end."""
+        stages = self.stages(state)
+        return stages[state.stage] if state.stage < len(stages) else None
+
+    def rounds_ahead(self, state: RunState) -> int:
+        """Rounds still to come, as far as the stages are known."""
+        return sum(stage.rounds for stage in self.stages(state)[state.stage :]) - state.stage_round
+
+    def _past_empty_stages(self, state: RunState) -> RunState:
+        while (stage := self.stage(state)) is not None and state.stage_round >= stage.rounds:
+            if stage.survey:
+                state = replace(state, notes={**state.notes, **self._concluded(stage, state)})
+            state = replace(state, stage=state.stage + 1, stage_round=0)
+        return state
+
+    def _concluded(self, stage: Stage, state: RunState) -> dict[str, Any]:
+        samples = np.concatenate(self._federation.indices)
+        told = survey(self.network, state.trainees[stage.model].model, self._train, samples)
+        return self._method.conclude(stage, told)
+
+    # -- a round -----------------------------------------------------------------------------------------
+
+    def advance(self, state: RunState) -> tuple[RunState, Row]:
+        """One round."""
+        with matrix_products(self._config.precision):
+            stage = self.stage(state)
+            if stage is None:
+                raise ValueError("the run is at its end")
+            this = self._prepare(stage, state)
+            result = self.engine.train(self._work(this, state))
+            finite = _finite(result)
+            trainee = self._aggregated(this, result, finite)
+            after = replace(state, round=state.round + 1, stage_round=state.stage_round + 1)
+            after = self._past_empty_stages(after.with_trainee(stage.model, trainee))
+            row = self._row(this, result, finite, after)
+            if self._is_evaluated(this, after):
+                row |= self._evaluated(this, result, finite, trainee)
+        return after, row
+
+    def _prepare(self, stage: Stage, state: RunState) -> _Round:
+        config = self._config
+        trainee = state.trainees.get(stage.model) or self._new_trainee(state.model)
+        federation = self._federation if stage.labels is None else self._restricted[stage.labels]
+        local = LocalTraining(
+            epochs=stage.local_epochs or config.local_epochs,
+            batch_size=config.batch_size,
+            lr=config.lr * config.lr_decay**trainee.rounds,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            clip_norm=config.clip_norm,
+        )
+        return _Round(stage, trainee, federation, self._sampled(stage, trainee, federation), local)
+
+    def _new_trainee(self, model: ModelState) -> Trainee:
+        state: Tensors = {}
+        for part in self._method.parts:
+            state |= part.server_state(model.params)
+        return Trainee(model, server=state)
+
+    @cached_property
+    def _restricted(self) -> Mapping[tuple[int, ...], Federation]:
+        return _Restrictions(self._federation)
+
+    def _sampled(self, stage: Stage, trainee: Trainee, federation: Federation) -> npt.NDArray[np.int64]:
+        """The round's clients, in order, drawn without regard to the method: all methods meet the same ones."""
+        eligible = np.flatnonzero(federation.sizes > 0)
+        if not len(eligible):
+            raise UserError(f"stage {stage.name!r} has no client with samples of classes {stage.labels}")
+        wanted = min(self._config.clients_per_round or len(eligible), len(eligible))
+        order = permutation(len(eligible), self._config.seed, "clients", _number(stage.model), trainee.rounds)
+        return np.sort(eligible[order[:wanted]])
+
+    def _work(self, this: _Round, state: RunState) -> RoundWork:
+        downlink: Tensors = {}
+        for part in (this.stage.objective, self._method.solver, self._method.server):
+            downlink |= part.downlink(this.trainee.server)
+        return RoundWork(
+            objective=this.stage.objective,
+            solver=self._method.solver,
+            server=self._method.server,
+            sent=this.trainee.model,
+            downlink=downlink,
+            companions={name: t.model for name, t in state.trainees.items()},
+            assignments=[self._assignment(this, int(client)) for client in this.clients],
+            local=this.local,
+            key=RoundKey(self._config.seed, _number(this.stage.model), this.trainee.rounds),
+        )
+
+    def _assignment(self, this: _Round, client: int) -> Assignment:
+        state = this.trainee.clients.get(client)
+        if state is None:
+            state = {}
+            for part in (this.stage.objective, self._method.solver, self._method.server):
+                state |= part.client_state(this.trainee.model.params)
+        counts = this.federation.label_counts[client]
+        return Assignment(client, this.federation.indices[client], counts, state)
+
+    def _aggregated(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> Trainee:
+        """The next global model, from the clients whose update is finite."""
+        trainee = replace(this.trainee, rounds=this.trainee.rounds + 1)
+        if not finite.any():
+            return trainee
+        sizes = this.federation.sizes[this.clients][finite]
+        shares = sizes if self._config.average == "samples" else np.ones_like(sizes)
+        weights = torch.from_numpy(shares / shares.sum()).to(self.device)
+        kept = torch.from_numpy(np.flatnonzero(finite)).to(self.device)
+        updates = Updates(
+            params={name: t[kept] for name, t in result.trained.params.items()},
+            weights=weights,
+            uplink={name: t[kept] for name, t in result.uplink.items()},
+            lr=this.local.lr,
+            participation=len(sizes) / self._federation.clients,
+        )
+        params, server = self._method.server.aggregate(this.trainee.model.params, updates, this.trainee.server)
+        buffers = weighted_mean({name: t[kept] for name, t in result.trained.buffers.items()}, weights)
+        clients = dict(this.trainee.clients)
+        if result.states:
+            for row in np.flatnonzero(finite):
+                clients[int(this.clients[row])] = {name: t[row].clone() for name, t in result.states.items()}
+        return replace(trainee, model=ModelState(params, buffers), server=server, clients=clients)
+
+    # -- what is recorded --------------------------------------------------------------------------------
+
+    def _row(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> Row:
+        visits = int(result.visits.sum())
+        tally = {name: float(t.sum()) for name, t in result.tally.items()}
+        losses = result.loss.cpu().numpy()[finite]
+        baseline = self._config.local_epochs * int(self._federation.sizes[this.clients].sum())
+        forwards = this.stage.objective.extra_forwards(visits, tally)
+        return {
+            "round": after.round,
+            "stage": this.stage.name,
+            "model": this.stage.model,
+            "clients": this.clients.tolist(),
+            "lr": this.local.lr,
+            "loss": float(np.average(losses, weights=result.visits[finite] + 1e-9)) if finite.any() else None,
+            "diverged": this.clients[~finite].tolist(),
+            "visits": visits,
+            "tally": tally,
+            "compute": (visits + forwards / 3) / baseline,
+            "notes": after.notes,
+        }
+
+    def _is_evaluated(self, this: _Round, after: RunState) -> bool:
+        last_of_stage = after.stage_round == 0
+        return last_of_stage or (this.trainee.rounds + 1) % self._config.eval_every == 0
+
+    def evaluate(self, model: ModelState, labels: tuple[int, ...] | None = None) -> Evaluation:
+        """The model on the test set."""
+        return Evaluation(confusion(self.network, model, self._test, labels))
+
+    def _evaluated(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee) -> Row:
+        row: Row = {"evaluation": self.evaluate(trainee.model, this.stage.labels).to_json()}
+        if self._config.eval_local:
+            row |= self._evaluated_locally(this, result, finite)
+        return row
+
+    def _evaluated_locally(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> Row:
+        """Each client's model before and after its update, over its vacant, minority and majority classes."""
+        before = self.evaluate(this.trainee.model, this.stage.labels)
+        local = []
+        for row in np.flatnonzero(finite):
+            client = int(this.clients[row])
+            after = self.evaluate(_of_client(result.trained, int(row)), this.stage.labels)
+            groups = {
+                "vacant": this.federation.vacant(client),
+                "minority": this.federation.minority(client),
+                "majority": this.federation.majority(client),
+            }
+            local.append(
+                {
+                    "client": client,
+                    "before": {"accuracy": before.accuracy} | group_accuracy(before.class_accuracy, groups),
+                    "after": {"accuracy": after.accuracy} | group_accuracy(after.class_accuracy, groups),
+                    "class_accuracy": after.class_accuracy,
+                }
+            )
+        moves = (_flat_move(this.trainee.model, result.trained, int(row)) for row in np.flatnonzero(finite))
+        return {
+            "local": local,
+            "local_before": before.class_accuracy,
+            "drift_diversity": finite_or_none(drift_diversity(moves)) if finite.any() else None,
+        }
+
+
+class _Restrictions(dict[tuple[int, ...], Federation]):
+    """The federation with some classes only, made when first asked for."""
+
+    def __init__(self, federation: Federation) -> None:
+        super().__init__()
+        self._whole = federation
+
+    def __missing__(self, labels: tuple[int, ...]) -> Federation:
+        self[labels] = self._whole.restrict(labels)
+        return self[labels]
+
+
+def _number(model: str) -> int:
+    """What keys a model's randomness; the global model's is 0, in every method."""
+    return 0 if model == "global" else zlib.crc32(model.encode())
+
+
+def _finite(result: RoundResult) -> npt.NDArray[np.bool_]:
+    """Which clients came back with finite numbers only."""
+    tensors = [*result.trained.params.values(), *result.trained.buffers.values(), *result.uplink.values()]
+    finite = result.loss.isfinite()
+    for tensor in tensors:
+        finite = finite & tensor.flatten(1).isfinite().all(dim=1) if tensor.dim() > 1 else finite & tensor.isfinite()
+    return np.asarray(finite.cpu().numpy())
+
+
+def _of_client(stacked: ModelState, row: int) -> ModelState:
+    return ModelState(
+        {name: t[row] for name, t in stacked.params.items()}, {name: t[row] for name, t in stacked.buffers.items()}
+    )
+
+
+def _flat_move(sent: ModelState, trained: ModelState, row: int) -> npt.NDArray[np.generic]:
+    return np.concatenate(
+        [(trained.params[name][row] - w).double().cpu().numpy().ravel() for name, w in sent.params.items()]
+    )

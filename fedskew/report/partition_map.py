@@ -1,0 +1,243 @@
+"""The client × class map of a federation: in the terminal, as a picture, as a table of counts."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from fedskew.data.federation import Federation
+from fedskew.data.partition import IntArray
+from fedskew.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+
+SHADES = " ░▒▓█"
+ASCII_SHADES = " .:*#"
+COLOURS = ("", "color(24)", "color(31)", "color(38)", "bold color(45)")
+LEVELS = len(SHADES) - 1
+NAME_WIDTH = 12
+MOST_LINES = 120
+"""Of the map: beyond them it is cropped, and says so."""
+BUBBLES_UP_TO = 30
+"""Clients and classes that a picture shows as bubbles; more become a heat map."""
+
+
+@dataclass(frozen=True)
+class PartitionMap:
+    """A rich renderable: shade by count, a vacant class blank.
+
+    The longer of clients and classes runs across, in as many panels as the terminal's width asks for, so that
+    100 clients with 10 classes and 10 clients with 100 classes are both seen whole. Where there is room, the
+    counts are written out.
+    """
+
+    federation: Federation
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = _Grid.of(self.federation)
+        shades = ASCII_SHADES if options.ascii_only else SHADES
+        yield from grid.render(options.max_width, shades)
+        key = "counts" if grid.writes_counts(options.max_width) else _key(grid.largest, shades)
+        unused = f"; {self.federation.unused} samples unused" if self.federation.unused else ""
+        yield Text(f"blank: none; {key}{unused}; split {self.federation.hash[:12]}", style="dim")
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """The map with its axes chosen: `rows` down, `columns` across."""
+
+    counts: IntArray
+    rows: Sequence[str]
+    columns: Sequence[str]
+    across_kind: str
+
+    @classmethod
+    def of(cls, fed: Federation) -> _Grid:
+        clients = [str(k) for k in range(fed.clients)]
+        classes = fed.dataset.classes
+        if fed.clients > fed.classes:
+            numbered = [f"{c} {name}" if name != str(c) else name for c, name in enumerate(classes)]
+            return cls(fed.label_counts.T, numbered, clients, "client")
+        return cls(fed.label_counts, [f"client {k}" for k in clients], classes, "class")
+
+    @cached_property
+    def largest(self) -> int:
+        return int(self.counts.max())
+
+    @property
+    def digits(self) -> int:
+        return len(str(self.largest))
+
+    @cached_property
+    def margin(self) -> int:
+        return min(NAME_WIDTH, max(map(len, [*self.rows, self.across_kind]))) + 1
+
+    def writes_counts(self, width: int) -> bool:
+        """Whether the counts themselves fit, one line per row."""
+        return len(self.columns) * (self.digits + 1) <= width - self.margin
+
+    def render(self, width: int, shades: str) -> RenderResult:
+        across, room = len(self.columns), max(1, width - self.margin)
+        if self.writes_counts(width):
+            cell = min(NAME_WIDTH, room // across)
+        else:
+            cell = max(1, min(3, self.digits, room // across))
+        per_panel = max(1, room // cell)
+        shown_rows = min(len(self.rows), MOST_LINES - 2)
+        panels = max(1, MOST_LINES // (shown_rows + 2))
+        for start in range(0, min(across, panels * per_panel), per_panel):
+            columns = range(start, min(start + per_panel, across))
+            yield from self._heading(columns, cell)
+            for row in range(shown_rows):
+                yield self._line(row, columns, cell, shades)
+        hidden = {"client": 0, "class": 0}
+        hidden[self.across_kind] = max(0, across - panels * per_panel)
+        hidden["class" if self.across_kind == "client" else "client"] = len(self.rows) - shown_rows
+        for kind, number in hidden.items():
+            if number:
+                yield Text(f"... and {number} more {'clients' if kind == 'client' else 'classes'}", style="dim")
+
+    def _heading(self, columns: range, cell: int) -> list[Text]:
+        """What the columns are: names where there is room, else numbers, digit under digit if need be."""
+        if cell > 3:
+            names = "".join(f" {self.columns[c][: cell - 1]:>{cell - 1}}" for c in columns)
+            return [Text(self.across_kind.ljust(self.margin) + names, style="bold")]
+        lines, digits = [], len(str(columns.stop - 1))
+        for place in range(digits):
+            marks = "".join(str(c).rjust(digits)[place].ljust(cell) for c in columns)
+            kind = self.across_kind if place == digits - 1 else ""
+            lines.append(Text(kind.ljust(self.margin) + marks, style="bold"))
+        return lines
+
+    def _line(self, row: int, columns: range, cell: int, shades: str) -> Text:
+        line = Text(self.rows[row][:NAME_WIDTH].ljust(self.margin), no_wrap=True)
+        for count in self.counts[row, columns.start : columns.stop].tolist():
+            level = _level(count, self.largest)
+            written = str(count) if count else ""
+            text = written.rjust(cell) if cell > self.digits else shades[level] * cell
+            line.append(text, style=COLOURS[level])
+        return line
+
+
+def _level(count: int, largest: int) -> int:
+    """Shade 0 for none, 1 to LEVELS by the square root of the count, so that small counts stay visible."""
+    return int(np.ceil(LEVELS * np.sqrt(count / largest))) if largest else 0
+
+
+def _key(largest: int, shades: str) -> str:
+    """Up to which count each shade stands."""
+    tops = [largest * level**2 // LEVELS**2 for level in range(LEVELS + 1)]
+    used = [level for level in range(1, LEVELS + 1) if tops[level] > tops[level - 1]]
+    return ", ".join(f"{shades[level]} up to {tops[level]}" for level in used)
+
+
+def class_table(fed: Federation) -> Table:
+    """Each client's samples and its vacant, minority and majority classes."""
+    table = Table(title="majority: more than samples / classes; minority: fewer, but some; vacant: none")
+    table.add_column("client", justify="right")
+    table.add_column("samples", justify="right")
+    for heading in ("vacant", "minority", "majority"):
+        table.add_column(heading)
+    for k in range(fed.clients):
+        groups = (fed.vacant(k), fed.minority(k), fed.majority(k))
+        table.add_row(str(k), str(fed.sizes[k]), *(_listed(group, fed.dataset.classes) for group in groups))
+    return table
+
+
+def _listed(group: Sequence[int], names: Sequence[str]) -> str:
+    """Class names, or numbers with runs drawn together where there are too many names to read."""
+    if len(names) <= 20:
+        return ", ".join(names[c] for c in group) or "-"
+    runs: list[list[int]] = []
+    for c in group:
+        if runs and c == runs[-1][1] + 1:
+            runs[-1][1] = c
+        else:
+            runs.append([c, c])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "-"
+
+
+def save_map(fed: Federation, path: str | os.PathLike[str]) -> None:
+    """Save the map as a picture (.png, .svg, .pdf) or its counts as .csv, which the partition `counts` reads."""
+    target = Path(path)
+    kind = target.suffix.lower()
+    if kind not in (".png", ".svg", ".pdf", ".csv"):
+        raise UserError(f"cannot save a partition map as {str(path)!r}; expected .png, .svg, .pdf or .csv")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if kind == ".csv":
+            _save_counts(fed, target)
+        else:
+            _save_picture(fed, target)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _save_counts(fed: Federation, target: Path) -> None:
+    with target.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["client", *fed.dataset.classes])
+        writer.writerows([k, *counts] for k, counts in enumerate(fed.label_counts.tolist()))
+
+
+def _save_picture(fed: Federation, target: Path) -> None:
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("pictures need matplotlib: install fedskew[report]") from error
+    width = min(16.0, 3.0 + 0.4 * max(fed.clients, 10))
+    height = min(12.0, 2.0 + 0.35 * max(fed.classes, 8))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    draw_map(fed, axes)
+    stamp = {"Date": None} if target.suffix.lower() == ".svg" else {}
+    with matplotlib.rc_context({"svg.hashsalt": "fedskew"}):
+        figure.savefig(target, dpi=150, metadata=stamp)
+
+
+def draw_map(fed: Federation, axes: Axes) -> None:
+    """Draw the map as the papers do: clients across, classes up, bubbles while they can be told apart."""
+    marks: ScalarMappable
+    if max(fed.clients, fed.classes) <= BUBBLES_UP_TO:
+        client, label = np.nonzero(fed.label_counts)
+        counts = fed.label_counts[client, label].astype(np.float64)
+        area = 500.0 * counts / counts.max(initial=1) * min(1.0, 10 / max(fed.clients, fed.classes)) + 2
+        marks = axes.scatter(client, label, s=area, c=counts, cmap="viridis_r", vmin=0)
+        axes.set_xlim(-0.7, fed.clients - 0.3)
+        axes.set_ylim(-0.7, fed.classes - 0.3)
+    else:
+        cells = np.ma.masked_equal(fed.label_counts.T, 0)
+        marks = axes.imshow(cells, aspect="auto", origin="lower", cmap="viridis_r", interpolation="none", vmin=0)
+    axes.figure.colorbar(marks, ax=axes, label="samples")
+    axes.set_xlabel("client")
+    axes.set_ylabel("class")
+    axes.set_title(_title(fed))
+    if fed.clients <= BUBBLES_UP_TO:
+        axes.set_xticks(range(fed.clients))
+    if fed.classes <= BUBBLES_UP_TO:
+        axes.set_yticks(range(fed.classes), labels=[_plain(name) for name in fed.dataset.classes])
+
+
+def _title(fed: Federation) -> str:
+    rule = ", ".join(f"{key}={value}" for key, value in fed.partition.items() if key != "name")
+    return _plain(f"{fed.dataset.name}: {fed.partition['name']} ({rule}), seed {fed.seed}")
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib does not take for mathematics."""
+    return text.replace("$", r"\$")
