@@ -36,7 +36,7 @@ def load_npz(path: Path, *, test_fraction: float | None = None, layout: str | No
     where = [f"{path} {x}" for x, _ in names]
     kind, inputs = inputs_of([arrays[x] for x, _ in names], where, layout)
     classes = None if "classes" not in arrays else [str(name) for name in np.atleast_1d(arrays["classes"])]
-    parts = [Part(x, y) for x, y in zip(inputs, labels, strict=True)]
+    parts = [Part(x, y, name) for x, y, name in zip(inputs, labels, where, strict=True)]
     return assemble(path.name, kind, parts, classes, test_fraction)
 
 
@@ -96,6 +96,8 @@ def _as_bytes(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray
 
 
 def _read(path: Path) -> dict[str, Array]:
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path}: not a .npz file; expected what numpy.savez writes")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}

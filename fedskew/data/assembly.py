@@ -24,6 +24,7 @@ class Part:
 
     x: Array | list[str]
     labels: Labels
+    where: str
 
 
 def assemble(
@@ -38,13 +39,11 @@ def assemble(
     """The dataset of one part, from which a test set is cut, or of two: train and test."""
     for part in parts:
         if len(part.x) != len(part.labels):
-            raise UserError(
-                f"{part.labels.where}: {len(part.x)} inputs but {len(part.labels)} labels; expected equal lengths"
-            )
+            raise UserError(f"{part.where}: {len(part.x)} inputs but {len(part.labels)} labels; expected equal lengths")
     names, numbers = encode_labels([part.labels for part in parts], classes)
     if kind == "table":
         for part, y in zip(parts, numbers, strict=True):
-            check_samples(Samples(np.asarray(part.x), y), len(names), part.labels.where, part.labels.row)
+            check_samples(Samples(np.asarray(part.x), y), len(names), part.where, part.labels.row)
     (train_x, train_y), (test_x, test_y) = _train_and_test(parts, numbers, test_fraction)
     if kind == "text":
         return text_dataset(name, names, (list(train_x), train_y), (list(test_x), test_y), length, vocabulary)
@@ -65,11 +64,11 @@ def _train_and_test(
 ) -> tuple[tuple[Array | list[str], Whole], tuple[Array | list[str], Whole]]:
     if len(parts) == 2:
         if fraction is not None:
-            raise UserError(f"{parts[1].labels.where} is a test set already; leave test_fraction out")
+            raise UserError(f"{parts[1].where} is a test set already; leave test_fraction out")
         return (parts[0].x, numbers[0]), (parts[1].x, numbers[1])
     x, y = parts[0].x, numbers[0]
     cut = TEST_FRACTION if fraction is None else fraction
-    train, test = stratified_holdout(y, cut, parts[0].labels.where)
+    train, test = stratified_holdout(y, cut, parts[0].where)
     return (_rows(x, train), y[train]), (_rows(x, test), y[test])
 
 

@@ -9,8 +9,6 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -58,9 +56,8 @@ def fetch(file: RemoteFile, folder: Path) -> Path:
     target = folder / file.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _exclusive(folder / f".{file.name}.lock"):
-            if not target.exists():
-                _from_any_url(file, target)
+        if not target.exists():
+            _from_any_url(file, target)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     return target
@@ -128,16 +125,3 @@ def _digest(path: Path, checksum: str) -> str:
     algorithm = checksum.partition(":")[0]
     with path.open("rb") as file:
         return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
-
-
-@contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
-    """One process at a time; where the system has no flock, the checksum alone guards against a clash."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with lock.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

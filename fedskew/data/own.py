@@ -51,7 +51,7 @@ def load_image_folder(folder: Path, *, test_fraction: float | None = None, image
     samples = [read_images(found, str(half), size) for found, half in zip(images, halves, strict=True)]
     pixels = same_channels([part.x.astype(np.uint8, copy=False) for part in samples])
     parts = [
-        Part(x, Labels(part.y, str(half), [str(path) for path, _ in found].__getitem__))
+        Part(x, Labels(part.y, str(half), [str(path) for path, _ in found].__getitem__), str(half))
         for x, part, half, found in zip(pixels, samples, halves, images, strict=True)
     ]
     return assemble(folder.resolve().name, "image", parts, classes, test_fraction)

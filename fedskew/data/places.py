@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,24 +46,49 @@ def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
 def files_of(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """The dataset's files, found, unpacked or downloaded; in the order of the layout that matched."""
     folders = list(_folders(published, roots(data_dir)))
-    cache = cache_folder()
     if found := _first_match(published, folders):
         return found
-    for archive in _archives(published, folders):
-        extract(archive, cache / published.name)
-        if found := _first_match(published, _folders(published, [cache])):
+    cache = cache_folder()
+    with _one_process_at_a_time(cache, published.name):
+        if found := _first_match(published, folders):
             return found
-        raise UserError(f"{archive}: does not hold the files of {published.name}; expected the publisher's archive")
+        _fill_cache(published, folders, cache)
+    if found := _first_match(published, _folders(published, [cache])):
+        return found
+    raise UserError(f"the files of {published.name} in {cache / published.name} are incomplete; remove them")
+
+
+def _fill_cache(published: Published, folders: list[Path], cache: Path) -> None:
+    target = cache / published.name
+    archive = next(_archives(published, folders), None)
+    if archive is not None:
+        extract(archive, target)
+        if not _first_match(published, _folders(published, [cache])):
+            raise UserError(f"{archive}: does not hold the files of {published.name}; expected the publisher's archive")
+        return
     for file in published.files:
         if file.name.endswith(SUFFIXES):
             archive = fetch(file, cache)
-            extract(archive, cache / published.name)
+            extract(archive, target)
             archive.unlink()
         else:
-            fetch(file, cache / published.name)
-    if found := _first_match(published, _folders(published, [cache])):
-        return found
-    raise UserError(f"{published.name}: the downloaded files in {cache / published.name} are incomplete; remove them")
+            fetch(file, target)
+
+
+@contextmanager
+def _one_process_at_a_time(cache: Path, name: str) -> Iterator[None]:
+    """So that runs started together download and unpack once; a system without flock goes unguarded."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = (cache / f".{name}.lock").open("wb")
+    except OSError as error:
+        raise UserError(f"cannot write to the cache {cache}: {error.strerror or error}") from error
+    with lock:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _folders(published: Published, bases: list[Path]) -> Iterator[Path]:

@@ -70,7 +70,7 @@ def load_tables(
     labels = [_labels(table, label) for table in tables]
     classes = tables[0].class_names.get(label)
     if inputs.kind == "text":
-        texts = [Part(_text(table, inputs.names[0]), y) for table, y in zip(tables, labels, strict=True)]
+        texts = [Part(_text(table, inputs.names[0]), y, table.where) for table, y in zip(tables, labels, strict=True)]
         return assemble(name, "text", texts, classes, test_fraction, length, vocabulary)
     if inputs.kind == "encoded":
         size = parse_size(image_size)
@@ -78,7 +78,7 @@ def load_tables(
     else:
         pixels = [_numbers(table, inputs.names) for table in tables]
     kind, x = inputs_of(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
-    parts = [Part(values, y) for values, y in zip(x, labels, strict=True)]
+    parts = [Part(v, y, table.where) for v, y, table in zip(x, labels, tables, strict=True)]
     return assemble(name, kind, parts, classes, test_fraction)
 
 
@@ -236,6 +236,8 @@ def _decoded(table: Table, name: str, size: Size | None) -> Pixels:
     column = _column(table, name)
     if not isinstance(column, EncodedImages):
         raise UserError(f"{table.where}: column {name!r} holds no images; expected them as in the training data")
+    if not column.files:
+        raise UserError(f"{table.where}: no samples")
     return decode_all(column.files, lambda index: f"{table.where} {table.row(index)}", size)
 
 
@@ -248,7 +250,14 @@ def _numbers(table: Table, names: tuple[str, ...]) -> Array:
             raise UserError(f"{table.where}: column {name!r} holds strings; expected numbers as in the training data")
         if column.ndim > 2:
             return column
-        blocks.append(column.reshape(len(column), -1).astype(np.float64))
+        block = column.reshape(len(column), -1).astype(np.float64)
+        bad = np.flatnonzero(~np.isfinite(block).all(axis=1))
+        if len(bad):
+            raise UserError(
+                f"{table.where}: NaN or infinite value in column {name!r}, {table.row(int(bad[0]))}; "
+                "expected finite numbers"
+            )
+        blocks.append(block)
     return np.concatenate(blocks, axis=1)
 
 

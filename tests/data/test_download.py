@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import socket
 import threading
+import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from fedskew.data.download import RemoteFile, fetch
+from fedskew.data.places import Published, files_of
 from fedskew.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000
@@ -75,7 +79,7 @@ def unused_url() -> str:
 
 
 def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
+    return {path.name for path in folder.iterdir()}
 
 
 def test_a_file_arrives_whole_and_only_once(server: Server, tmp_path: Path) -> None:
@@ -137,6 +141,26 @@ def test_no_network_is_one_line_that_says_what_to_put_where(tmp_path: Path) -> N
     assert "refused" in str(caught.value)
     assert f"put file.bin into {tmp_path}" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_runs_that_start_together_download_once(server: Server, cache: Path) -> None:
+    file = RemoteFile("file.bin", (server.url,), MD5)
+    published = Published("things", ((("file.bin",),),), (), (file,))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: files_of(published, None), range(4)))
+    assert found == [[cache / "things" / "file.bin"]] * 4
+    assert server.requested == [None]
+
+
+def test_a_downloaded_archive_leaves_its_files_only(server: Server, cache: Path) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("raw/a.bin", "abc")
+    server.content = packed.getvalue()
+    file = RemoteFile("things.zip", (server.url,), "md5:" + hashlib.md5(server.content).hexdigest())
+    published = Published("things", ((("a.bin",),),), ("raw",), (file,))
+    assert files_of(published, None) == [cache / "things" / "raw" / "a.bin"]
+    assert names(cache) == {".things.lock", "things"}
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
