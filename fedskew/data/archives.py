@@ -39,6 +39,8 @@ def _unpack(archive: Path, work: Path) -> None:
                     raise zipfile.BadZipFile(f"{member!r} points outside the archive")
             members.extractall(work)
     else:
+        if not hasattr(tarfile, "data_filter"):  # Python before 3.11.4
+            raise UserError(f"{archive} cannot be unpacked safely by this Python; unpack it yourself, beside itself")
         with tarfile.open(archive) as members:
             members.extractall(work, filter="data")
 

@@ -19,7 +19,7 @@ from fedskew.data.options import checked, option_names
 from fedskew.data.own import load_own
 from fedskew.data.places import Published, files_of
 from fedskew.data.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
-from fedskew.errors import unknown
+from fedskew.errors import UserError, unknown
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def load(name_or_path: str | PathLike[str], data_dir: str | PathLike[str] | None
     path = Path(name).expanduser()
     if path.exists():
         return load_own(path, options)
+    if path.suffix or len(path.parts) > 1:
+        raise UserError(f"{name!r} does not exist; expected a file, a folder or one of {', '.join(DATASETS)}")
     raise unknown("dataset or path", name, DATASETS)
 
 

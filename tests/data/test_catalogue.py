@@ -371,7 +371,8 @@ def test_the_vocabulary_keeps_the_most_frequent_words(cache: Path, tmp_path: Pat
         ("ag_news", {"vocabulary": 1.5}, r"vocabulary is 1.5; expected a whole number"),
         ("digits", {"length": 3}, r"unknown option 'length' of digits, which has none"),
         ("mnst", {}, r"unknown dataset or path 'mnst'; did you mean 'mnist'"),
-        ("no/such/file.npz", {}, r"unknown dataset or path 'no/such/file.npz'"),
+        ("no/such/file", {}, r"'no/such/file' does not exist; expected a file, a folder or one of digits"),
+        ("file.npz", {}, r"'file.npz' does not exist"),
     ],
 )
 def test_a_wrong_name_or_option_gets_the_nearest_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,16 @@ def test_a_folder_without_classes_or_images_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(UserError, match=r"unknown option .*'label'"):
         load(tmp_path, label="a")
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "pets" / "cat" / "1.png")
+    pq.write_table(pa.table({"a": [1.0], "y": [0]}), tmp_path / "own.parquet")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for path, package in ((tmp_path / "pets", "Pillow"), (tmp_path / "own.parquet", "pyarrow")):
+        with pytest.raises(UserError, match=rf"needs {package}: pip install 'fedskew\[data\]'"):
+            load(path)
 
 
 # Tables
