@@ -155,8 +155,8 @@ def make_partition(name: str, **params: object) -> Partition:
     for key in params:
         if key not in known:
             hint = nearest(key, known)
-            meant = f"; did you mean {hint!r}?" if hint else ""
-            raise UserError(f"partition {name!r} has no parameter {key!r}{meant} It takes: {', '.join(known)}")
+            meant = f"; did you mean {hint!r}?" if hint else ";"
+            raise UserError(f"partition {name!r} has no parameter {key!r}{meant} it takes: {', '.join(known)}")
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in params]
     if missing:
         raise UserError(f"partition {name!r} needs {' and '.join(repr(key) for key in missing)}")

@@ -243,8 +243,8 @@ def test_a_split_that_cannot_exist_is_refused_with_the_reason(rule: Partition, r
     ("name", "params", "reason"),
     [
         ("dirichelt", {"clients": 10}, "did you mean 'dirichlet'"),
-        ("dirichlet", {"clients": 10, "bta": 1}, "did you mean 'beta'.*It takes: clients, beta, min_size"),
-        ("iid", {"clients": 10, "beta": 1}, "no parameter 'beta'"),
+        ("dirichlet", {"clients": 10, "bta": 1}, "did you mean 'beta'.*it takes: clients, beta, min_size"),
+        ("iid", {"clients": 10, "beta": 1}, "no parameter 'beta'; it takes: clients"),
         ("dirichlet", {}, "needs 'clients'"),
         ("dirichlet", {"clients": 0}, "clients=0; expected a whole number, at least 1"),
         ("dirichlet", {"clients": 2.5}, "clients=2.5"),
