@@ -69,7 +69,7 @@ def load_tiny_imagenet(files: list[Path]) -> Dataset:
 
 def _images_in(folder: Path) -> list[Path]:
     found = (p for p in folder.rglob("*") if p.suffix.lower() in EXTENSIONS and not p.name.startswith("."))
-    return sorted(found)
+    return sorted(p for p in found if p.is_file())
 
 
 def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:

@@ -30,7 +30,7 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     if values.ndim != 1:
         raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample")
     if values.dtype.kind == "S":
-        values = np.char.decode(values.astype(np.bytes_), "utf-8")
+        values = np.char.decode(values.astype(np.bytes_), "utf-8", "replace")
     if values.dtype.kind == "U":
         return Labels(_stripped(values, where, row), where, row)
     if values.dtype.kind not in "biuf":
@@ -72,6 +72,9 @@ def _stripped(values: npt.NDArray[np.generic], where: str, row: Callable[[int], 
 
 
 def _in_list(part: Labels, classes: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise UserError(f"{part.where}: class {twice!r} is listed twice; expected different names")
     if not classes:
         raise UserError(f"{part.where}: the class list is empty; expected at least 2 names")
     if part.values.dtype.kind == "U":

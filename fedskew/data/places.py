@@ -93,7 +93,7 @@ def _one_process_at_a_time(cache: Path, name: str) -> Iterator[None]:
 
 def _folders(published: Published, bases: list[Path]) -> Iterator[Path]:
     for base in bases:
-        for top in (base, base / published.name):
+        for top in (base / published.name, base):  # a folder of its own first: many sets have a train.csv
             for sub in published.folders:
                 yield top / sub
             yield top

@@ -20,7 +20,7 @@ def saved_tables(folder: Path) -> list[Table]:
     """The train and test tables; one table if nothing was saved to test on."""
     if not (folder / "dataset_dict.json").is_file():
         return [_split(folder)]
-    splits = _json(folder / "dataset_dict.json").get("splits") or []
+    splits = [str(name) for name in _json(folder / "dataset_dict.json").get("splits") or []]
     if len(splits) == 1:
         return [_split(folder / splits[0])]
     if "train" not in splits:
@@ -32,13 +32,16 @@ def saved_tables(folder: Path) -> list[Table]:
 def _split(folder: Path) -> Table:
     pyarrow = import_pyarrow()
     state = _json(folder / "state.json")
-    names = [Path(entry["filename"]).name for entry in state.get("_data_files") or []]
+    try:
+        names = [Path(entry["filename"]).name for entry in state["_data_files"]]
+    except (KeyError, TypeError):
+        names = []
     if not names:
         raise UserError(f"{folder / 'state.json'}: names no data files; expected what save_to_disk writes")
     info = folder / "dataset_info.json"
-    features = _json(info).get("features") or {} if info.is_file() else {}
+    features = _json(info).get("features") if info.is_file() else None
     table = pyarrow.concat_tables([_arrow_file(folder / name) for name in names])
-    return arrow_table(table, str(folder), features)
+    return arrow_table(table, str(folder), features if isinstance(features, dict) else {})
 
 
 def _arrow_file(path: Path) -> Any:

@@ -121,9 +121,7 @@ def parquet_table(path: Path) -> Table:
 
 def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
     """An Arrow table; `features` are Hugging Face's notes on its columns, which name the classes."""
-    notes = (table.schema.metadata or {}).get(b"huggingface")
-    if notes and not features:
-        features = json.loads(notes).get("info", {}).get("features") or {}
+    features = features or _features_in(table.schema.metadata or {})
     class_names = {
         name: tuple(feature["names"])
         for name, feature in features.items()
@@ -131,6 +129,15 @@ def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
     }
     columns = {name: _arrow_column(table.column(name), where, name) for name in table.column_names}
     return Table(where, "row {}".format, columns, class_names)
+
+
+def _features_in(metadata: dict[bytes, bytes]) -> dict[str, Any]:
+    """Hugging Face's notes inside the file; whatever else stands there is none of ours."""
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return features if isinstance(features, dict) else {}
 
 
 def import_pyarrow() -> Any:
@@ -313,7 +320,7 @@ def _nested(column: Any, where: str, name: str) -> Array:
     kind = column.type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise UserError(f"{where}: column {name!r} holds {kind} values; expected numbers, strings or images")
-    values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False)
+    values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False).copy()  # Arrow's memory is read-only
     if values.dtype.kind == "b":
         values = values.astype(np.int64)
     return values.reshape(shape)

@@ -401,6 +401,10 @@ def test_the_real_mnist(real_data: Path) -> None:
     assert data.train.x.mean() / 255 == pytest.approx(data.mean[0], abs=1e-4)
 
 
+def test_the_real_mnist_cut_again_has_the_sizes_of_fedvls(real_data: Path) -> None:
+    assert sizes(load("mnist", real_data, test_fraction=0.25)) == (52_500, 17_500, 10)
+
+
 def test_the_real_fashion_mnist(real_data: Path) -> None:
     data = load("fashion-mnist", real_data)
     assert sizes(data) == published_sizes("fashion-mnist")

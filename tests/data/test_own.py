@@ -170,6 +170,7 @@ TABLE = np.random.default_rng(3).normal(size=(20, 3))
         ({"x": TABLE, "y": with_value(Y, 5, -1), "classes": list("abcd")}, r"label '-1' in row 5"),
         ({"x": TABLE, "y": np.array(["a", "z"] * 10), "classes": list("ab")}, r"label 'z' in row 1; expected a, b"),
         ({"x": TABLE, "y": Y, "classes": np.array([], dtype="U1")}, r"class list is empty"),
+        ({"x": TABLE, "y": Y, "classes": list("abca")}, r"class 'a' is listed twice"),
         ({"x": TABLE, "y": with_value(Y.astype(float), 4, 1.5)}, r"label 1.5 in row 4; expected a whole number"),
         ({"x": TABLE, "y": with_value(Y.astype(float), 4, np.nan)}, r"label nan in row 4"),
         ({"x": TABLE, "y": np.array(["a", " "] * 10)}, r"no label in row 1"),
@@ -484,6 +485,12 @@ def test_a_saved_dataset_of_arrays_and_one_of_text(tmp_path: Path) -> None:
     save_split(tmp_path / "arrays", table, {})
     data = load(tmp_path / "arrays", test_fraction=0.4)
     np.testing.assert_array_equal(np.sort(np.concatenate([data.train.x, data.test.x]), axis=0), np.sort(x, axis=0))
+    save_split(tmp_path / "both" / "train", table, {})
+    save_split(tmp_path / "both" / "validation", table, {})
+    (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["train", "validation"]}')
+    both = load(tmp_path / "both")
+    np.testing.assert_array_equal(both.test.x, x)
+    assert both.train.x.flags.writeable  # Arrow's memory is not, of which torch warns
     save_split(tmp_path / "text", pa.table({"text": ["a b"] * 10, "label": Y[:10] % 2}), {})
     assert load(tmp_path / "text", length=3).train.x.tolist() == [[2, 3, 0]] * 8
 
@@ -495,6 +502,9 @@ def test_a_broken_saved_dataset_is_named(tmp_path: Path) -> None:
         load(folder)
     (folder / "data-00001-of-00002.arrow").write_bytes(b"rubbish")
     with pytest.raises(UserError, match=r"data-00001-of-00002.arrow: cannot be read"):
+        load(folder)
+    (folder / "state.json").write_text('{"_data_files": [{}]}')
+    with pytest.raises(UserError, match=r"state.json: names no data files"):
         load(folder)
     (folder / "state.json").write_text("{")
     with pytest.raises(UserError, match=r"state.json: cannot be read"):

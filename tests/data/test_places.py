@@ -45,6 +45,12 @@ def test_files_are_found_in_the_folder_itself_and_in_the_usual_ones(cache: Path,
     assert files_of(published(), tmp_path / "data") == expected
 
 
+def test_a_folder_of_its_own_comes_before_files_that_merely_bear_the_names(cache: Path, tmp_path: Path) -> None:
+    put(tmp_path / "data")
+    expected = put(tmp_path / "data" / "things")
+    assert files_of(published(), tmp_path / "data") == expected
+
+
 def test_the_given_folder_comes_before_the_environment_and_that_before_the_cache(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
