@@ -23,8 +23,8 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     """The error for a name that is not in a catalogue."""
     names = sorted(choices)
     hint = nearest(value, names)
-    meant = f"; did you mean {hint!r}?" if hint else ""
-    return UserError(f"unknown {kind} {value!r}{meant} Choose from: {', '.join(names)}")
+    meant = f" did you mean {hint!r}?" if hint else ""
+    return UserError(f"unknown {kind} {value!r};{meant} choose from: {', '.join(names)}")
 
 
 def expect(ok: bool, name: str, value: object, expected: str) -> None:

@@ -46,10 +46,15 @@ def matrix_products(precision: str) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def make_engine(name: str, model: nn.Module, network: Network, data: DeviceSamples, smallest_batch: int) -> Engine:
+def choose_engine(name: str, model: nn.Module, device: torch.device) -> str:
     """`auto` stacks, but not convolutions on a CPU, where one client after another is faster."""
-    if name == "auto":
-        convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
-        name = "plain" if convolutional and data.y.device.type == "cpu" else "stacked"
+    if name != "auto":
+        return name
+    convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
+    return "plain" if convolutional and device.type == "cpu" else "stacked"
+
+
+def make_engine(name: str, network: Network, data: DeviceSamples, smallest_batch: int) -> Engine:
+    """The engine of that name."""
     engine = StackedEngine if name == "stacked" else PlainEngine
     return engine(network, data, smallest_batch)

@@ -3,7 +3,7 @@
 A `Config` that exists is valid: it checks itself when made. In YAML a method's and a partition rule's own
 parameters stand beside their name:
 
-    data: fashion-mnist
+    data: fashion-mnist                      # or {name: my.csv, label: diagnosis}
     partition: {rule: dirichlet, beta: 0.1, clients: 20}
     method: {name: fedvls, distill_weight: 0.5}
     rounds: 60
@@ -58,7 +58,9 @@ class PartitionConfig:
     """Which rule splits the training data over how many clients."""
 
     rule: str = _option("dirichlet", text, "rule that splits the training data over the clients")
-    clients: int = _option(20, integer(1), "clients in the federation")
+    clients: int | None = _option(
+        None, optional(integer(1)), "clients in the federation; none: 20, or what the rule says"
+    )
     seed: int | None = _option(None, optional(integer(0)), "seed of the split; none: the run's seed")
     params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("partition"))
 
@@ -80,7 +82,7 @@ class PartitionConfig:
 
 
 _PARTITION_KEYS = ("rule", "clients", "seed")
-_METHOD_KEYS = ("name",)
+_NAME_KEY = ("name",)
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Config:
     """Everything that a run needs to be repeated."""
 
     data: str = _option("digits", text, "dataset's name, or the path of your own data")
+    data_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("data"))
     data_dir: str | None = _option(None, optional(text), "folder with the publishers' files")
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: str = _option("auto", text, "model's name, package.module:factory, or auto: one that suits the data")
@@ -119,15 +122,11 @@ class Config:
         if not isinstance(self.partition, PartitionConfig):
             raise refuse("partition", self.partition, "a PartitionConfig")
         _check_fields(self)
-        _refuse_reserved("method", self.method_params, _METHOD_KEYS)
+        _refuse_reserved("data", self.data_params, _NAME_KEY)
+        _refuse_reserved("method", self.method_params, _NAME_KEY)
         clients = self.partition.clients
-        if self.clients_per_round is not None and self.clients_per_round > clients:
+        if None not in (self.clients_per_round, clients) and self.clients_per_round > clients:  # type: ignore[operator]
             raise refuse("clients_per_round", self.clients_per_round, f"at most {clients}, the number of clients")
-
-    @property
-    def participants(self) -> int:
-        """How many clients take part in a round."""
-        return self.clients_per_round or self.partition.clients
 
     @property
     def partition_seed(self) -> int:
@@ -143,23 +142,27 @@ class Config:
                 raise _unknown_key(key)
         if "partition" in values:
             values["partition"] = PartitionConfig.from_mapping(values["partition"])
-        if "method" in values and not isinstance(values["method"], str):
-            section = _string_keys("method", values["method"], "a name or a mapping such as {name: fedavg}")
-            values["method"] = section.pop("name", cls.method)
-            values["method_params"] = section
+        for key in ("data", "method"):
+            if key in values and not isinstance(values[key], str):
+                section = _string_keys(key, values[key], f"a name or a mapping such as {{name: {getattr(cls, key)}}}")
+                values[key] = section.pop("name", getattr(cls, key))
+                values[f"{key}_params"] = section
         return cls(**values)
 
     def to_mapping(self) -> dict[str, Any]:
         """All keys with their values, as YAML and JSON hold them."""
         plain = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name in KEYS}
         return plain | {
+            "data": {"name": self.data, **self.data_params},
             "partition": self.partition.to_mapping(),
             "method": {"name": self.method, **self.method_params},
             "augment": list(self.augment),
         }
 
 
-KEYS: dict[str, Field[Any]] = {spec.name: spec for spec in fields(Config) if spec.name != "method_params"}
+KEYS: dict[str, Field[Any]] = {
+    spec.name: spec for spec in fields(Config) if spec.name not in ("data_params", "method_params")
+}
 """The keys of a configuration file, each with its default and, in its metadata, its `help`."""
 
 RESUMABLE = ("data_dir", "checkpoint_every")
@@ -193,9 +196,12 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     Whole sections are set before their parts, so that the order of the assignments does not matter.
     """
     mapping = config.to_mapping()
-    for key in sorted(values, key=lambda key: (key.count("."), key not in ("partition.rule", "method.name"))):
+    for key in sorted(values, key=lambda key: (key.count("."), key not in _CHOICES)):
         _assign(mapping, key, values[key])
     return Config.from_mapping(mapping)
+
+
+_CHOICES = ("data.name", "partition.rule", "method.name")
 
 
 def config_hash(config: Config) -> str:
@@ -252,7 +258,7 @@ def _canonical(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_NAMES = {"partition": "rule", "method": "name"}
+_NAMES = {"data": "name", "partition": "rule", "method": "name"}
 """The sections, and the key in each that says whose parameters the others are."""
 
 

@@ -25,6 +25,7 @@ from fedskew.engine import (
     RoundResult,
     RoundWork,
     choose_device,
+    choose_engine,
     confusion,
     make_engine,
     matrix_products,
@@ -71,7 +72,8 @@ class Server:
         self._test = DeviceSamples(dataset, dataset.test, self.device, dtype)
         self.network = Network(model, dtype, autocast).to(self.device)
         smallest = self.network.smallest_batch(self._train.inputs(torch.zeros(1, dtype=torch.int64)))
-        self.engine = make_engine(config.engine, model, self.network, self._train, smallest)
+        engine = choose_engine(config.engine, model, self.device)
+        self.engine = make_engine(engine, self.network, self._train, smallest)
 
     # -- the schedule ------------------------------------------------------------------------------------
 
@@ -218,6 +220,7 @@ class Server:
             "round": after.round,
             "stage": this.stage.name,
             "model": this.stage.model,
+            "model_round": this.trainee.rounds + 1,
             "clients": this.clients.tolist(),
             "lr": this.local.lr,
             "loss": float(np.average(losses, weights=result.visits[finite] + 1e-9)) if finite.any() else None,

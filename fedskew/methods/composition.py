@@ -88,9 +88,9 @@ def _assign(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, 
         if not slots:
             known = [f.name for _, part in chosen.values() for f in fields(part)]
             hint = nearest(bare, known)
-            meant = f"; did you mean {hint!r}?" if hint else ""
+            meant = f" did you mean {hint!r}?" if hint else ""
             listed = ", ".join(known) or "none"
-            raise UserError(f"method {name!r} has no parameter {key!r}{meant} Its parameters: {listed}")
+            raise UserError(f"method {name!r} has no parameter {key!r};{meant} its parameters: {listed}")
         if len(slots) > 1:
             owners = [chosen[slot][0].name for slot in slots]
             raise UserError(f"parameter {key!r} belongs to {' and '.join(owners)}; write {owners[0]}.{bare}")

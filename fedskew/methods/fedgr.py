@@ -12,6 +12,7 @@ Extra compute: one gradient step over the participants' heads on the server.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -65,16 +66,16 @@ class Gravitation(ServerRule):
     def __post_init__(self) -> None:
         expect(self.gravity >= 0, "gravity", self.gravity, "a number ≥ 0")
 
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
+        if "head.weight" not in params or params["head.weight"].shape[:1] != (classes,):
+            raise UserError("fedgr needs a model with a linear layer 'head' at its end; choose one of fedskew's models")
+
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         return {"label_presence": client.label_counts > 0}
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         head: list[str] = [name for name in ("head.weight", "head.bias") if name in updates.params]
         present = updates.uplink["label_presence"]
-        if not head or updates.params[head[0]].shape[:2] != present.shape:
-            raise UserError(
-                "fedgr needs a model whose head is one linear layer named 'head'; choose one of fedskew's models"
-            )
         with torch.enable_grad():
             leaves = {name: updates.params[name].detach().requires_grad_() for name in head}
             rows = torch.cat([leaf if leaf.dim() == 3 else leaf.unsqueeze(-1) for leaf in leaves.values()], dim=-1)

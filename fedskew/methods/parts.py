@@ -120,6 +120,9 @@ class Part:
     extra_compute: ClassVar[str] = ""
     """Per local step, beside one forward and one backward pass; empty: none."""
 
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
+        """Refuse, before any training, a model or a number of classes that the part cannot work with."""
+
     def client_state(self, params: Tensors) -> Tensors:  # noqa: ARG002
         """What a client keeps between its rounds, as it is before its first."""
         return {}

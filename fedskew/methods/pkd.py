@@ -117,6 +117,10 @@ class PKD(Schedule):
                 "groups of two or more classes",
             )
 
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:  # noqa: ARG002
+        for group in self.groups:
+            expect(max(group) < classes, "groups", group, f"classes from 0 to {classes - 1}")
+
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
         warmup = min(self.warmup_rounds, max(1, rounds // 2))
         first = Stage("warm-up", warmup, CrossEntropy(), survey=not self.groups)

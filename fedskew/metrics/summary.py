@@ -54,12 +54,13 @@ def last(curve: Curve) -> Attained:
 def mean_of_last(curve: Curve, rounds: int) -> MeanOfLast:
     """Mean over the evaluations that fall in the last `rounds` rounds.
 
-    Rounds and not evaluations are counted: the last 50 rounds evaluated every 10 are 5 numbers.
+    Rounds and not evaluations are counted: the last 50 rounds evaluated every 10 are 5 numbers. The initial
+    model counts only if nothing else was evaluated.
     """
     if rounds < 1:
         raise ValueError(f"mean of the last {rounds} rounds")
     end = _checked(curve)[-1][0]
-    tail = [point for point in curve if point[0] > end - rounds]
+    tail = [point for point in curve if point[0] > max(end - rounds, 0)] or [curve[-1]]
     mean = math.fsum(accuracy for _, accuracy in tail) / len(tail)
     return MeanOfLast(mean, tail[0][0], end, len(tail))
 

@@ -1,0 +1,104 @@
+"""From a configuration to what runs: dataset, split, model and method, all checked before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import nn
+
+from fedskew.data import PARTITIONS, Dataset, Federation, Partition, federation, load, make_partition
+from fedskew.engine import choose_device, choose_engine
+from fedskew.errors import expect
+from fedskew.experiment.config import Config, PartitionConfig
+from fedskew.methods import Method, Part, make_method
+from fedskew.models import Inputs, make_model
+
+DEFAULT_CLIENTS = 20
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to start; nothing in its configuration is left to choose."""
+
+    config: Config
+    federation: Federation
+    method: Method
+    model: nn.Module
+
+
+def build_federation(config: Config) -> Federation:
+    """Load the data and split them."""
+    return federation(load(config.data, config.data_dir, **config.data_params), _rule(config), config.partition_seed)
+
+
+def _rule(config: Config) -> Partition:
+    section = config.partition
+    params = dict(section.params)
+    takes_clients = section.rule in PARTITIONS and any(f.name == "clients" for f in fields(PARTITIONS[section.rule]))
+    if takes_clients or section.clients is not None:
+        params["clients"] = section.clients or DEFAULT_CLIENTS
+    return make_partition(section.rule, **params)
+
+
+def prepare(
+    config: Config,
+    given: Federation | None = None,
+    method: str | Method | Part | None = None,
+    model: nn.Module | None = None,
+) -> Prepared:
+    """Resolve every choice that `config` leaves open; the federation, method or model may be given as objects."""
+    chosen = make_method(config.method if method is None else method, config.method_params)
+    device = choose_device(config.device)
+    fed = build_federation(config) if given is None else given
+    check_participants(config.clients_per_round, fed.clients)
+    inputs = inputs_of(fed.dataset)
+    name = suitable_model(fed.dataset) if config.model == "auto" else config.model
+    module = make_model(name, inputs, config.seed) if model is None else model
+    for part in chosen.parts:
+        part.check(dict(module.named_parameters()), fed.classes)
+    resolved = replace(
+        config,
+        partition=_described(fed),
+        model=name if model is None else type(model).__name__,
+        method=chosen.name,
+        method_params=_plain(chosen.params),
+        engine=choose_engine(config.engine, module, device),
+        device=str(device),
+    )
+    return Prepared(resolved, fed, chosen, module)
+
+
+def inputs_of(dataset: Dataset) -> Inputs:
+    return Inputs(dataset.input_shape, len(dataset.classes), dataset.vocabulary)
+
+
+def suitable_model(dataset: Dataset) -> str:
+    """What `auto` means: the usual small model for such data."""
+    if dataset.kind == "text":
+        return "fasttext"
+    if dataset.kind == "image" and min(dataset.input_shape[1:]) >= 16:
+        return "cnn"
+    return "dnn"
+
+
+def check_participants(clients_per_round: int | None, clients: int) -> None:
+    """Refuse a round with more clients than there are."""
+    wanted = clients_per_round or 1
+    expect(wanted <= clients, "clients_per_round", wanted, f"at most {clients}, the number of clients")
+
+
+def _described(fed: Federation) -> PartitionConfig:
+    params = {key: value for key, value in fed.partition.items() if key not in ("name", "clients")}
+    rule = str(fed.partition["name"])
+    return PartitionConfig(rule, fed.clients if rule not in ("counts", "saved") else None, fed.seed, params)
+
+
+def _plain(params: Mapping[str, object]) -> dict[str, Any]:
+    """Tuples as lists: what YAML gives back."""
+    return {name: _listed(value) for name, value in params.items()}
+
+
+def _listed(value: object) -> Any:
+    return [_listed(v) for v in value] if isinstance(value, tuple) else value

@@ -1,0 +1,237 @@
+"""One method on one federation with one seed: from the first round, or from where a folder stands, to the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedskew.data import Federation
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.run_state import RunState
+from fedskew.experiment.server import Row, Server
+from fedskew.methods import Method, Part
+from fedskew.metrics.confusion import Evaluation
+from fedskew.metrics.summary import CurveSummary
+
+STATUS = "finished"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a run."""
+
+    config: Config
+    history: list[Row]
+    """One row a round; row 0 is the initial model."""
+    evaluation: Evaluation
+    """Of the final global model."""
+    curve: CurveSummary
+    """Best, last and mean-of-last accuracy."""
+    model: nn.Module
+    seconds: float
+    folder: Path | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Of the final global model on the test set."""
+        return self.evaluation.accuracy
+
+    @property
+    def class_accuracy(self) -> tuple[float | None, ...]:
+        return self.evaluation.class_accuracy
+
+    @property
+    def diverged(self) -> int:
+        """How many client updates were not finite and were left out."""
+        return sum(len(row.get("diverged", ())) for row in self.history)
+
+    @property
+    def compute(self) -> float:
+        """Local computation in units of one plain local round of each participant."""
+        return float(sum(row.get("compute", 0.0) for row in self.history))
+
+    def summary(self) -> dict[str, Any]:
+        """The result as JSON."""
+        return {
+            "status": STATUS,
+            "method": self.config.method,
+            "seed": self.config.seed,
+            "rounds": len(self.history) - 1,
+            "accuracy": self.accuracy,
+            **self.curve.to_json(),
+            "final": self.evaluation.to_json(),
+            "diverged": self.diverged,
+            "compute": self.compute,
+            "notes": self.history[-1].get("notes", {}),
+            "seconds": self.seconds,
+        }
+
+
+class Callback:
+    """Watches a run; every hook does nothing unless overridden."""
+
+    def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
+        """Before the first round, or before the first one after a resume."""
+
+    def on_round(self, row: Row, rounds_ahead: int) -> None:
+        """After each round."""
+
+    def on_notice(self, line: str) -> None:
+        """Something the user should know."""
+
+    def on_end(self, result: Result) -> None:
+        """After the last round."""
+
+
+def run(
+    federation: Federation,
+    method: str | Method | Part = "fedvls",
+    model: str | nn.Module = "auto",
+    *,
+    out: str | Path | None = None,
+    method_params: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Result:
+    """Run a method on a federation; `settings` are the keys of a configuration, such as `rounds` and `lr`.
+
+    With `out`, the run is kept in that folder, and continues there if it was interrupted.
+    """
+    values: dict[str, Any] = {"seed": federation.seed, **settings}
+    if isinstance(method, str):
+        values["method"] = {"name": method, **(method_params or {})}
+    elif method_params:
+        raise UserError("method_params are for a method given by name; set them on the object")
+    if isinstance(model, str):
+        values["model"] = model
+    values["data"] = federation.dataset.name
+    config = with_values(Config(), values)
+    own_method = None if isinstance(method, str) else method
+    prepared = prepare(config, federation, own_method, None if isinstance(model, str) else model)
+    return run_prepared(prepared, out, callbacks)
+
+
+def run_prepared(prepared: Prepared, out: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Result:
+    """Run what `prepare` made ready."""
+    if out is None:
+        return _Run(prepared, None, callbacks).go()
+    with RunFolder(out).open(prepared.config) as folder:
+        return _Run(prepared, folder, callbacks).go()
+
+
+class _Run:
+    """A run under way."""
+
+    def __init__(self, prepared: Prepared, folder: RunFolder | None, callbacks: Sequence[Callback]) -> None:
+        self._prepared = prepared
+        self._folder = folder
+        self._callbacks = callbacks
+        self._server = Server(prepared.federation, prepared.method, prepared.model, prepared.config)
+        self._rows: list[Row] = []
+        self._told = 0
+
+    def go(self) -> Result:
+        if self._folder is not None and self._folder.finished:
+            return self._recalled(self._folder)
+        state = self._begin()
+        for callback in self._callbacks:
+            callback.on_start(self._prepared, state, self._server.rounds_ahead(state))
+        while self._server.stage(state) is not None:
+            state = self._one_round(state)
+        return self._end(state)
+
+    def _begin(self) -> RunState:
+        """The state to go on from: the folder's last checkpoint, or the start."""
+        state = self._server.start()
+        if self._folder is not None:
+            needed = 4 * sum(t.numel() * t.element_size() for t in state.tensors().values())
+            self._folder.require_space(needed)
+            checkpoint = self._folder.load_checkpoint()
+            self._notify(self._folder.warnings)
+            if checkpoint is not None:
+                self._check_split(checkpoint.meta)
+                self._folder.truncate_rounds(checkpoint.round)
+                self._rows = self._folder.rounds()
+                return RunState.restored(checkpoint.tensors, checkpoint.meta, self._server.device)
+            self._folder.truncate_rounds(-1)
+        row = {"round": 0, "evaluation": self._server.evaluate(state.model).to_json(), "seconds": 0.0}
+        self._record(row)
+        return state
+
+    def _check_split(self, meta: Mapping[str, Any]) -> None:
+        if meta["split"] != self._prepared.federation.hash:
+            raise UserError(
+                f"the data or their split changed since {self._folder and self._folder.path} was begun; "
+                "restore them, or choose another --out"
+            )
+
+    def _one_round(self, state: RunState) -> RunState:
+        began = time.perf_counter()
+        state, row = self._server.advance(state)
+        row["seconds"] = time.perf_counter() - began
+        self._record(row)
+        ahead = self._server.rounds_ahead(state)
+        if self._folder is not None and (ahead == 0 or state.round % self._prepared.config.checkpoint_every == 0):
+            meta = state.meta() | {"split": self._prepared.federation.hash}
+            self._folder.save_checkpoint(state.round, state.tensors(), meta)
+        self._notify(self._server.engine.notices)
+        for callback in self._callbacks:
+            callback.on_round(row, ahead)
+        return state
+
+    def _record(self, row: Row) -> None:
+        self._rows.append(row)
+        if self._folder is not None:
+            self._folder.append_round(row)
+
+    def _notify(self, lines: list[str]) -> None:
+        for line in lines:
+            for callback in self._callbacks:
+                callback.on_notice(line)
+        lines.clear()
+
+    def _end(self, state: RunState) -> Result:
+        result = self._result(self._server.network.module(state.model), self._rows)
+        if self._folder is not None:
+            self._folder.save_model({**state.model.params, **state.model.buffers}, {"config": self._config_json()})
+            self._folder.write_summary(result.summary())
+        for callback in self._callbacks:
+            callback.on_end(result)
+        return result
+
+    def _recalled(self, folder: RunFolder) -> Result:
+        """The result of a run that was finished before."""
+        tensors, _ = folder.load_model()
+        module = self._server.network.module(self._server.network.state())
+        module.load_state_dict({name: t.to(self._server.device) for name, t in tensors.items()}, strict=False)
+        result = self._result(module, folder.rounds())
+        for callback in self._callbacks:
+            callback.on_notice(f"{folder.path} is finished already; nothing was run")
+            callback.on_end(result)
+        return result
+
+    def _config_json(self) -> dict[str, Any]:
+        return self._prepared.config.to_mapping()
+
+    def _result(self, module: nn.Module, rows: list[Row]) -> Result:
+        evaluated = [row for row in rows if row.get("model", "global") == "global" and "evaluation" in row]
+        # A round of the global model: experts' rounds in between do not count, as the papers count.
+        curve = [(row.get("model_round", 0), row["evaluation"]["accuracy"]) for row in evaluated]
+        return Result(
+            config=self._prepared.config,
+            history=rows,
+            evaluation=Evaluation.from_json(evaluated[-1]["evaluation"]),
+            curve=CurveSummary.of(curve, self._prepared.config.mean_last),
+            model=module.to(torch.device("cpu")),
+            seconds=sum(row["seconds"] for row in rows),
+            folder=None if self._folder is None else self._folder.path,
+        )
