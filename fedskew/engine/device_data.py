@@ -34,8 +34,8 @@ class DeviceSamples:
         dtype: torch.dtype = torch.float32,
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.x = torch.from_numpy(samples.x).to(device)
-        self.y = torch.from_numpy(samples.y).to(device)
+        self.x = torch.tensor(samples.x, device=device)
+        self.y = torch.tensor(samples.y, device=device)
         self.classes = len(dataset.classes)
         self._dtype = dtype
         self._augmentation = augmentation

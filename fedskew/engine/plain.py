@@ -61,7 +61,7 @@ class _ClientRun:
         self._epoch_keys = torch.from_numpy(plan.epoch_keys).to(device)
         self._key = torch.tensor(plan.client_key, device=device)
         self._client = Client(
-            label_counts=torch.from_numpy(assignment.label_counts).to(device),
+            label_counts=torch.tensor(assignment.label_counts, device=device),
             received=work.sent.params,
             downlink=work.downlink,
             state=assignment.state,
@@ -115,7 +115,8 @@ class _ClientRun:
     def end(self) -> tuple[Tensors, Tensors]:
         """What the client sends beside its model, and what it keeps."""
         local = self._work.local
-        steps = torch.tensor(float(self._plan.steps), device=self._loss.device)
+        dtype = next(iter(self.params.values())).dtype
+        steps = torch.tensor(self._plan.steps, dtype=dtype, device=self._loss.device)
         return self._work.end(Trained(self.params, steps, local.lr, local.momentum), self._client)
 
 

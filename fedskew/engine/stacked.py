@@ -96,6 +96,7 @@ class _Stack:
         self._steps = np.array([plan.steps for plan in plans])
         self._visits = np.array([plan.visits for plan in plans])
         self._lengths = _padded([(plan.indices >= 0).sum(axis=1) for plan in plans], 0)
+        self._batch_sizes = torch.from_numpy(self._lengths).to(device, torch.float64)
         self._indices = torch.from_numpy(_padded([plan.indices for plan in plans], -1)).to(device)
         self._epoch_keys = torch.from_numpy(_padded([plan.epoch_keys for plan in plans], 0)).to(device)
         self._keys = torch.tensor([plan.client_key for plan in plans], device=device)
@@ -143,8 +144,7 @@ class _Stack:
             _write(self._params, rows, params)
             _write(self._velocity, rows, velocity)
         _write(self._buffers, rows, buffers)
-        lengths = torch.from_numpy(self._lengths[_host(rows), step]).to(self._loss)
-        self._loss[rows] += loss.double() * lengths
+        self._loss[rows] += loss.double() * self._batch_sizes[rows, step]
         for name, value in tally.items():
             total = self._tally.setdefault(name, torch.zeros(len(self._steps), dtype=value.dtype, device=value.device))
             total[rows] += value
@@ -233,7 +233,8 @@ class _Stack:
             trained = Trained(params, steps, work.local.lr, work.local.momentum)
             return work.end(trained, Client(label_counts, work.sent.params, work.downlink, state))
 
-        steps = torch.from_numpy(self._steps).to(self._loss.device, torch.get_default_dtype())
+        dtype = next(iter(self._params.values())).dtype
+        steps = torch.from_numpy(self._steps).to(self._loss.device, dtype)
         ends: tuple[Tensors, Tensors] = torch.func.vmap(end)(self._params, steps, self._label_counts, self._state)
         return ends
 

@@ -32,7 +32,8 @@ def test_best_is_the_first_round_that_attained_it() -> None:
 def test_mean_of_last_counts_rounds_not_evaluations() -> None:
     assert mean_of_last(CURVE, 20) == MeanOfLast(pytest.approx(0.65), 30, 40, 2)
     assert mean_of_last(CURVE, 1) == MeanOfLast(0.6, 40, 40, 1)
-    assert mean_of_last(CURVE, 1000).evaluations == 5
+    assert mean_of_last(CURVE, 1000).evaluations == 4  # the initial model is none of the last rounds
+    assert mean_of_last([(0, 0.1)], 5).evaluations == 1
 
 
 def test_first_round_reaching_a_target() -> None:
