@@ -257,7 +257,7 @@ def logit_suppression(
     if variant == "lade":
         shifted = logits - (p + 1e-9).log() + math.log(1 / logits.shape[-1] + 1e-9)
         terms = torch.where(negatives, shifted, 0.0).masked_fill(~valid, -math.inf)
-        counted = p > 0
+        counted = (p > 0) & valid.any()
     else:
         counted = (p > 0) & negatives.any(dim=0)
         terms = logits.masked_fill(~negatives, -math.inf)
