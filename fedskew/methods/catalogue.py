@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatch
 from typing import TypeVar
 
-from fedskew.errors import UserError, unknown
+from fedskew.errors import UserError, expect, unknown
 from fedskew.methods.parts import Part
 
 
@@ -48,6 +48,9 @@ P = TypeVar("P", bound=type[Part])
 
 def register(name: str, *aliases: str, parts: tuple[type[Part], ...], paper: str, summary: str) -> Entry:
     """Enter a method made of `parts` in the catalogue."""
+    for spelled in (name, *aliases):
+        fit = spelled == spelled.strip().lower() != "" and "+" not in spelled
+        expect(fit, "a method's name", spelled, "lower-case text without +, which joins methods")
     taken = [n for n in (name, *aliases) if n in METHODS or n in _ALIASES]
     if taken:
         raise UserError(f"method name {taken[0]!r} is taken; choose another")

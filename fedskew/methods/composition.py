@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import types
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedskew.errors import UserError, nearest
-from fedskew.methods.catalogue import Entry, find
+from fedskew.methods.catalogue import METHODS, Entry, find
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
 from fedskew.methods.parts import Notes, Objective, Part, Schedule, ServerRule, Solver, Stage, Survey
 
@@ -38,8 +41,13 @@ class Method:
 
     @property
     def params(self) -> dict[str, object]:
-        """Every hyper-parameter with its value, defaults included."""
-        return {f.name: getattr(part, f.name) for part in self.parts for f in fields(part)}
+        """Every hyper-parameter with its value, defaults included; `make_method` takes them back.
+
+        One whose name two parts share is spelled with its slot, as in `server.beta`.
+        """
+        named = [(slot, f.name, part) for (slot, _), part in zip(_SLOTS, self.parts, strict=True) for f in fields(part)]
+        owners = Counter(name for _, name, _ in named)
+        return {f"{slot}.{name}" if owners[name] > 1 else name: getattr(part, name) for slot, name, part in named}
 
 
 _SLOTS: tuple[tuple[str, tuple[type[Part], ...]], ...] = (
@@ -51,11 +59,8 @@ _SLOTS: tuple[tuple[str, tuple[type[Part], ...]], ...] = (
 
 def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = None) -> Method:
     """The method that `name` spells; `params` are its hyper-parameters (`PART.NAME` where two share one)."""
-    if isinstance(name, Method):
-        return name
-    if isinstance(name, Part):
-        slot = _slot(type(name))
-        return Method(type(name).__name__.lower(), **{slot: name})  # type: ignore[arg-type]
+    if not isinstance(name, str):
+        return _from_object(name, params)
     entries = [find(part) for part in name.split("+")]
     chosen: dict[str, tuple[Entry, Part]] = {}
     for entry in entries:
@@ -72,8 +77,24 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     return Method(name=spelled, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
 
 
+def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:
+    """A method or part that the user made, hyper-parameters and all."""
+    if not isinstance(given, Method | Part):
+        raise UserError(f"method {given!r}; expected a name, or an object such as FedVLS(distill_weight=0.5)")
+    if params:
+        raise UserError(f"parameter {next(iter(params))!r} is for a method given by name; set it on the object")
+    if isinstance(given, Method):
+        return given
+    registered = (entry.name for entry in METHODS.values() if entry.parts == (type(given),))
+    name = next(registered, type(given).__name__.lower())
+    return Method(name, **{_slot(type(given)): given})  # type: ignore[arg-type]
+
+
 def _slot(part: type[Part]) -> str:
-    return next(slot for slot, kinds in _SLOTS if issubclass(part, kinds))
+    for slot, kinds in _SLOTS:
+        if issubclass(part, kinds):
+            return slot
+    raise UserError(f"{part.__name__} is no part of a method; expected an Objective, Schedule, Solver or ServerRule")
 
 
 def _assign(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, Any]) -> None:
@@ -83,7 +104,7 @@ def _assign(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, 
         slots = [
             slot
             for slot, (entry, part) in chosen.items()
-            if bare in {f.name for f in fields(part)} and owner in ("", entry.name, *entry.aliases)
+            if bare in {f.name for f in fields(part)} and owner in ("", slot, entry.name, *entry.aliases)
         ]
         if not slots:
             known = [f.name for _, part in chosen.values() for f in fields(part)]
@@ -122,10 +143,9 @@ def _fit(kind: Any, value: Any, what: str) -> Any:
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind is float and not isinstance(value, bool):
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            pass
+        with contextlib.suppress(TypeError, ValueError):
+            if math.isfinite(number := float(value)):
+                return number
     if kind is str and isinstance(value, str):
         return value
     wanted = (
