@@ -39,4 +39,4 @@ class FedAvgM(ServerRule):
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         mean, momentum = updates.mean(), unpack("momentum", state)
         momentum = {name: self.server_momentum * momentum[name] + (w - mean[name]) for name, w in sent.items()}
-        return {name: w - momentum[name] for name, w in sent.items()}, pack("momentum", momentum)
+        return {name: w - momentum[name] for name, w in sent.items()}, {**state, **pack("momentum", momentum)}

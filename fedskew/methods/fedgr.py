@@ -67,7 +67,8 @@ class Gravitation(ServerRule):
         expect(self.gravity >= 0, "gravity", self.gravity, "a number ≥ 0")
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        if "head.weight" not in params or params["head.weight"].shape[:1] != (classes,):
+        rows = params.get("head.weight")
+        if rows is None or rows.dim() != 2 or len(rows) != classes:
             raise UserError("fedgr needs a model with a linear layer 'head' at its end; choose one of fedskew's models")
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
@@ -88,7 +89,7 @@ class Gravitation(ServerRule):
             name: updates.params[name] if grad is None else updates.params[name] - step * grad
             for name, grad in zip(leaves, grads, strict=True)
         }
-        return weighted_mean({**updates.params, **corrected}, updates.weights), {}
+        return weighted_mean({**updates.params, **corrected}, updates.weights), state
 
 
 register(

@@ -53,10 +53,9 @@ class ControlVariates(Solver):
     def next_state(self, trained: Trained, client: Client) -> Tensors:
         own, common = unpack("control", client.state), unpack("control", client.downlink)
         path = trained.effective_steps().clamp(min=1) * trained.lr
-        new = {
-            name: own[name] - common[name] + (w - trained.params[name]) / path for name, w in client.received.items()
-        }
-        return pack("control", new)
+        change = {name: (w - trained.params[name]) / path - common[name] for name, w in client.received.items()}
+        stepped = trained.steps > 0  # a client without a batch that can be trained on has learnt nothing
+        return pack("control", {name: own[name] + torch.where(stepped, d, 0.0) for name, d in change.items()})
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:
         new = self.next_state(trained, client)
@@ -80,7 +79,7 @@ class ControlledMean(ServerRule):
         change = {name: t.mean(dim=0) for name, t in unpack("control_change", updates.uplink).items()}
         stepped = {name: w + self.server_lr * (mean[name] - w) for name, w in sent.items()}
         moved = {name: c + updates.participation * change[name] for name, c in control.items()}
-        return stepped, pack("control", moved)
+        return stepped, {**state, **pack("control", moved)}
 
 
 register(
