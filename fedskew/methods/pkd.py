@@ -76,7 +76,7 @@ class PartialDistillation(Objective):
         return {"distilled": active_experts(out.logits, y, self.groups).sum()}
 
     def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:  # noqa: ARG002
-        return tally["distilled"]
+        return tally.get("distilled", 0.0)
 
 
 @method("pkd", paper="PKD")
@@ -109,12 +109,18 @@ class PKD(Schedule):
         expect(self.temperature > 0, "temperature", self.temperature, "a number > 0")
         expect(self.warmup_rounds >= 1, "warmup_rounds", self.warmup_rounds, "a whole number ≥ 1")
         expect(self.expert_rounds >= 1, "expert_rounds", self.expert_rounds, "a whole number ≥ 1")
+        expect(
+            self.expert_epochs is None or self.expert_epochs >= 1,
+            "expert_epochs",
+            self.expert_epochs,
+            "a whole number ≥ 1",
+        )
         for group in self.groups:
             expect(
-                len(set(group)) >= 2 and min(group) >= 0,
+                len(group) >= 2 and len(set(group)) == len(group) and min(group) >= 0,
                 "groups",
                 self.groups,
-                "groups of two or more classes",
+                "groups of two or more different classes",
             )
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:  # noqa: ARG002
@@ -124,9 +130,11 @@ class PKD(Schedule):
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
         warmup = min(self.warmup_rounds, max(1, rounds // 2))
         first = Stage("warm-up", warmup, CrossEntropy(), survey=not self.groups)
-        groups = self.groups or tuple(tuple(group) for group in notes.get("groups", ()))
-        if not groups or warmup == rounds:
+        if warmup == rounds or not (self.groups or "groups" in notes):
             return [first]
+        groups = self.groups or tuple(tuple(group) for group in notes["groups"])
+        if not groups:
+            return [first, Stage("train", rounds - warmup, CrossEntropy())]
         experts = [
             Stage(
                 f"expert {i}",
@@ -149,11 +157,14 @@ def weak_groups(probability: npt.NDArray[np.float64], threshold: float) -> Group
     """Maximal cliques of the pairs of classes that are taken for each other unusually often.
 
     Cliques, not connected components: Shirt is confused with T-shirt and with Coat, which are not confused with
-    one another. Where no pair stands out, the most confused pair is the only group.
+    one another. Where no pair stands out, the most confused pair is the only group; where no two classes have a
+    finite probability (a single class, a model that diverged), there is none.
     """
     mutual = (probability + probability.T) / 2
     classes = len(mutual)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes) if np.isfinite(mutual[i, j])]
+    if not pairs:
+        return ()
     strength = np.array([mutual[pair] for pair in pairs])
     standing_out = strength > strength.mean() + threshold * strength.std()
     if not standing_out.any():
