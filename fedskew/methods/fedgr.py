@@ -2,7 +2,7 @@
 
 Guo et al., "FedGR: federated learning with gravitation regulation for double imbalance distribution".
 
-    client   L = CE(γ_c·z_c, y) over the client's own labels, γ_c = n/n_c                              Eq. 3
+    client   L = CE(γ_c·z_c, y) over the client's own labels, γ_c ∝ 1/n_c                              Eq. 3
     server   U^k ← U^k − λ·η·∇_{U^k} Reg,  Reg = −Σ_k Σ_{i∈Y_k} (log A + log R),  then the mean        Eq. 9
 
 U^k are the classification rows of client k's model; A draws rows of one label together, R drives rows of different
@@ -42,8 +42,8 @@ _PAPER = "Guo et al., FedGR"
 class UnbalancedSoftmax(Objective):
     """FedGR's client alone: cross entropy over own labels with rare ones scaled up."""
 
-    gamma: GammaMode = "paper"
-    """`normalised`: at most 1, as in the published program."""
+    gamma: GammaMode = "normalised"
+    """γ_c = n_min/n_c, at most 1, as in the published program; the paper's n/n_c diverges (docs/fidelity.md)."""
     vacant: VacantMode = "exclude"
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
