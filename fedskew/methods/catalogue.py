@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from fnmatch import fnmatch
 from typing import TypeVar
 
 from fedskew.errors import UserError, expect, unknown
-from fedskew.methods.parts import Part
+from fedskew.methods.parts import Objective, Part, Schedule, ServerRule, Solver
+from fedskew.user_code import user_module
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,11 @@ P = TypeVar("P", bound=type[Part])
 
 def register(name: str, *aliases: str, parts: tuple[type[Part], ...], paper: str, summary: str) -> Entry:
     """Enter a method made of `parts` in the catalogue."""
+    for part in parts:
+        check_class(part)
     for spelled in (name, *aliases):
-        fit = spelled == spelled.strip().lower() != "" and "+" not in spelled
-        expect(fit, "a method's name", spelled, "lower-case text without +, which joins methods")
+        fit = spelled == spelled.strip().lower() != "" and not {"+", ":"} & set(spelled)
+        expect(fit, "a method's name", spelled, "lower-case text without + and :, which have a meaning")
     taken = [n for n in (name, *aliases) if n in METHODS or n in _ALIASES]
     if taken:
         raise UserError(f"method name {taken[0]!r} is taken; choose another")
@@ -64,20 +67,74 @@ def method(name: str, *aliases: str, paper: str = "") -> Callable[[P], P]:
     """Enter a part as a method of its own; the first line of its docstring is the summary."""
 
     def enter(part: P) -> P:
-        summary = (part.__doc__ or "").strip().splitlines()
-        register(name, *aliases, parts=(part,), paper=paper, summary=summary[0] if summary else "")
+        register(name, *aliases, parts=(part,), paper=paper, summary=_summary(part))
         return part
 
     return enter
 
 
 def find(name: str) -> Entry:
-    """The entry of a name or alias."""
+    """The entry of a name or alias, or of a user's own method, named `package.module:Class`."""
+    if ":" in name:
+        return _users_own(name.strip())
     key = name.strip().lower()
     key = _ALIASES.get(key, key)
     if key not in METHODS:
         raise unknown("method", name, [*METHODS, *_ALIASES])
     return METHODS[key]
+
+
+def _users_own(name: str) -> Entry:
+    """A part in a module of the user's, or a method that importing the module registers."""
+    module, attribute = user_module("method", name, "Class")
+    found = getattr(module, attribute, None) or _registered_by(module.__name__, attribute)
+    if isinstance(found, Entry):
+        return replace(found, name=name, aliases=())
+    if found is None:
+        raise unknown(f"method in module {module.__name__!r}:", attribute, _parts_in(vars(module)))
+    if not isinstance(found, type) or not issubclass(found, Part):
+        raise UserError(f"method {name!r} is a {type(found).__name__}; expected a class derived from Objective, say")
+    check_class(found)
+    return Entry(name, (found,), paper="", summary=_summary(found))
+
+
+def _registered_by(module: str, name: str) -> Entry | None:
+    """The method of that name, if the user's package, not ours, entered it."""
+    entry = METHODS.get(_ALIASES.get(name.lower(), name.lower()))
+    package = module.partition(".")[0]
+    return entry if entry and any(part.__module__.partition(".")[0] == package for part in entry.parts) else None
+
+
+def _parts_in(names: dict[str, object]) -> list[str]:
+    """What one could have meant."""
+    return [name for name, value in names.items() if isinstance(value, type) and issubclass(value, Part)]
+
+
+_HOOKS: tuple[tuple[type[Part], str], ...] = ((Objective, "loss"), (Schedule, "stages"), (ServerRule, "aggregate"))
+"""What a part of each kind must have."""
+
+
+def check_part(part: type[Part]) -> None:
+    """Refuse a class whose objects cannot be a part of a method."""
+    if not issubclass(part, Objective | Schedule | Solver | ServerRule):
+        kinds = "an Objective, Schedule, Solver or ServerRule"
+        raise UserError(f"{part.__name__} is no part of a method; expected {kinds}")
+    for kind, hook in _HOOKS:
+        if issubclass(part, kind) and getattr(part, hook) is getattr(kind, hook):
+            raise UserError(f"{part.__name__} has no {hook}(); a part derived from {kind.__name__} needs one")
+
+
+def check_class(part: type[Part]) -> None:
+    """The same for a class that is to be found by name: it must know its own defaults."""
+    check_part(part)
+    for parameter in fields(part):
+        if parameter.default is MISSING and parameter.default_factory is MISSING:
+            raise UserError(f"hyper-parameter {parameter.name!r} of {part.__name__} has no default; expected one")
+
+
+def _summary(part: type[Part]) -> str:
+    lines = (part.__doc__ or "").strip().splitlines()
+    return lines[0] if lines else ""
 
 
 def listing(pattern: str = "*") -> list[Entry]:

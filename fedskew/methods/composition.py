@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedskew.errors import UserError, nearest
-from fedskew.methods.catalogue import METHODS, Entry, find
+from fedskew.methods.catalogue import METHODS, Entry, check_part, find
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
 from fedskew.methods.parts import Notes, Objective, Part, Schedule, ServerRule, Solver, Stage, Survey
 
@@ -85,16 +85,14 @@ def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:
         raise UserError(f"parameter {next(iter(params))!r} is for a method given by name; set it on the object")
     if isinstance(given, Method):
         return given
+    check_part(type(given))
     registered = (entry.name for entry in METHODS.values() if entry.parts == (type(given),))
     name = next(registered, type(given).__name__.lower())
     return Method(name, **{_slot(type(given)): given})  # type: ignore[arg-type]
 
 
 def _slot(part: type[Part]) -> str:
-    for slot, kinds in _SLOTS:
-        if issubclass(part, kinds):
-            return slot
-    raise UserError(f"{part.__name__} is no part of a method; expected an Objective, Schedule, Solver or ServerRule")
+    return next(slot for slot, kinds in _SLOTS if issubclass(part, kinds))
 
 
 def _assign(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, Any]) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -15,15 +11,15 @@ from torch import Tensor, nn
 
 from fedskew.errors import UserError, unknown
 from fedskew.models.base import Factory, Inputs
+from fedskew.user_code import brief, current_directory_importable, user_module
 
 
 def custom_factory(name: str) -> Factory:
     """The factory called `name`; what it makes is checked on two samples of zeros."""
-    with _current_directory_importable():
-        user_factory = _find_factory(name)
+    user_factory = _find_factory(name)
 
     def factory(inputs: Inputs) -> nn.Module:
-        with _current_directory_importable():
+        with current_directory_importable():
             model = _call(user_factory, name, inputs)
             if not isinstance(model, nn.Module):
                 raise UserError(f"model {name!r} made a {type(model).__name__}; expected a torch.nn.Module")
@@ -33,30 +29,11 @@ def custom_factory(name: str) -> Factory:
     return factory
 
 
-@contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    """As `python -m` does; a console script's own folder is first on the path instead."""
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        if folder in sys.path:
-            sys.path.remove(folder)
-
-
 def _find_factory(name: str) -> Callable[..., object]:
-    module_name, _, attribute = name.partition(":")
-    if not module_name or module_name.startswith(".") or not attribute.isidentifier():
-        raise UserError(f"model {name!r} is not a factory's name; expected package.module:factory")
-    importlib.invalidate_caches()
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise UserError(f"model {name!r}: cannot import {module_name!r}: {_brief(error)}") from error
+    module, attribute = user_module("model", name, "factory")
     factory = getattr(module, attribute, None)
     if factory is None:
-        raise unknown(f"factory in module {module_name!r}:", attribute, _factories(module))
+        raise unknown(f"factory in module {module.__name__!r}:", attribute, _factories(module))
     if isinstance(factory, nn.Module) or not callable(factory):
         raise UserError(f"model {name!r} is a {type(factory).__name__}; expected a function or class that makes one")
     found: Callable[..., object] = factory
@@ -77,7 +54,7 @@ def _call(factory: Callable[..., object], name: str, inputs: Inputs) -> object:
     try:
         return factory(*arguments)
     except Exception as error:
-        raise UserError(f"model {name!r} cannot be made for {inputs}: {_brief(error)}") from error
+        raise UserError(f"model {name!r} cannot be made for {inputs}: {brief(error)}") from error
 
 
 def _takes_inputs(factory: Callable[..., object]) -> bool:
@@ -98,7 +75,7 @@ def _check_output(model: nn.Module, name: str, inputs: Inputs) -> None:
         with torch.no_grad():
             logits = model(samples)
     except Exception as error:
-        raise UserError(f"model {name!r} cannot take inputs of shape {inputs.shape}: {_brief(error)}") from error
+        raise UserError(f"model {name!r} cannot take inputs of shape {inputs.shape}: {brief(error)}") from error
     finally:
         for module, training in modes.items():
             module.training = training
@@ -106,7 +83,3 @@ def _check_output(model: nn.Module, name: str, inputs: Inputs) -> None:
     made = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if made != expected:
         raise UserError(f"model {name!r} gives {made} for a batch of 2; expected {expected}, samples × classes")
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

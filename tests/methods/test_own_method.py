@@ -1,0 +1,166 @@
+"""A method of one's own, as short as the docs promise, through both engines."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from linear_clients import federation, linear_model, played, serve, settings, theta
+from torch import Tensor
+
+import fedskew as fs
+from fedskew.errors import UserError
+from fedskew.experiment.preparation import prepare
+from fedskew.methods import METHODS, Client, Gradient, Objective, Outputs, ServerRule, Solver, Tensors, Trained, Updates
+from fedskew.methods import method as entered
+
+
+def enter_focal() -> type[Objective]:
+    @fs.method("focal", paper="Lin et al., ICCV 2017")
+    @dataclass(frozen=True)
+    class Focal(fs.Objective):
+        """Cross entropy that turns to the samples still wrong."""
+
+        gamma: float = 2.0
+
+        def loss(self, out: fs.Outputs, y: Tensor, client: fs.Client) -> Tensor:
+            log_p = out.logits.log_softmax(-1).gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            return fs.losses.batch_mean(-((1 - log_p.exp()) ** self.gamma) * log_p, y)
+
+    return Focal
+
+
+@pytest.fixture
+def focal() -> Iterator[type[Objective]]:
+    yield enter_focal()
+    del METHODS["focal"]
+
+
+def test_it_takes_less_than_thirty_lines() -> None:
+    assert len(inspect.getsource(enter_focal).splitlines()) < 30
+
+
+def test_it_is_in_the_catalogue_like_any_other(focal: type[Objective]) -> None:
+    entry = METHODS["focal"]
+    assert entry.summary == "Cross entropy that turns to the samples still wrong."
+    assert entry.defaults == {"gamma": 2.0}
+    with pytest.raises(UserError, match="did you mean 'gamma'"):
+        fs.make_method("focal", {"gama": 1.0})
+
+
+@pytest.mark.parametrize("method", ["focal", "focal+scaffold", "focal+fedprox+fedavgm"])
+def test_both_engines_run_it_alone_and_combined(focal: type[Objective], method: str) -> None:
+    changed: dict[str, Any] = {"batch_size": 3, "clients_per_round": 2}
+    plain, stacked = (serve(method, {"gamma": 1.5}, engine=engine, **changed) for engine in ("plain", "stacked"))
+    found = [theta(played(server)[0][-1]) for server in (plain, stacked)]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-10)
+    assert stacked.engine.notices == []
+
+
+def test_with_gamma_zero_it_is_fedavg(focal: type[Objective]) -> None:
+    zero = theta(played(serve(focal(gamma=0.0)))[0][-1])
+    np.testing.assert_allclose(zero, theta(played(serve("fedavg"))[0][-1]), rtol=1e-12)
+
+
+def test_an_object_need_not_be_entered() -> None:
+    result = fs.run(
+        federation(), Halved(), linear_model(), rounds=2, local_epochs=1, precision="float64", engine="plain"
+    )
+    assert result.accuracy >= 0
+
+
+# -- a solver and a server rule with state of all kinds -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Halved(ServerRule):
+    """Half of the way to the mean."""
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        mean = updates.mean()
+        return {name: (w + mean[name]) / 2 for name, w in sent.items()}, state
+
+
+@dataclass(frozen=True)
+class Counting(Solver):
+    """SGD scaled by what the server sends; counts its rounds and its steps, and sends the count."""
+
+    def client_state(self, params: Tensors) -> Tensors:
+        return {"rounds": torch.zeros(1)}
+
+    def server_state(self, params: Tensors) -> Tensors:
+        return {"scale": torch.full((1,), 0.5, dtype=torch.float64)}
+
+    def downlink(self, server_state: Tensors) -> Tensors:
+        return {"scale": server_state["scale"]}
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
+        return {name: client.downlink["scale"] * g for name, g in gradient(params).items()}
+
+    def next_state(self, trained: Trained, client: Client) -> Tensors:
+        return {"rounds": client.state["rounds"] + 1}
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:
+        return {"steps": trained.steps}
+
+
+@pytest.fixture
+def counting() -> Iterator[None]:
+    entered("counting", paper="-")(Counting)
+    yield
+    del METHODS["counting"]
+
+
+@pytest.mark.parametrize("server_rule", ["fedavg", "fedavgm", "fedgr-server"])
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_a_solvers_state_lives_beside_any_server_rule(counting: None, server_rule: str, engine: str) -> None:
+    states, rows = played(serve(f"counting+{server_rule}", engine=engine, clients_per_round=2, rounds=4))
+    last = states[-1].trainees["global"]
+    times = {k: sum(k in row["clients"] for row in rows) for k in range(3)}
+    assert {k: int(state["rounds"]) for k, state in last.clients.items()} == {k: n for k, n in times.items() if n}
+    assert last.server["scale"].item() == 0.5
+
+
+def test_half_the_gradient_is_half_the_learning_rate(counting: None) -> None:
+    half = theta(played(serve("counting", weight_decay=0.0))[0][-1])
+    np.testing.assert_allclose(half, theta(played(serve("fedavg", weight_decay=0.0, lr=0.1))[0][-1]), rtol=1e-12)
+
+
+# -- what a part may refuse -------------------------------------------------------------------------------
+
+
+def test_fedgr_refuses_a_model_without_a_linear_head_before_training() -> None:
+    bare = torch.nn.Sequential(torch.nn.Linear(3, 4))
+    with pytest.raises(UserError, match="fedgr needs a model with a linear layer 'head'"):
+        prepare(settings(method="fedgr"), federation(), model=bare)
+
+
+def test_a_part_can_use_features_and_a_model_that_the_client_keeps() -> None:
+    @dataclass(frozen=True)
+    class Contrast(Objective):
+        """Features away from those of the client's last model."""
+
+        def companions(self) -> dict[str, Any]:
+            return {"state/last": "eval"}
+
+        def client_state(self, params: Tensors) -> Tensors:
+            return {f"last/{name}": p.clone() for name, p in params.items()}
+
+        def next_state(self, trained: Trained, client: Client) -> Tensors:
+            return {f"last/{name}": p for name, p in trained.params.items()}
+
+        def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+            last = out.companions["state/last"]
+            assert out.features is not None
+            assert last.features is not None
+            return fs.losses.cross_entropy(out.logits, y) + 0.1 * fs.losses.batch_mean(
+                (out.logits * last.logits).sum(-1), y
+            )
+
+    found = [theta(played(serve(Contrast(), engine=engine, batch_size=3))[0][-1]) for engine in ("plain", "stacked")]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-10)
