@@ -1,0 +1,153 @@
+"""The catalogue: names, listing, and whether what an entry declares is what a round really does."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+import pytest
+from linear_clients import federation, played, serve
+
+from fedskew.engine import Engine, RoundResult, RoundWork
+from fedskew.errors import UserError
+from fedskew.methods import METHODS, Objective, Part, Schedule, find, listing, make_method, register
+from fedskew.methods.catalogue import _ALIASES
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+class Recording:
+    """The engine it is given, with every result kept."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.name, self.notices = engine.name, engine.notices
+        self.results: list[tuple[RoundWork, RoundResult]] = []
+
+    def train(self, work: RoundWork) -> RoundResult:
+        result = self._engine.train(work)
+        self.results.append((work, result))
+        return result
+
+
+def test_the_issues_methods_are_there() -> None:
+    expected = {"fedavg", "fedprox", "fedlc", "fedrs", "fedntd", "fedvls", "fedlmd", "fedlmd-tf", "pkd"}
+    expected |= {"fedgr", "fedgr-client", "fedgr-server"}
+    assert expected <= set(METHODS)
+
+
+@every_method
+def test_an_entry_says_where_it_comes_from_and_what_it_is(name: str) -> None:
+    entry = find(name)
+    assert entry.paper
+    assert entry.summary.endswith(".")
+    for part in entry.parts:
+        assert part.__doc__
+        module = inspect.getdoc(inspect.getmodule(part)) or ""
+        assert "Leaves the client" in module
+        assert isinstance(part(), Part)
+
+
+@every_method
+def test_every_hyper_parameter_has_a_default_that_is_accepted_back(name: str) -> None:
+    entry = find(name)
+    method = make_method(name, entry.defaults)
+    assert method == make_method(name)
+    assert {key: method.params[key] for key in entry.defaults} == entry.defaults
+
+
+BYTES = {
+    "": lambda model, classes: 0,
+    "label presence": lambda model, classes: classes,
+    "control variate (one model)": lambda model, classes: model,
+    "class-to-class mean probabilities once": lambda model, classes: 0,  # no part of a round: see the survey
+}
+
+
+@every_method
+def test_what_leaves_a_client_is_what_the_entry_declares(name: str) -> None:
+    fed = federation()
+    server = serve(name, federation=fed)
+    server.engine = recording = Recording(server.engine)
+    states, _ = played(server)
+    params = states[0].model.params
+    model_bytes = sum(p.numel() * p.element_size() for p in params.values())
+    declared = sum(BYTES[part.sends](model_bytes, fed.classes) for part in find(name).parts)
+    for work, result in recording.results:
+        clients = len(work.assignments)
+        sent = sum(t.numel() * t.element_size() for t in result.uplink.values())
+        assert sent == clients * declared
+        assert {k: v.shape[1:] for k, v in result.trained.params.items()} == {k: v.shape for k, v in params.items()}
+
+
+@every_method
+def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) -> None:
+    server = serve(name)
+    surveyed = any(stage.survey for stage in server.stages(server.start()))
+    server.engine = recording = Recording(server.engine)
+    played(server)
+    uplinks = {key for _, result in recording.results for key in result.uplink}
+    learned = "label counts" if surveyed else "label presence" if "label_presence" in uplinks else "nothing"
+    assert find(name).reveals == learned
+
+
+def test_the_label_presence_that_is_sent_is_the_clients() -> None:
+    fed = federation()
+    server = serve("fedgr", federation=fed, rounds=1)
+    server.engine = recording = Recording(server.engine)
+    played(server)
+    assert recording.results[0][1].uplink["label_presence"].tolist() == (fed.label_counts > 0).tolist()
+
+
+@every_method
+def test_extra_compute_counts_the_forward_passes(name: str) -> None:
+    entry = find(name)
+    objectives = [part() for part in entry.parts if issubclass(part, Objective)]
+    if objectives:
+        passes = len(objectives[0].companions())
+        assert entry.extra_compute == (f"{passes} teacher forward" if passes else "none")
+        assert objectives[0].extra_forwards(10, {}) == 10 * passes
+    elif any(issubclass(part, Schedule) for part in entry.parts):
+        assert "forward" in entry.extra_compute
+    else:
+        assert entry.extra_compute == "none"
+
+
+def test_an_alias_is_the_method() -> None:
+    assert find("feded") is find("fedvls") is find(" FedVLS ")
+    assert make_method("feded") == make_method("fedvls")
+
+
+def test_listing_takes_wildcards_over_names_and_aliases() -> None:
+    assert [entry.name for entry in listing("fedlmd*")] == ["fedlmd", "fedlmd-switch", "fedlmd-tf"]
+    assert [entry.name for entry in listing("FedED")] == ["fedvls"]
+    assert [entry.name for entry in listing()] == sorted(METHODS)
+    assert listing("zzz*") == []
+
+
+def test_an_unknown_name_is_told_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown method 'fedprx'; did you mean 'fedprox'\? choose from: fedavg, "):
+        find("fedprx")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feded"])
+def test_a_name_that_is_taken_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name!r} is taken"):
+        register(name, parts=(), paper="-", summary="-")
+
+
+@pytest.mark.parametrize("name", ["MyMethod", "my+method", "", " mine"])
+def test_a_name_that_could_never_be_found_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="lower-case"):
+        register(name, parts=(), paper="-", summary="-")
+    assert name not in METHODS
+    assert name not in _ALIASES
+
+
+def test_a_part_of_no_kind_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Loose(Part):
+        pass
+
+    with pytest.raises(UserError, match="Loose is no part of a method"):
+        make_method(Loose())
