@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import Classifier
 from fedskew.randomness import fold, uniform
-
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,8 @@ class _Step:
     """What the replaced layers must know of the step being computed."""
 
     key: Tensor | None = None
+    dropouts: int = 0
+    """How many masks were drawn: a layer may be called more than once."""
     valid: Tensor | None = None
     buffers: Tensors = field(default_factory=dict)
 
@@ -49,9 +48,11 @@ class Network:
         self._model = copy.deepcopy(model).to(dtype)
         self._autocast = autocast
         self._step = _Step()
-        self._plain = _WithFeatures(_swap(copy.deepcopy(self._model), self._keyed_dropout))
-        stackable = _swap(copy.deepcopy(self._model), self._keyed_dropout)
-        self._stackable = _WithFeatures(_swap(stackable, self._valid_batch_norm))
+        self._plain = _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)))
+        self._stackable = _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)))
+        for name, layer in self._stackable.model.named_modules():
+            if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
+                layer.forward = _ValidBatchNorm(layer, self._step, name).forward  # type: ignore[assignment, method-assign]
 
     def to(self, device: torch.device) -> Network:
         for module in (self._model, self._plain, self._stackable):
@@ -59,9 +60,9 @@ class Network:
         return self
 
     def state(self) -> ModelState:
-        """A copy of the model's own tensors; parameters that the user froze are no part of it."""
-        trained = {n: p.detach().clone() for n, p in self._model.named_parameters() if p.requires_grad}
-        return ModelState(trained, {n: b.detach().clone() for n, b in self._model.named_buffers()})
+        """A copy of the model's own tensors, by name; parameters that the user froze are no part of it."""
+        trained = {n: p.detach().clone() for n, p in sorted(self._model.named_parameters()) if p.requires_grad}
+        return ModelState(trained, {n: b.detach().clone() for n, b in sorted(self._model.named_buffers())})
 
     def module(self, state: ModelState) -> nn.Module:
         """An ordinary module with the given tensors."""
@@ -93,7 +94,8 @@ class Network:
         valid: Tensor | None,
     ) -> Outputs:
         module.train(mode == "train")
-        self._step.key, self._step.valid, self._step.buffers = key, valid, {}
+        self._step.key, self._step.dropouts = key, 0
+        self._step.valid, self._step.buffers = valid, {}
         tensors = {f"model.{name}": t for name, t in (*params.items(), *buffers.items())}
         with self._precision(x.device):
             logits, features = torch.func.functional_call(module, tensors, (x,))
@@ -117,15 +119,12 @@ class Network:
             return 2
         return 1
 
-    def _keyed_dropout(self, name: str, layer: nn.Module) -> nn.Module | None:
-        if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            return _KeyedDropout(layer, self._step, zlib.crc32(name.encode()))
-        return None
-
-    def _valid_batch_norm(self, name: str, layer: nn.Module) -> nn.Module | None:
-        if isinstance(layer, BatchNorm):
-            return _ValidBatchNorm(layer, self._step, name)
-        return None
+    def _with_keyed_dropout(self, model: nn.Module) -> nn.Module:
+        for name, layer in list(model.named_modules(remove_duplicate=False)):
+            if name and isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+                parent, _, child = name.rpartition(".")
+                setattr(model.get_submodule(parent), child, _KeyedDropout(layer, self._step))
+        return model
 
 
 class _WithFeatures(nn.Module):
@@ -136,55 +135,59 @@ class _WithFeatures(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if isinstance(self.model, Classifier):
+        if isinstance(self.model, Classifier) and type(self.model).forward is Classifier.forward:
             features = self.model.encoder(x)
             return self.model.head(features), features
         return self.model(x), None
 
 
 class _KeyedDropout(nn.Module):
-    """Dropout whose mask is a function of the step's key, this layer and the position in the batch."""
+    """Dropout whose mask is a function of the step's key, of the masks before it and of the position in the batch."""
 
-    def __init__(self, layer: nn.Module, step: _Step, number: int) -> None:
+    def __init__(self, layer: nn.Module, step: _Step) -> None:
         super().__init__()
         self.p = float(layer.p)  # type: ignore[arg-type]
         self._whole_channels = not isinstance(layer, nn.Dropout)
         self._step = step
-        self._number = number
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
         if self._step.key is None:
             raise RuntimeError("a network with dropout was run in train mode without a key")
+        if self.p == 1:
+            return torch.zeros_like(x)
+        self._step.dropouts += 1
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self._whole_channels else x.shape
         positions = torch.arange(shape.numel(), device=x.device)
-        kept = uniform(fold(self._step.key, self._number), positions).reshape(shape) >= self.p
+        kept = uniform(fold(self._step.key, self._step.dropouts), positions).reshape(shape) >= self.p
         return x * kept.to(x.dtype) / (1 - self.p)
 
 
-class _ValidBatchNorm(nn.Module):
-    """BatchNorm over the valid rows of a padded batch, without side effects."""
+class _ValidBatchNorm:
+    """The forward pass of a BatchNorm layer over the valid rows of a padded batch, without side effects.
 
-    def __init__(self, layer: BatchNorm, step: _Step, name: str) -> None:
-        super().__init__()
-        self._parameters = layer._parameters
-        self._buffers = layer._buffers
-        self._eps, self._momentum = layer.eps, layer.momentum
-        self._step, self._name = step, name
+    It takes the place of the layer's own method, so that a model which finds its BatchNorm layers by their class, for
+    instance to freeze them, still does.
+    """
+
+    def __init__(self, layer: _BatchNorm, step: _Step, name: str) -> None:
+        self._layer, self._step, self._name = layer, step, name
 
     def forward(self, x: Tensor) -> Tensor:
-        running_mean, running_var = self._buffers["running_mean"], self._buffers["running_var"]
-        if not self.training and running_mean is not None and running_var is not None:
-            mean, var = running_mean, running_var
+        layer = self._layer
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
+        if not layer.training and layer.running_mean is not None and layer.running_var is not None:
+            mean, var = layer.running_mean, layer.running_var
         else:
-            mean, var, count = self._batch_statistics(x)
-            if self.training and running_mean is not None and running_var is not None:
-                self._remember(running_mean, running_var, mean, var * count / (count - 1))
+            mean, var, count = self._batch_statistics(wide)
+            if layer.training:
+                self._remember(mean, var * count / (count - 1))
         shape = (1, -1) + (1,) * (x.dim() - 2)
-        out = (x - mean.view(shape)) * (var.view(shape) + self._eps).rsqrt()
-        weight, bias = self._parameters["weight"], self._parameters["bias"]
-        return out if weight is None or bias is None else out * weight.view(shape) + bias.view(shape)
+        out = (wide - mean.view(shape)) * (var.view(shape) + layer.eps).rsqrt()
+        if layer.affine:
+            out = out * layer.weight.view(shape) + layer.bias.view(shape)
+        return out.to(x.dtype)
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         axes = (0, *range(2, x.dim()))
@@ -196,22 +199,18 @@ class _ValidBatchNorm(nn.Module):
         var = ((x - mean.view(shape)).square() * rows).sum(axes) / count
         return mean, var, count
 
-    def _remember(self, running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor) -> None:
-        seen = self._buffers["num_batches_tracked"]
-        assert seen is not None
-        factor = 1 / (seen + 1) if self._momentum is None else self._momentum
-        self._step.buffers |= {
-            f"{self._name}.running_mean": running_mean + factor * (mean.detach() - running_mean),
-            f"{self._name}.running_var": running_var + factor * (var.detach() - running_var),
-            f"{self._name}.num_batches_tracked": seen + 1,
-        }
+    def _remember(self, mean: Tensor, var: Tensor) -> None:
+        layer = self._layer
+        if not layer.track_running_stats:
+            return
+        seen = self._current("num_batches_tracked")
+        factor = 1 / (seen + 1).to(mean.dtype) if layer.momentum is None else layer.momentum
+        for statistic, value in (("running_mean", mean), ("running_var", var)):
+            before = self._current(statistic)
+            self._step.buffers[f"{self._name}.{statistic}"] = before + factor * (value.detach() - before)
+        self._step.buffers[f"{self._name}.num_batches_tracked"] = seen + 1
 
-
-def _swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
-    """Put in place of each layer what `make` gives for it."""
-    for name, layer in list(model.named_modules()):
-        replacement = make(name, layer) if name else None
-        if replacement is not None:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, replacement)
-    return model
+    def _current(self, statistic: str) -> Tensor:
+        """As this pass has it, should the layer be called more than once."""
+        current: Tensor = self._step.buffers.get(f"{self._name}.{statistic}", getattr(self._layer, statistic))
+        return current
