@@ -46,6 +46,7 @@ class Network:
         self, model: nn.Module, dtype: torch.dtype = torch.float32, autocast: torch.dtype | None = None
     ) -> None:
         self._model = copy.deepcopy(model).to(dtype)
+        self._dtype = dtype
         self._autocast = autocast
         self._step = _Step()
         self._plain = _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)))
@@ -58,6 +59,11 @@ class Network:
         for module in (self._model, self._plain, self._stackable):
             module.to(device)
         return self
+
+    @property
+    def resolution(self) -> float:
+        """The relative rounding error of one operation."""
+        return torch.finfo(self._autocast or self._dtype).eps
 
     def state(self) -> ModelState:
         """A copy of the model's own tensors, by name; parameters that the user froze are no part of it."""

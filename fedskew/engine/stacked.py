@@ -41,10 +41,12 @@ class StackedEngine:
         self.notices: list[str] = []
 
     def train(self, work: RoundWork) -> RoundResult:
+        plans = work.plans(self._smallest)
+        if not any(plan.steps for plan in plans):
+            return self._plain.train(work)
         stackable, paddable = self._probe(work)
         if not stackable:
             return self._plain.train(work)
-        plans = work.plans(self._smallest)
         order = np.argsort([-plan.steps for plan in plans], kind="stable")
         sorted_work = replace(work, assignments=[work.assignments[i] for i in order])
         stack = _Stack(self._network, self._data, sorted_work, [plans[i] for i in order], paddable)
@@ -55,44 +57,63 @@ class StackedEngine:
 
         One step of one client, alone and padded with rows that must not count, tells both.
         """
-        kind = f"{work.objective!r} {work.solver!r}"
+        kind = f"{work.objective!r} {work.solver!r} {work.server!r}"
         if kind not in self._abilities:
             try:
                 self._abilities[kind] = (True, self._padding_is_harmless(work))
             except (RuntimeError, ValueError, TypeError) as error:
                 reason = str(error).strip().splitlines()[0]
-                self.notices.append(f"this model or method cannot be stacked, clients run one after another: {reason}")
+                self._notice(f"this model or method cannot be stacked, clients run one after another: {reason}")
                 self._abilities[kind] = (False, False)
             else:
                 if not self._abilities[kind][1]:
-                    self.notices.append("this model or method counts padded rows, so short batches run apart (slower)")
+                    self._notice("this model or method counts padded rows, so short batches run apart (slower)")
         return self._abilities[kind]
 
+    def _notice(self, line: str) -> None:
+        if line not in self.notices:
+            self.notices.append(line)
+
     def _padding_is_harmless(self, work: RoundWork) -> bool:
+        """Whether a step neither depends on what the padded rows hold nor on whether there are any.
+
+        The first is asked to the last digits, for a row of weight zero adds exactly nothing. The second can only be
+        asked roughly: a batch of another shape rounds otherwise, and deep networks on few samples amplify that.
+        """
         largest = max(work.assignments, key=lambda a: len(a.samples))
         few = replace(largest, samples=largest.samples[:3])
         one_step = replace(work, assignments=[few], local=replace(work.local, epochs=1, batch_size=len(few.samples)))
-        plans = one_step.plans(1)
-        padding = np.full((1, 2), -1, dtype=np.int64)
-        padded = replace(plans[0], indices=np.concatenate([plans[0].indices, padding], axis=1))
-        exact, with_padding = (
-            _Stack(self._network, self._data, one_step, [plan], True).directions(slice(0, 1), 0)[0]
-            for plan in (plans[0], padded)
-        )
-        difference = sum(float((exact[n] - with_padding[n]).square().sum()) for n in exact)
-        size = sum(float(d.square().sum()) for d in exact.values())
-        return difference <= 1e-4 * size
+        plan = one_step.plans(1)[0]
+        alone = _Stack(self._network, self._data, one_step, [plan], True)
+        exact = alone.directions(slice(0, 1), 0)[0]
+        alone.train()  # to the end, for what the client sends and keeps must be stackable, too
+        padded, otherwise_padded = (self._padded_direction(one_step, plan, row) for row in (0, len(self._data) - 1))
+        digits = 10 * self._network.resolution
+        return _close(padded, otherwise_padded, digits, work) and _close(exact, padded, max(digits, 1e-2), work)
+
+    def _padded_direction(self, one_step: RoundWork, plan: BatchPlan, row: int) -> Tensors:
+        """The step with a batch to which `row` of the data was added three times as padding."""
+        indices = np.concatenate([plan.indices, np.full((1, 3), -1, dtype=np.int64)], axis=1)
+        padded = replace(plan, indices=indices)
+        return _Stack(self._network, self._data, one_step, [padded], True, row).directions(slice(0, 1), 0)[0]
 
 
 class _Stack:
     """The clients of one round, most steps first."""
 
     def __init__(
-        self, network: Network, data: DeviceSamples, work: RoundWork, plans: list[BatchPlan], paddable: bool
+        self,
+        network: Network,
+        data: DeviceSamples,
+        work: RoundWork,
+        plans: list[BatchPlan],
+        paddable: bool,
+        padding: int = 0,
     ) -> None:
         device = data.y.device
         clients = len(plans)
-        self._network, self._data, self._work, self._paddable = network, data, work, paddable
+        self._network, self._data, self._work = network, data, work
+        self._paddable, self._padding = paddable, padding
         self._steps = np.array([plan.steps for plan in plans])
         self._visits = np.array([plan.visits for plan in plans])
         self._lengths = _padded([(plan.indices >= 0).sum(axis=1) for plan in plans], 0)
@@ -154,7 +175,8 @@ class _Stack:
         batch = self._indices[rows, step]
         if not self._paddable:
             batch = batch[:, : int(self._lengths[_host(rows), step].max())]
-        valid, batch = batch >= 0, batch.clamp(min=0)
+        valid = batch >= 0
+        batch = torch.where(valid, batch, self._padding)
         x = self._data.training_inputs(batch, self._epoch_keys[rows, step].unsqueeze(-1))
         y = torch.where(valid, self._data.y[batch], IGNORE)
         keys = fold(self._keys[rows], step)
@@ -210,12 +232,9 @@ class _Stack:
         }
 
     def _companion(self, name: str, mode: Mode, state: Tensors, x: Tensor, valid: Tensor, keys: Tensor) -> Tensors:
-        """A frozen model's outputs for every client; one that is common to all and in eval mode needs no stacking."""
+        """A frozen model's outputs for every client; one that is common to all is not repeated."""
         model = companion(name, self._work, state)
         own = name.startswith("state/")
-        if not own and mode == "eval":
-            out = self._network.forward(model.params, model.buffers, x.flatten(0, 1), "eval")
-            return {kind: t.view(*x.shape[:2], *t.shape[1:]) for kind, t in _tensors(out).items()}
 
         def outputs(params: Tensors, x: Tensor, valid: Tensor, key: Tensor) -> Tensors:
             return _tensors(self._network.forward_padded(params, model.buffers, x, valid, mode, key)[0])
@@ -237,6 +256,16 @@ class _Stack:
         steps = torch.from_numpy(self._steps).to(self._loss.device, dtype)
         ends: tuple[Tensors, Tensors] = torch.func.vmap(end)(self._params, steps, self._label_counts, self._state)
         return ends
+
+
+def _close(a: Tensors, b: Tensors, tolerance: float, work: RoundWork) -> bool:
+    """Whether two directions differ by rounding alone; one that cannot move the model is all rounding."""
+    apart, size = _norm({n: a[n] - b[n] for n in a}), _norm(a)
+    return apart <= tolerance * size + 1e-12 * _norm(work.sent.params)
+
+
+def _norm(tensors: Tensors) -> float:
+    return float(torch.stack([t.double().square().sum() for t in tensors.values()]).sum().sqrt())
 
 
 def _tensors(out: Outputs) -> Tensors:
