@@ -1,0 +1,94 @@
+"""What holds for the package as a whole: who imports whom, what a light start may load, what is never unpickled."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fedskew
+from fedskew.experiment import yaml_file
+
+PACKAGE = Path(fedskew.__file__).parent
+ROOT = PACKAGE.parent
+
+PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def test_dependencies_point_one_way() -> None:
+    if not (ROOT / "pyproject.toml").is_file():
+        pytest.skip("the contract stands in pyproject.toml, which an installed package does not carry")
+    command = "from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache'])"
+    done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 kept, 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["import fedskew", "import fedskew.cli", "from fedskew.cli import main; sys.argv = ['fedskew', '--help']; main()"],
+    ids=["import", "import of the command line", "--help"],
+)
+def test_a_light_start_does_without_torch(start: str) -> None:
+    script = f"import sys\ntry:\n    {start}\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_is_there() -> None:
+    for name in fedskew.__all__:
+        assert getattr(fedskew, name) is not None
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    sources = sorted(PACKAGE.rglob("*.py"))
+    found = {str(path): list(_unpicklings(ast.parse(path.read_text(encoding="utf-8")))) for path in sources}
+    assert len(found) > 50
+    assert not {path: calls for path, calls in found.items() if calls}
+    assert issubclass(yaml_file._Loader, yaml.SafeLoader)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "np.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "yaml.load(text, yaml.Loader)",
+        "yaml.unsafe_load(text)",
+        "eval(text)",
+    ],
+)
+def test_the_check_would_find_it(code: str) -> None:
+    assert list(_unpicklings(ast.parse(code)))
+
+
+def _unpicklings(tree: ast.AST) -> Iterator[str]:
+    """Whatever could run code that a file brings along."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in PICKLING)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PICKLING:
+            yield node.module or ""
+        elif isinstance(node, ast.Call) and not _is_safe(node):
+            yield ast.unparse(node)
+
+
+def _is_safe(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    said = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    if name in ("np.load", "numpy.load"):
+        return said.get("allow_pickle") == "False"
+    if name == "torch.load":
+        return said.get("weights_only") == "True"
+    if name == "yaml.load":
+        return [ast.unparse(argument) for argument in call.args[1:]] == ["_Loader"]  # of yaml_file.py, tested above
+    return name not in ("yaml.unsafe_load", "yaml.full_load", "eval", "exec")
