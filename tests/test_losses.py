@@ -459,8 +459,7 @@ def test_the_programs_suppression_has_a_floor_for_classes_in_the_batch(batch: Ba
     y = batch.targets.tolist()
     counts = torch.tensor([n if c in y else 0 for c, n in enumerate(batch.counts.tolist())])
     inside = Batch(batch.logits, batch.teacher, batch.targets, counts)
-    n, p = len(y), (counts / counts.sum()).tolist()
-    floor = sum(p[c] * math.log(y.count(c) / n) for c in set(y))
+    floor = sum(counts.tolist()[c] / sum(counts.tolist()) * math.log(y.count(c) / len(y)) for c in set(y))
     assert present_shifted(inside, -shift).value("suppression lade") >= floor - 1e-9
 
 

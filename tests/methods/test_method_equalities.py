@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from fedskew.experiment.server import Server
 from fedskew.losses import calibrated_cross_entropy
 from fedskew.methods import Client, Objective, Outputs, make_method
+from fedskew.methods.fedlmd import FedLMD, FedLMDTf
+from fedskew.methods.fedntd import FedNTD
+from fedskew.methods.fedvls import FedVLS
 from fedskew.models import Classifier
 
 
@@ -89,6 +92,21 @@ def test_the_switch_is_teacher_free_first_and_has_a_teacher_then() -> None:
     tf_only, _ = played(serve("fedlmd-tf", {"beta": 2.0}, rounds=5))
     np.testing.assert_array_equal(theta(states[2]), theta(tf_only[2]))
     assert np.abs(theta(states[3]) - theta(tf_only[3])).max() > 1e-6
+
+
+def test_the_switch_hands_its_parameters_to_both() -> None:
+    stages = make_method(
+        "fedlmd-switch", {"switch_round": 3, "beta": 2.0, "temperature": 3.0, "majority_rule": "paper"}
+    ).stages(10, 5, {})
+    assert [stage.rounds for stage in stages] == [3, 7]
+    assert [stage.objective for stage in stages] == [FedLMDTf(2.0, 3.0, "paper"), FedLMD(2.0, 3.0, "paper")]
+
+
+def test_the_teachers_batch_norm_follows_the_published_programs() -> None:
+    """FedVLS's teacher takes the batch's statistics, FedNTD's and FedLMD's their own."""
+    assert FedVLS().companions() == {"teacher": "train"}
+    assert FedVLS(teacher_mode="eval").companions() == {"teacher": "eval"}
+    assert FedLMD().companions() == FedNTD().companions() == {"teacher": "eval"}
 
 
 def test_before_training_a_teacher_agrees_with_its_student() -> None:

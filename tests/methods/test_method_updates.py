@@ -85,6 +85,16 @@ def vacant_and_suppressed(z: Array, teacher: Array, site: Site) -> Array:
     return calibrated / n + 0.1 * distilled / n + 0.005 * suppressed
 
 
+def papers_suppression(z: Array, teacher: Array, site: Site) -> Array:
+    """FedVLS as printed, with weights of 0.3 and 0.2."""
+    n, p = len(z), site.counts / site.counts.sum()
+    vacant = np.tile(site.counts == 0, (n, 1)).astype(float)
+    calibrated = restricted(z, np.tile(p, (n, 1))) - site.one_hot
+    distilled = restricted(z, vacant) - restricted(teacher, vacant)
+    suppressed = p * restricted(z.T, 1 - site.one_hot.T).T
+    return calibrated / n + 0.3 * distilled / n + 0.2 * suppressed
+
+
 def unbalanced(z: Array, teacher: Array, site: Site) -> Array:
     present = site.counts > 0
     gamma = np.where(present, site.counts.sum() / np.maximum(site.counts, 1), 0.0)
@@ -101,6 +111,11 @@ def unbalanced(z: Array, teacher: Array, site: Site) -> Array:
         ("fedlmd", {}, label_masking),
         ("fedlmd-tf", {}, teacher_free),
         ("fedvls", {}, vacant_and_suppressed),
+        (
+            "fedvls",
+            {"distill_weight": 0.3, "suppress_weight": 0.2, "suppress_variant": "paper"},
+            papers_suppression,
+        ),
         ("fedgr-client", {"gamma": "paper"}, unbalanced),
     ],
 )
