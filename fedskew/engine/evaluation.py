@@ -53,6 +53,8 @@ def survey(network: Network, model: ModelState, data: DeviceSamples, samples: np
 
 
 def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(rows), _BATCH):
-        batch = rows[start : start + _BATCH]
+    if not len(rows):
+        return
+    # Of equal sizes: a model may take its batch's statistics in tests, too, and a rest of one sample has none.
+    for batch in rows.tensor_split(-(-len(rows) // _BATCH)):
         yield batch, network.forward(model.params, model.buffers, data.inputs(batch)).logits

@@ -117,8 +117,10 @@ class Network:
     def smallest_batch(self, sample: Tensor) -> int:
         """2 if a batch of one cannot be trained on: BatchNorm over a single value."""
         state = self.state()
+        devices = [sample.device] if sample.device.type == "cuda" else []
         try:
-            self.forward(state.params, state.buffers, sample[:1], "train", torch.zeros((), dtype=torch.int64))
+            with torch.random.fork_rng(devices):
+                self.forward(state.params, state.buffers, sample[:1], "train", torch.zeros((), dtype=torch.int64))
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise

@@ -66,7 +66,7 @@ class RunState:
     @classmethod
     def restored(cls, tensors: Tensors, meta: Mapping[str, Any], device: torch.device) -> RunState:
         """The inverse of `tensors` and `meta`."""
-        placed = {name: t.to(device) for name, t in tensors.items()}
+        placed = {name: t.to(device) for name, t in sorted(tensors.items())}  # norms add up in the same order
         trainees = {
             name: Trainee(
                 model=ModelState(unpack(f"{name}:params", placed), unpack(f"{name}:buffers", placed)),

@@ -72,6 +72,11 @@ class Server:
         self._test = DeviceSamples(dataset, dataset.test, self.device, dtype)
         self.network = Network(model, dtype, autocast).to(self.device)
         smallest = self.network.smallest_batch(self._train.inputs(torch.zeros(1, dtype=torch.int64)))
+        if config.batch_size < smallest:
+            raise UserError(
+                f"batch_size is {config.batch_size}; expected at least {smallest}: "
+                "BatchNorm cannot train on a batch of one sample here"
+            )
         engine = choose_engine(config.engine, model, self.device)
         self.engine = make_engine(engine, self.network, self._train, smallest)
 
@@ -117,7 +122,7 @@ class Server:
                 raise ValueError("the run is at its end")
             this = self._prepare(stage, state)
             result = self.engine.train(self._work(this, state))
-            finite = _finite(result)
+            finite = _finite(result, this.trainee.model)
             trainee = self._aggregated(this, result, finite)
             after = replace(state, round=state.round + 1, stage_round=state.stage_round + 1)
             after = self._past_empty_stages(after.with_trainee(stage.model, trainee))
@@ -201,7 +206,7 @@ class Server:
             participation=len(sizes) / self._federation.clients,
         )
         params, server = self._method.server.aggregate(this.trainee.model.params, updates, this.trainee.server)
-        buffers = weighted_mean({name: t[kept] for name, t in result.trained.buffers.items()}, weights)
+        buffers = _merged(this.trainee.model.buffers, {n: t[kept] for n, t in result.trained.buffers.items()}, weights)
         clients = dict(this.trainee.clients)
         if result.states:
             for row in np.flatnonzero(finite):
@@ -214,8 +219,7 @@ class Server:
         visits = int(result.visits.sum())
         tally = {name: float(t.sum()) for name, t in result.tally.items()}
         losses = result.loss.cpu().numpy()[finite]
-        baseline = self._config.local_epochs * int(self._federation.sizes[this.clients].sum())
-        forwards = this.stage.objective.extra_forwards(visits, tally)
+        forwards = this.stage.objective.extra_forwards(visits, tally) if visits else 0.0
         return {
             "round": after.round,
             "stage": this.stage.name,
@@ -227,9 +231,18 @@ class Server:
             "diverged": this.clients[~finite].tolist(),
             "visits": visits,
             "tally": tally,
-            "compute": (visits + forwards / 3) / baseline,
+            "compute": (visits + forwards / 3) / self._baseline_visits(this),
             "notes": after.notes,
         }
+
+    def _baseline_visits(self, this: _Round) -> float:
+        """Sample visits of a FedAvg round: by the same clients, or, where a stage leaves clients out, by as many as
+        the run draws, on average."""
+        sizes = self._federation.sizes
+        if this.stage.labels is None:
+            return self._config.local_epochs * float(sizes[this.clients].sum())
+        drawn = min(self._config.clients_per_round or len(sizes), len(sizes))
+        return self._config.local_epochs * float(sizes.mean()) * drawn
 
     def _is_evaluated(self, this: _Round, after: RunState) -> bool:
         last_of_stage = after.stage_round == 0
@@ -290,13 +303,21 @@ def _number(model: str) -> int:
     return 0 if model == "global" else zlib.crc32(model.encode())
 
 
-def _finite(result: RoundResult) -> npt.NDArray[np.bool_]:
-    """Which clients came back with finite numbers only."""
-    tensors = [*result.trained.params.values(), *result.trained.buffers.values(), *result.uplink.values()]
+def _finite(result: RoundResult, sent: ModelState) -> npt.NDArray[np.bool_]:
+    """Which clients came back with finite numbers only, but for a buffer that is meant to hold others."""
+    tensors = [*result.trained.params.values(), *result.uplink.values(), *result.states.values()]
+    entries = [tensor.isfinite() for tensor in tensors]
+    entries += [t.isfinite() | (t == sent.buffers[name]) for name, t in result.trained.buffers.items()]
     finite = result.loss.isfinite()
-    for tensor in tensors:
-        finite = finite & tensor.flatten(1).isfinite().all(dim=1) if tensor.dim() > 1 else finite & tensor.isfinite()
+    for entry in entries:
+        finite = finite & entry.flatten(1).all(dim=1) if entry.dim() > 1 else finite & entry
     return np.asarray(finite.cpu().numpy())
+
+
+def _merged(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Tensors:
+    """The mean of BatchNorm's statistics; a constant that no client changed stays what it is, to the last bit."""
+    means = weighted_mean(stacked, weights)
+    return {name: torch.where((stacked[name] == b).all(dim=0), b, means[name]) for name, b in sent.items()}
 
 
 def _of_client(stacked: ModelState, row: int) -> ModelState:

@@ -1,0 +1,151 @@
+"""The two engines give the same run: every method, every model, every kind of client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, server, text_federation
+
+from fedskew.data.federation import Federation
+from fedskew.experiment.run_state import RunState
+from fedskew.methods import METHODS
+from fedskew.models import MODELS, Inputs, make_model
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+
+PARAMS: dict[str, dict[str, Any]] = {"pkd": {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 2}}
+
+
+def disagreement(
+    federation: Federation, method: str, model: nn.Module, params: dict[str, Any] | None = None, **settings: Any
+) -> float:
+    """Between the engines, after a whole run; neither may have had to do other than it was asked."""
+    states, losses = [], []
+    for engine in ("plain", "stacked"):
+        this = server(federation, method, model, params, engine=engine, **settings)
+        state, rows = finished(this)
+        assert this.engine.name == engine
+        assert this.engine.notices == []
+        assert all(row["diverged"] == [] for row in rows)
+        states.append(state)
+        losses.append([row["loss"] for row in rows])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-5)
+    return distance(*states)
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("method", [*METHODS, "fedlmd+scaffold", "fedvls+fedprox+fedavgm"])
+def test_every_method(method: str, precision: str) -> None:
+    params = PARAMS.get(method)
+    difference = disagreement(
+        image_federation(), method, norm_and_dropout(), params, precision=precision, clients_per_round=3, lr=0.01
+    )
+    assert difference < TOLERANCE[precision]
+
+
+LARGE = {"vgg11": 32, "mobilenetv2": 16, "resnet18": 8, "resnet18-imagenet": 32}
+"""Models that are slow in a test, with images as small as their BatchNorm stays well-conditioned on."""
+
+CASES = [
+    *((name, "fedvls", precision) for name in MODELS for precision in TOLERANCE),
+    *((name, method, "float64") for name in MODELS if name not in LARGE for method in ("scaffold", "fedlmd")),
+]
+
+
+def model_case(name: str) -> tuple[Federation, nn.Module]:
+    counts = ((3, 3, 2), (4, 0, 2), (0, 4, 0))
+    if name == "fasttext":
+        federation = text_federation(counts)
+    else:
+        side = LARGE.get(name, max(8, MODELS[name].smallest_side))
+        federation = image_federation(counts, (1, side, side))
+    inputs = Inputs(federation.dataset.input_shape, 3, federation.dataset.vocabulary)
+    return federation, make_model(name, inputs)
+
+
+@pytest.mark.parametrize(("model", "method", "precision"), CASES)
+def test_every_model(model: str, method: str, precision: str) -> None:
+    federation, module = model_case(model)
+    lr = 1e-4 if model in LARGE and precision == "float32" else 1e-3
+    settings: dict[str, Any] = {"clients_per_round": 2, "local_epochs": 1, "batch_size": 8, "lr": lr}
+    assert disagreement(federation, method, module, precision=precision, **settings) < TOLERANCE[precision]
+
+
+EDGES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "a short last batch": ((4, 3, 2, 3), (2, 2, 2, 5)),
+    "one sample": ((0, 1, 0, 0), (4, 4, 4, 4)),
+    "one sample each": ((0, 1, 0, 0), (1, 0, 0, 0)),
+    "one class": ((0, 7, 0, 0), (4, 4, 4, 4)),
+    "no vacant class": ((3, 2, 4, 3), (1, 1, 1, 5)),
+    "one vacant class": ((3, 0, 4, 3), (1, 1, 0, 5)),
+    "equal clients": ((3, 3, 3, 3), (3, 3, 3, 3)),
+    "one client": ((5, 2, 0, 1),),
+    "many batches beside one": ((20, 9, 0, 0), (1, 0, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("method", ["fedvls", "fedlmd", "fedlmd-tf", "fedgr", "fedntd", "scaffold"])
+def test_edge_clients(edge: str, method: str) -> None:
+    federation = image_federation(EDGES[edge])
+    for model in (norm_and_dropout(), linear()):
+        assert disagreement(federation, method, model, lr=0.02) < 1e-9
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 1000])
+def test_batch_sizes(batch_size: int) -> None:
+    settings = {"batch_size": batch_size, "lr": 0.01, "local_epochs": 1}
+    assert disagreement(image_federation(), "fedvls", norm_and_dropout(), **settings) < 1e-9
+
+
+@pytest.mark.parametrize("augment", [("crop", "flip", "cutout"), ("crop-reflect", "autoaugment")])
+def test_augmentation(augment: tuple[str, ...]) -> None:
+    federation = image_federation(shape=(3, 20, 20))
+    assert disagreement(federation, "fedlmd", linear(features=1200), augment=augment, clients_per_round=3) < 1e-9
+
+
+def test_settings_of_the_run() -> None:
+    settings = {"clip_norm": 0.3, "lr_decay": 0.5, "average": "uniform", "momentum": 0.0}
+    assert disagreement(image_federation(), "scaffold", norm_and_dropout(), **settings) < 1e-9
+
+
+def test_batch_norm_with_a_cumulative_average() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, momentum=None), nn.Flatten(), nn.Linear(108, 4))
+    assert disagreement(image_federation(), "fedavg", model) < 1e-9
+
+
+def test_batch_norm_without_parameters() -> None:
+    norm = nn.BatchNorm2d(3, affine=False)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), norm, nn.Flatten(), nn.Linear(108, 4))
+    assert disagreement(image_federation(), "fedvls", model) < 1e-9
+
+
+def test_a_teacher_that_always_takes_its_batch_s_statistics() -> None:
+    norm = nn.BatchNorm2d(3, track_running_stats=False)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), norm, nn.Flatten(), nn.Linear(108, 4))
+    assert disagreement(image_federation(), "fedlmd", model) < 1e-9
+
+
+def test_bfloat16_agrees_to_its_own_precision() -> None:
+    federation = image_federation(((4, 3, 2, 3), (2, 2, 2, 5)))
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 4))
+    assert disagreement(federation, "fedvls", model, precision="bf16", lr=0.01, local_epochs=1) < 1e-2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_on_a_gpu(method: str) -> None:
+    """The stacked engine on the GPU against the plain one on the CPU and on the GPU."""
+    states = []
+    for engine, device in (("plain", "cpu"), ("plain", "cuda"), ("stacked", "cuda")):
+        this = server(
+            image_federation(), method, norm_and_dropout(), PARAMS.get(method), engine=engine, device=device,
+            precision="float32", clients_per_round=3, lr=0.02,
+        )  # fmt: skip
+        state = finished(this)[0]
+        states.append(RunState.restored(state.tensors(), state.meta(), torch.device("cpu")))
+    assert distance(states[0], states[1]) < 1e-3
+    assert distance(states[1], states[2]) < 1e-3

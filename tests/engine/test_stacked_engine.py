@@ -1,0 +1,208 @@
+"""What the stacked engine does with models and methods that stacking does not suit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from toy_runs import distance, finished, image_federation, linear, moved, norm_and_dropout, server
+
+from fedskew.engine import Network
+from fedskew.experiment.run_state import RunState
+from fedskew.losses import cross_entropy
+from fedskew.methods import Client, Method, Objective, Outputs, ServerRule, Tensors, Trained, Updates
+from fedskew.methods.parts import Part
+from fedskew.models import Classifier
+
+
+def run(method: Part | Method | str, model: nn.Module, engine: str, **settings: Any) -> tuple[RunState, list[str]]:
+    this = server(image_federation(), method, model, engine=engine, **settings)
+    return finished(this)[0], this.engine.notices
+
+
+def notices(method: Part | Method | str, model: nn.Module, **settings: Any) -> list[str]:
+    """What the stacked engine had to say; its result must be the plain engine's."""
+    plain, nothing = run(method, model, "plain", **settings)
+    stacked, notices = run(method, model, "stacked", **settings)
+    start = Network(model, torch.float64).state().params
+    assert moved(start, plain.model.params) > 0
+    assert nothing == []
+    assert distance(plain, stacked) < 1e-9
+    return notices
+
+
+@dataclass(frozen=True)
+class CountsAllRows(Objective):
+    """Knows nothing of padded rows."""
+
+    weight: float = 1.0
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return cross_entropy(out.logits, y) + self.weight * out.logits.square().mean()
+
+
+@dataclass(frozen=True)
+class DividesByAllRows(Objective):
+    """Leaves padded rows out of the sum, but not of the number."""
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return functional.cross_entropy(out.logits, y, reduction="none", ignore_index=-100).mean()
+
+
+@dataclass(frozen=True)
+class AsksForNumbers(Objective):
+    """Branches on a value."""
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        loss = cross_entropy(out.logits, y)
+        return loss * 2 if loss.item() > 1 else loss
+
+
+@dataclass(frozen=True)
+class SendsANumber(ServerRule):
+    """Branches on a value at the end of the local training."""
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:
+        return {"large": torch.tensor(float(client.label_counts.sum().item() > 10))}
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        return updates.mean(), {}
+
+
+@pytest.mark.parametrize("objective", [CountsAllRows(), CountsAllRows(1e-3), DividesByAllRows()])
+@pytest.mark.parametrize("model", [linear(), norm_and_dropout()], ids=["linear", "norm"])
+def test_an_objective_that_counts_padded_rows_sees_none(objective: Objective, model: nn.Module) -> None:
+    told = notices(objective, model, rounds=3)
+    assert len(told) == 1
+    assert "padded rows" in told[0]
+
+
+@pytest.mark.parametrize("method", [AsksForNumbers(), SendsANumber()])
+def test_a_method_that_cannot_be_stacked_runs_one_client_after_another(method: Part) -> None:
+    told = notices(method, linear(), rounds=3)
+    assert len(told) == 1
+    assert "one after another" in told[0]
+
+
+class BatchCentred(nn.Module):
+    """Mixes the rows of a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """A BatchNorm with a forward pass of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Counter(nn.Module):
+    """Keeps count in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += len(x)
+        return x
+
+
+def test_a_model_that_mixes_rows_sees_no_padding() -> None:
+    model = Classifier(nn.Sequential(nn.Flatten(), BatchCentred(), nn.Linear(64, 5), nn.Tanh()), nn.Linear(5, 4))
+    assert len(notices("fedavg", model)) == 1
+
+
+@pytest.mark.parametrize("layer", [OwnNorm(1), Counter()])
+def test_a_model_that_writes_into_its_buffers_runs_one_client_after_another(layer: nn.Module) -> None:
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 4))
+    told = notices("fedavg", model)
+    assert len(told) == 1
+    assert "one after another" in told[0]
+
+
+def test_one_notice_however_many_stages() -> None:
+    model = nn.Sequential(Counter(), nn.Flatten(), nn.Linear(64, 4))
+    this = server(image_federation(), "pkd", model, {"groups": [[0, 1], [1, 3]], "expert_rounds": 1}, engine="stacked")
+    finished(this)
+    assert len(this.engine.notices) == 1
+
+
+class FrozenNorm(nn.Sequential):
+    """Keeps its BatchNorm in eval mode, as one does when fine-tuning."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        for layer in self.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.eval()
+        return self
+
+
+def test_a_batch_norm_that_the_model_keeps_frozen_stays_frozen() -> None:
+    model = FrozenNorm(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 4))
+    assert notices("fedavg", model) == []
+    state, _ = run("fedavg", model, "stacked")
+    assert torch.equal(state.model.buffers["1.running_mean"], torch.zeros(3, dtype=torch.float64))
+
+
+class Scaled(Classifier):
+    """A classifier whose forward is not just encoder and head."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.1 * super().forward(x)
+
+
+def test_a_classifier_s_own_forward_is_respected() -> None:
+    torch.manual_seed(0)
+    model = Scaled(nn.Flatten(), nn.Linear(64, 4))
+    x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
+    this = server(image_federation(), "fedavg", model)
+    state = this.start()
+    logits = this.network.forward(state.model.params, state.model.buffers, x).logits
+    torch.testing.assert_close(logits, model.double()(x))
+
+
+class SharedLayers(nn.Module):
+    """One dropout and one BatchNorm, each used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 4)
+        self.norm, self.dropout = nn.BatchNorm1d(64), nn.Dropout(0.5)
+        self.alias = nn.Sequential(self.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(self.norm(self.first(x.flatten(1))))
+        return self.out(self.alias(self.norm(self.second(x))))
+
+
+def test_layers_that_are_used_twice() -> None:
+    torch.manual_seed(0)
+    assert notices("fedavg", SharedLayers(), lr=0.01) == []
+
+
+def test_constant_buffers_are_left_alone() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.1]))
+            self.register_buffer("places", torch.arange(64))
+            self.out = nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(x.flatten(1)[:, self.places] * self.mask.exp()[1:].sum())
+
+    torch.manual_seed(0)
+    model = Masked()
+    assert notices("fedavg", model, clients_per_round=3, rounds=4) == []
+    state, _ = run("fedavg", model, "stacked", clients_per_round=3, rounds=4)
+    assert torch.equal(state.model.buffers["places"], torch.arange(64))
+    assert torch.equal(state.model.buffers["mask"], model.mask.double())
