@@ -180,13 +180,18 @@ def load_yaml(path: str | Path) -> Config:
 
 def with_overrides(config: Config, assignments: Iterable[str]) -> Config:
     """`config` with assignments such as `lr=0.1`, `partition.beta=0.05`, `method.distill_weight=0.5`."""
+    return with_values(config, assigned(assignments))
+
+
+def assigned(assignments: Iterable[str]) -> dict[str, Any]:
+    """The values that assignments give to dotted keys; the last one counts."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key.strip():
             raise UserError(f"setting {assignment!r} has no key or no '='; expected key=value, such as lr=0.1")
         values[key.strip()] = parse_yaml(value, f"setting {assignment!r}")
-    return with_values(config, values)
+    return values
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:

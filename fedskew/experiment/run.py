@@ -50,6 +50,11 @@ class Result:
         return self.evaluation.class_accuracy
 
     @property
+    def accuracy_curve(self) -> list[tuple[int, float]]:
+        """The evaluated rounds of the global model and the accuracy after each."""
+        return _accuracy_curve(_evaluated(self.history))
+
+    @property
     def diverged(self) -> int:
         """How many client updates were not finite and were left out."""
         return sum(len(row.get("diverged", ())) for row in self.history)
@@ -223,15 +228,23 @@ class _Run:
         return self._prepared.config.to_mapping()
 
     def _result(self, module: nn.Module, rows: list[Row]) -> Result:
-        evaluated = [row for row in rows if row.get("model", "global") == "global" and "evaluation" in row]
-        # A round of the global model: experts' rounds in between do not count, as the papers count.
-        curve = [(row.get("model_round", 0), row["evaluation"]["accuracy"]) for row in evaluated]
+        evaluated = _evaluated(rows)
         return Result(
             config=self._prepared.config,
             history=rows,
             evaluation=Evaluation.from_json(evaluated[-1]["evaluation"]),
-            curve=CurveSummary.of(curve, self._prepared.config.mean_last),
+            curve=CurveSummary.of(_accuracy_curve(evaluated), self._prepared.config.mean_last),
             model=module.to(torch.device("cpu")),
             seconds=sum(row["seconds"] for row in rows),
             folder=None if self._folder is None else self._folder.path,
         )
+
+
+def _evaluated(rows: list[Row]) -> list[Row]:
+    """The rows with an evaluation of the global model."""
+    return [row for row in rows if row.get("model", "global") == "global" and "evaluation" in row]
+
+
+def _accuracy_curve(evaluated: list[Row]) -> list[tuple[int, float]]:
+    """By round of the global model: experts' rounds in between do not count, as the papers count."""
+    return [(row.get("model_round", 0), row["evaluation"]["accuracy"]) for row in evaluated]
