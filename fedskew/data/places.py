@@ -43,6 +43,11 @@ def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     return [Path(folder) for folder in given if folder]
 
 
+def found_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path] | None:
+    """The dataset's files if they are here, ready to read; nothing is unpacked or downloaded."""
+    return _first_match(published, list(_folders(published, roots(data_dir))))
+
+
 def files_of(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """The dataset's files, found, unpacked or downloaded; in the order of the layout that matched."""
     folders = list(_folders(published, roots(data_dir)))

@@ -143,14 +143,14 @@ def _key(largest: int, shades: str) -> str:
     return ", ".join(f"{shades[level]} up to {tops[level]}" for level in used)
 
 
-def class_table(fed: Federation) -> Table:
-    """Each client's samples and its vacant, minority and majority classes."""
+def class_table(fed: Federation, most: int | None = None) -> Table:
+    """Each client's samples and its vacant, minority and majority classes; `most` limits the clients shown."""
     table = Table(title="majority: more than samples / classes; minority: fewer, but some; vacant: none")
     table.add_column("client", justify="right")
     table.add_column("samples", justify="right")
     for heading in ("vacant", "minority", "majority"):
         table.add_column(heading)
-    for k in range(fed.clients):
+    for k in range(fed.clients if most is None else min(most, fed.clients)):
         groups = (fed.vacant(k), fed.minority(k), fed.majority(k))
         table.add_row(str(k), str(fed.sizes[k]), *(_listed(group, fed.dataset.classes) for group in groups))
     return table
