@@ -1,0 +1,58 @@
+"""The command line: one thin module per command. A user's mistake is one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from fedskew.errors import UserError, nearest
+
+USAGE = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    # Threads that wait without spinning: on a busy machine, spinning ones made rounds twenty times slower. OpenMP
+    # reads this once, when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import typer
+    from typer.main import get_command
+
+    from fedskew.cli.app import app
+    from fedskew.cli.terminal import allow_any_encoding
+
+    allow_any_encoding()
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # typer has its own copy of click, or not
+    try:
+        status = get_command(app).main(args=arguments, prog_name="fedskew", standalone_mode=False)
+        sys.stdout.flush()
+    except UserError as error:
+        return _refused(str(error))
+    except usage_error as error:
+        return _refused(_usage(error))
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        return BROKEN_PIPE
+    return status if isinstance(status, int) else 0
+
+
+def _refused(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return USAGE
+
+
+def _usage(error: Any) -> str:
+    """What was wrong with the arguments, in one line."""
+    context = error.ctx
+    if hasattr(error, "possibilities"):
+        options = [name for parameter in context.command.params for name in parameter.opts]
+        hint = nearest(error.option_name, options)
+        meant = f"did you mean {hint!r}?" if hint else f"{context.command_path} --help lists them"
+        return f"unknown option {error.option_name!r}; {meant}"
+    return " ".join(str(error.format_message()).split())

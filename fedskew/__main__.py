@@ -1,0 +1,9 @@
+"""`python -m fedskew`."""
+
+from __future__ import annotations
+
+import sys
+
+from fedskew.cli import main
+
+sys.exit(main())

@@ -1,0 +1,53 @@
+"""The commands put together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fedskew import __version__
+from fedskew.cli import compare, datasets, demo, methods, models, partition, partitions, run
+from fedskew.errors import unknown
+
+
+class _Commands(TyperGroup):
+    """Refuses an unknown command with the nearest one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            raise unknown("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with:\n\nfedskew demo",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedskew {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _fedskew(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback has done the work
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning when clients' labels are skewed."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+for _module in (demo, run, compare, partition, methods, models, datasets, partitions):
+    _module.add_to(app)

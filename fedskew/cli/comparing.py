@@ -1,0 +1,50 @@
+"""Several runs and what is shown of them: shared by `run --seeds`, `compare` and `demo`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedskew.cli.progress import watching
+from fedskew.cli.terminal import print_json, stdout
+from fedskew.cli.threads import use_threads
+from fedskew.data import Federation
+from fedskew.experiment.compare import MethodResults, compare
+from fedskew.experiment.config import run_name
+from fedskew.experiment.preparation import Prepared
+from fedskew.report.comparison_table import class_accuracy_table, comparison_table
+
+
+def run_all(runs: Sequence[Prepared], out: Path, quiet: bool) -> list[MethodResults]:
+    """Run what is not finished yet, each in a folder of its own under `out`."""
+    use_threads(runs[0].config)
+    with watching(lambda prepared: out / run_name(prepared.config), len(runs), quiet) as watch:
+        return compare(runs, out, [watch])
+
+
+def report(results: Sequence[MethodResults], federation: Federation, as_json: bool) -> None:
+    """The tables, or one JSON object."""
+    if as_json:
+        print_json(_json(results, federation))
+        return
+    console = stdout()
+    classes = federation.dataset.classes
+    console.print(comparison_table(results, classes))
+    console.print(class_accuracy_table(results, classes, console.width))
+    folders = {folder.parent for result in results for r in result.results if (folder := r.folder)}
+    for folder in sorted(folders):
+        console.print(f"runs kept in {folder}", markup=False, soft_wrap=True)
+
+
+def _json(results: Sequence[MethodResults], federation: Federation) -> dict[str, Any]:
+    config = results[0].results[0].config.to_mapping()
+    method_of_each = [result.results[0].config.to_mapping()["method"] for result in results]
+    return {
+        "classes": list(federation.dataset.classes),
+        "config": {key: value for key, value in config.items() if key not in ("method", "seed")},
+        "methods": [
+            result.to_json() | {"params": {k: v for k, v in method.items() if k != "name"}}
+            for result, method in zip(results, method_of_each, strict=True)
+        ],
+    }

@@ -1,0 +1,142 @@
+"""`fedskew demo`: see FedAvg lose classes, and which method keeps them, in under two minutes."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedskew.cli.flags import Json, Quiet, Settings
+from fedskew.cli.run import examples
+from fedskew.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedskew.experiment.compare import MethodResults
+    from fedskew.experiment.preparation import Prepared
+
+EXAMPLES = ("fedskew demo", "fedskew demo --seeds 1 --out /tmp/demo")
+SETTINGS = "demo.yaml"
+FIGURE = "demo.png"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("demo", epilog=examples(EXAMPLES))(_command)
+
+
+def _command(
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="where the demo is kept")] = "runs/demo",
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="N", help="splits to run on (default: 3)", show_default=False)
+    ] = None,
+    rounds: Annotated[
+        str | None, typer.Option("--rounds", metavar="N", help="communication rounds (default: 60)", show_default=False)
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="run again what was run before")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Five methods on 20 clients with few classes each. A second demo shows the runs of the first."""
+    from fedskew.cli.compare import read_comparison
+    from fedskew.cli.comparing import report, run_all
+    from fedskew.cli.terminal import stdout
+    from fedskew.experiment.compare import prepare_comparison
+
+    folder = Path(out)
+    settings = _place_settings(folder)
+    said = {} if rounds is None else {"rounds": rounds}
+    comparison = read_comparison(Settings(str(settings), said), seeds=seeds)
+    runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
+    if fresh:
+        _forget(runs, folder)
+    console = stdout()
+    if not as_json:
+        _introduce(console, runs)
+    results = run_all(runs, folder, as_json or quiet)
+    report(results, runs[0].federation, as_json)
+    _draw(results, runs[0].federation.dataset.classes, folder / FIGURE)
+    if not as_json:
+        _conclude(console, results, folder, settings)
+
+
+def _place_settings(folder: Path) -> Path:
+    """The demo's settings, as a file that the user can read, change and run again."""
+    target = folder / SETTINGS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        target.write_text((files("fedskew.cli") / SETTINGS).read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+    return target
+
+
+def _forget(runs: list[Prepared], folder: Path) -> None:
+    """Remove the demo's own runs, and nothing else that may lie there."""
+    from fedskew.experiment.config import run_name
+
+    for prepared in runs:
+        shutil.rmtree(folder / run_name(prepared.config), ignore_errors=True)
+
+
+def _introduce(console: Console, runs: list[Prepared]) -> None:
+    from fedskew.report.partition_map import PartitionMap
+
+    config, federation = runs[0].config, runs[0].federation
+    console.print(
+        f"{federation.clients} clients hold scikit-learn's {len(federation.dataset.train)} handwritten digits, each "
+        f"few classes of them. In each of {config.rounds} rounds, {config.clients_per_round} clients train the "
+        f"global model on their own digits for {config.local_epochs} epochs, and the server averages."
+    )
+    console.print(f"\nWho holds what (split with seed {federation.seed}):")
+    console.print(PartitionMap(federation))
+    console.print()
+
+
+def _draw(results: list[MethodResults], classes: tuple[str, ...], figure: Path) -> None:
+    """The picture is an extra: without matplotlib the demo still has its tables."""
+    from fedskew.cli.terminal import notice
+    from fedskew.report.comparison_figure import save_comparison
+
+    try:
+        save_comparison(results, classes, figure)
+    except UserError as error:
+        notice(f"no picture: {error}")
+
+
+def _conclude(console: Console, results: list[MethodResults], folder: Path, settings: Path) -> None:
+    if (folder / FIGURE).is_file():
+        console.print(f"picture: {folder / FIGURE}", markup=False, soft_wrap=True)
+    console.print(f"settings: {settings}", markup=False, soft_wrap=True)
+    console.print(f"\n{_lesson(results)}\n", markup=False)
+    console.print(
+        "The learning rate is high here, so that forgetting shows. At 0.05 FedAvg keeps all classes, and with all "
+        "clients in every round it is the best of these methods on these easy data. See for yourself:"
+    )
+    for command in next_commands(settings):
+        console.print(f"  {command}", markup=False, soft_wrap=True, style="bold")
+
+
+def _lesson(results: list[MethodResults]) -> str:
+    """What the table shows, in a sentence."""
+    from fedskew.report.comparison_table import lost_classes
+
+    lost = {r.method: sum(len(lost_classes(x.class_accuracy)) for x in r.results) / len(r.results) for r in results}
+    first, keeping = results[0].method, [name for name, number in lost.items() if number == 0]
+    if not lost[first]:
+        return f"{first} lost no class this time."
+    kept = f" {' and '.join(keeping)} lost none." if keeping else ""
+    return f"{first} lost {lost[first]:.1f} classes a split: clients that lack a class make the model unlearn it.{kept}"
+
+
+def next_commands(settings: Path) -> tuple[str, ...]:
+    file = shlex.quote(str(settings))
+    return (
+        f"fedskew compare -c {file} --seeds 1 --lr 0.05",
+        f"fedskew compare -c {file} --seeds 1 --clients-per-round 20",
+        "fedskew partition --partition labels --labels-per-client 2 --clients 20",
+    )

@@ -1,0 +1,131 @@
+"""`fedskew methods`: what each method is, sends, reveals and costs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedskew.cli.flags import Json
+from fedskew.cli.run import examples
+
+if TYPE_CHECKING:
+    from fedskew.methods import Entry, Part
+
+EXAMPLES = ("fedskew methods", "fedskew methods 'fedlmd*'", "fedskew methods fedvls")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("methods", epilog=examples(EXAMPLES))(_command)
+
+
+def _command(
+    pattern: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="a name, which is shown in detail, or a pattern such as 'fed*'")
+    ] = "*",
+    as_json: Json = False,
+) -> None:
+    """List the methods. Join several with +: one objective, one solver, one server rule."""
+    from fedskew.cli.terminal import print_json
+    from fedskew.errors import unknown
+    from fedskew.methods import METHODS, listing
+
+    entries = listing(pattern)
+    if not entries:
+        raise unknown("method", pattern, [name for e in METHODS.values() for name in (e.name, *e.aliases)])
+    if as_json:
+        print_json({"methods": [_json(entry) for entry in entries]})
+    elif len(entries) == 1 and not any(c in pattern for c in "*?["):
+        _show_one(entries[0])
+    else:
+        _show(entries)
+
+
+def kinds(entry: Entry) -> list[str]:
+    """Which parts of a method the entry sets."""
+    return [_kind(part) for part in entry.parts]
+
+
+def _kind(part: type[Part]) -> str:
+    from fedskew.methods import Schedule, ServerRule, Solver
+
+    for kind, name in ((Schedule, "stages"), (Solver, "solver"), (ServerRule, "server rule")):
+        if issubclass(part, kind):
+            return name
+    return "objective"
+
+
+def _json(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "kinds": kinds(entry),
+        "summary": entry.summary,
+        "paper": entry.paper,
+        "sends": entry.sends,
+        "reveals": entry.reveals,
+        "extra_compute": entry.extra_compute,
+        "parameters": entry.defaults,
+    }
+
+
+def _parameters(entry: Entry) -> str:
+    return ", ".join(f"{name}={_value(value)}" for name, value in entry.defaults.items())
+
+
+def _value(value: object) -> str:
+    return "none" if value in (None, ()) else str(value)
+
+
+def _show(entries: list[Entry]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedskew.cli.terminal import stdout
+
+    what = Table(title="what they are", title_justify="left")
+    what.add_column("method", no_wrap=True)
+    what.add_column("what it does, paper, parameters (--set method.NAME=VALUE)")
+    cost = Table(title="what they send, reveal and cost", title_justify="left")
+    cost.add_column("method", no_wrap=True)
+    for heading in ("sets", "leaves the client", "server learns of labels", "extra compute"):
+        cost.add_column(heading)
+    for entry in entries:
+        name = Text(entry.name, style="bold")
+        for alias in entry.aliases:
+            name.append(f"\n{alias}", style="dim")
+        does = Text(entry.summary)
+        does.append(f" {entry.paper}", style="dim")
+        if entry.defaults:
+            does.append(f"\n{_parameters(entry)}", style="cyan")
+        what.add_row(name, does)
+        cost.add_row(name, ", ".join(kinds(entry)) or "-", entry.sends, entry.reveals, entry.extra_compute)
+    console = stdout()
+    console.print(what)
+    console.print(cost)
+
+
+def _show_one(entry: Entry) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedskew.cli.terminal import stdout
+
+    console = stdout()
+    document = sys.modules[entry.parts[0].__module__].__doc__ or entry.summary
+    console.print(Text(document.strip()), soft_wrap=True)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    rows = {
+        "names": ", ".join((entry.name, *entry.aliases)),
+        "sets": ", ".join(kinds(entry)),
+        "paper": entry.paper,
+        "leaves the client": entry.sends,
+        "server learns": f"{entry.reveals} of the labels",
+        "extra compute": entry.extra_compute,
+        "parameters": "\n".join(f"{name} = {_value(value)}" for name, value in entry.defaults.items()) or "none",
+    }
+    for heading, value in rows.items():
+        table.add_row(Text(heading, style="bold"), Text(value))
+    console.print()
+    console.print(table)

@@ -1,0 +1,122 @@
+"""`fedskew partition`: look at a split before training on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedskew.cli.flags import CONFIGURATION, SPLIT, Json, Settings, takes_settings
+from fedskew.cli.run import examples
+
+if TYPE_CHECKING:
+    from fedskew.data import Federation
+
+EXAMPLES = (
+    "fedskew partition --data digits --beta 0.1 --clients 20",
+    "fedskew partition --partition shards --save split.json --save map.csv",
+    "fedskew partition --partition labels --labels-per-client 3 --clients 30 --all",
+)
+MOST_CLIENTS = 20
+"""Whose classes are listed without --all."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("partition", epilog=examples(EXAMPLES))(_command)
+
+
+@takes_settings(SPLIT)
+def _command(
+    settings: Settings,
+    save: Annotated[
+        list[str] | None,
+        typer.Option("--save", metavar="FILE", help="the map as .png, .svg, .pdf, its counts as .csv, or the split "
+                     "itself as .json; repeatable", rich_help_panel=CONFIGURATION, show_default=False),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help=f"list the classes of all clients, not of the first {MOST_CLIENTS}",
+                           rich_help_panel=CONFIGURATION)
+    ] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Show which client holds how much of which class. A saved split is used with --partition saved."""
+    from fedskew.cli.terminal import notice, print_json
+    from fedskew.experiment.preparation import build_federation
+
+    federation = build_federation(settings.config())
+    for path in save or ():
+        _save(federation, path)
+    if as_json:
+        print_json(_json(federation))
+        return
+    _show(federation, None if every else MOST_CLIENTS)
+    for path in save or ():
+        notice(f"saved {path}")
+
+
+def _save(federation: Federation, path: str) -> None:
+    from fedskew.errors import UserError
+    from fedskew.report.partition_map import save_map
+
+    kind = Path(path).suffix.lower()
+    if kind == ".json":
+        federation.save_split(path)
+    elif kind in (".png", ".svg", ".pdf", ".csv"):
+        save_map(federation, path)
+    else:
+        raise UserError(f"cannot save a split as {path!r}; expected .png, .svg, .pdf, .csv or .json")
+
+
+def _show(federation: Federation, most: int | None) -> None:
+    from fedskew.cli.terminal import stdout
+    from fedskew.report.partition_map import PartitionMap, class_table
+
+    console = stdout()
+    console.print(PartitionMap(federation))
+    console.print(class_table(federation, most))
+    if most is not None and federation.clients > most:
+        console.print(f"... and {federation.clients - most} more clients: --all lists them", style="dim")
+    told = _summary(federation)
+    console.print(
+        f"{told['clients']} clients, {told['samples']} samples used, {told['unused']} unused; "
+        f"sizes from {told['smallest']} to {told['largest']}, median {told['median']:g}; "
+        f"{told['mean_vacant']:.1f} vacant classes a client; split {told['hash'][:12]}"
+    )
+
+
+def _summary(federation: Federation) -> dict[str, Any]:
+    import numpy as np
+
+    sizes = federation.sizes
+    return {
+        "clients": federation.clients,
+        "samples": int(sizes.sum()),
+        "unused": federation.unused,
+        "smallest": int(sizes.min()),
+        "median": float(np.median(sizes)),
+        "largest": int(sizes.max()),
+        "mean_vacant": float((federation.label_counts == 0).sum(axis=1).mean()),
+        "hash": federation.hash,
+    }
+
+
+def _json(federation: Federation) -> dict[str, Any]:
+    return {
+        "data": federation.dataset.name,
+        "classes": list(federation.dataset.classes),
+        "partition": dict(federation.partition),
+        "seed": federation.seed,
+        **_summary(federation),
+        "label_counts": federation.label_counts.tolist(),
+        "groups": [
+            {
+                "client": client,
+                "samples": int(federation.sizes[client]),
+                "vacant": list(federation.vacant(client)),
+                "minority": list(federation.minority(client)),
+                "majority": list(federation.majority(client)),
+            }
+            for client in range(federation.clients)
+        ],
+    }

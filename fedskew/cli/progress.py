@@ -1,0 +1,188 @@
+"""How a run is doing, while it runs: a live line in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from fedskew.cli import INTERRUPTED
+from fedskew.cli.terminal import notice, stderr
+from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.run import Callback, Result
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.run_state import RunState
+from fedskew.experiment.server import Row
+
+FolderOf = Callable[[Prepared], Path]
+LINES_APART = 5.0
+"""Seconds."""
+
+
+@dataclass
+class Standing:
+    """Where a run stands, row by row."""
+
+    label: str
+    classes: tuple[str, ...]
+    round: int = 0
+    total: int = 0
+    stage: str = "train"
+    accuracy: float = 0.0
+    best: float = 0.0
+    worst: str = ""
+    pace: float = 0.0
+    """Seconds a round, the recent ones counting most."""
+
+    def take(self, row: Row, ahead: int) -> None:
+        self.round, self.total = row["round"], row["round"] + ahead
+        self.stage = row.get("stage", "train")
+        if self.round:
+            self.pace = 0.8 * self.pace + 0.2 * row["seconds"] if self.pace else row["seconds"]
+        if "evaluation" in row and row.get("model", "global") == "global":
+            self.accuracy = row["evaluation"]["accuracy"]
+            self.best = max(self.best, self.accuracy)
+            tested = [(a, name) for a, name in zip(row["evaluation"]["class_accuracy"], self.classes, strict=True)
+                      if a is not None]  # fmt: skip
+            lowest, name = min(tested)
+            self.worst = f"{name[:12]}: {100 * lowest:.0f} %"
+
+    @property
+    def left(self) -> str:
+        return clock(self.pace * (self.total - self.round))
+
+    @property
+    def stage_note(self) -> str:
+        return "" if self.stage == "train" else f" {self.stage}"
+
+
+def clock(seconds: float) -> str:
+    """A duration as people read it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+class Watch(Callback):
+    """Follows one run after another; this one prints notices only."""
+
+    def __init__(self, folder_of: FolderOf) -> None:
+        self._folder_of = folder_of
+        self.standing: Standing | None = None
+        """Of the run under way."""
+
+    def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
+        config = prepared.config
+        self.standing = Standing(f"{config.method} seed {config.seed}", prepared.federation.dataset.classes)
+        for row in RunFolder(self._folder_of(prepared)).rounds():
+            self.standing.take(row, state.round + rounds_ahead - row["round"])
+        if state.round:
+            self.on_notice(f"{self.standing.label}: continues after round {state.round}")
+        self.show(self.standing)
+
+    def on_round(self, row: Row, rounds_ahead: int) -> None:
+        if self.standing is not None:
+            self.standing.take(row, rounds_ahead)
+            self.show(self.standing)
+
+    def on_notice(self, line: str) -> None:
+        notice(line)
+
+    def on_end(self, result: Result) -> None:  # noqa: ARG002
+        self.standing = None
+
+    def show(self, standing: Standing) -> None:
+        """Tell the user."""
+
+
+class Lines(Watch):
+    """For logs: a line after each tenth of a run, but not every moment, and one at its end."""
+
+    def __init__(self, folder_of: FolderOf) -> None:
+        super().__init__(folder_of)
+        self._tenth = 0
+        self._spoke = time.monotonic()
+
+    def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
+        self._tenth = 10 * state.round // max(1, state.round + rounds_ahead)
+        super().on_start(prepared, state, rounds_ahead)
+
+    def show(self, standing: Standing) -> None:
+        tenth = 10 * standing.round // max(1, standing.total)
+        soon = time.monotonic() - self._spoke < LINES_APART
+        if tenth == self._tenth or (soon and standing.round < standing.total):
+            return
+        self._tenth, self._spoke = tenth, time.monotonic()
+        left = f", {standing.left} left" if standing.round < standing.total else ""
+        notice(
+            f"{standing.label}:{standing.stage_note} round {standing.round}/{standing.total}, "
+            f"accuracy {100 * standing.accuracy:.1f} %, best {100 * standing.best:.1f} %, "
+            f"worst class {standing.worst}, {standing.pace:.2f} s a round{left}"
+        )
+
+
+class Live(Watch):
+    """A line that keeps up with the run, and the number of runs that are done."""
+
+    def __init__(self, folder_of: FolderOf, runs: int, console: Console) -> None:
+        super().__init__(folder_of)
+        self._runs, self._done = runs, 0
+        self._console = console
+        self.display = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[says]}"),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID = self.display.add_task("preparing", total=1, says="")
+
+    def on_notice(self, line: str) -> None:
+        self._console.print(line, style="dim", markup=False, soft_wrap=True)
+
+    def on_end(self, result: Result) -> None:
+        super().on_end(result)
+        self._done += 1
+
+    def show(self, standing: Standing) -> None:
+        of = f" ({self._done + 1}/{self._runs})" if self._runs > 1 else ""
+        self.display.update(
+            self._task,
+            description=standing.label + of + standing.stage_note,
+            completed=standing.round,
+            total=standing.total,
+            says=f"{100 * standing.accuracy:.1f} % best {100 * standing.best:.1f} % "
+            f"worst {standing.worst} {standing.left} left",
+        )
+
+
+@contextmanager
+def watching(folder_of: FolderOf, runs: int, quiet: bool) -> Iterator[Watch]:
+    """A watch to run under; ^C ends the program with one line."""
+    console = stderr()
+    watch: Watch
+    if quiet:
+        watch = Watch(folder_of)
+    elif console.is_terminal:
+        watch = Live(folder_of, runs, console)
+    else:
+        watch = Lines(folder_of)
+    try:
+        if isinstance(watch, Live):
+            with watch.display:
+                yield watch
+        else:
+            yield watch
+    except KeyboardInterrupt as interrupt:
+        round_ = watch.standing.round if watch.standing else 0
+        where = f"after round {round_}" if round_ else "before the first round"
+        notice(f"stopped {where}; the same command continues")
+        raise typer.Exit(INTERRUPTED) from interrupt

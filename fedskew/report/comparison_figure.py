@@ -1,0 +1,89 @@
+"""Methods side by side as a picture: accuracy over the rounds, and accuracy by class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.errors import UserError
+from fedskew.experiment.compare import MethodResults
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".png", ".svg", ".pdf")
+MOST_NUMBERS = 20
+"""Classes up to which the cells of the heat map carry their numbers."""
+
+
+def save_comparison(results: Sequence[MethodResults], classes: Sequence[str], path: str | os.PathLike[str]) -> None:
+    """Save curves and heat map as .png, .svg or .pdf."""
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise UserError(f"cannot save a figure as {str(path)!r}; expected {', '.join(FORMATS)}")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("pictures need matplotlib: install fedskew[report]") from error
+    figure = Figure(figsize=(13, max(4.2, 1.6 + 0.45 * len(results))), layout="constrained")
+    FigureCanvasAgg(figure)
+    curves, heat = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    draw_curves(results, curves)
+    draw_class_accuracy(results, classes, heat)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=150)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def draw_curves(results: Sequence[MethodResults], axes: Axes) -> None:
+    """Mean accuracy over the rounds; the band is from the lowest to the highest seed."""
+    seeds = len(results[0].results)
+    for result in results:
+        rounds, accuracies = _curves(result)
+        (line,) = axes.plot(rounds, 100 * accuracies.mean(axis=0), label=_plain(result.method), linewidth=1.6)
+        if seeds > 1:
+            low, high = 100 * accuracies.min(axis=0), 100 * accuracies.max(axis=0)
+            axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_ylim(0, 100)
+    axes.grid(alpha=0.3)
+    axes.set_title(f"mean of {seeds} seeds, band from lowest to highest" if seeds > 1 else "accuracy over the rounds")
+    axes.legend(loc="lower right", fontsize="small")
+
+
+def draw_class_accuracy(results: Sequence[MethodResults], classes: Sequence[str], axes: Axes) -> None:
+    """Methods × classes after the last round, mean over the seeds."""
+    cells = 100 * np.array([[np.nan if a is None else a for a in r.class_accuracy] for r in results], np.float64)
+    image = axes.imshow(cells, aspect="auto", cmap="RdYlGn", vmin=0, vmax=100, interpolation="none")
+    axes.figure.colorbar(image, ax=axes, label="test accuracy, %")
+    axes.set_yticks(range(len(results)), labels=[_plain(r.method) for r in results])
+    axes.set_title("accuracy by class after the last round")
+    axes.set_xlabel("class")
+    if len(classes) > MOST_NUMBERS:
+        return
+    long = max(map(len, classes)) > 3
+    axes.set_xticks(range(len(classes)), labels=[_plain(name) for name in classes], rotation=45 if long else 0)
+    for (row, column), value in np.ndenumerate(cells):
+        if np.isfinite(value):
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small")
+
+
+def _curves(result: MethodResults) -> tuple[list[int], npt.NDArray[np.float64]]:
+    """The evaluated rounds that all seeds have, and the accuracies there, [seeds, rounds]."""
+    curves = [dict(r.accuracy_curve) for r in result.results]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return rounds, np.array([[curve[t] for t in rounds] for curve in curves], np.float64)
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib does not take for mathematics."""
+    return text.replace("$", r"\$")
