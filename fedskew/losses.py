@@ -24,6 +24,7 @@ MajorityRule = Literal["code", "paper"]
 SuppressVariant = Literal["lade", "paper"]
 GammaMode = Literal["paper", "normalised"]
 VacantMode = Literal["exclude", "code"]
+MeanOver = Literal["batch", "active"]
 
 
 # -- the pieces that the losses share ---------------------------------------------------------------------
@@ -212,11 +213,13 @@ def partial_distillation(
     groups: Sequence[Sequence[int]],
     temperature: float = 3.0,
     reverse: bool = False,
+    mean_over: MeanOver = "batch",
 ) -> Tensor:
     """KL(expert ‖ student) within the group, for samples confused inside a weak-class group (PKD Eq. 1).
 
     Expert g (`expert_logits[g]`) is active for a sample whose target and wrong prediction both lie in group
-    g; where two groups qualify, the first. The mean is over the whole batch. `reverse`: KL(student ‖ expert).
+    g; where two groups qualify, the first. `reverse`: KL(student ‖ expert). `mean_over`: the whole batch, or the
+    samples that are taught.
     """
     active = active_experts(logits, targets, groups)
     total = torch.zeros_like(logits[..., 0])
@@ -226,7 +229,8 @@ def partial_distillation(
         log_q = (logits[..., members] / temperature).log_softmax(dim=-1)
         first, second = (log_q, log_p) if reverse else (log_p, log_q)
         total = total + active[expert] * (first.exp() * (first - second)).sum(dim=-1)
-    return batch_mean(total, targets)
+    taught = targets if mean_over == "batch" else torch.where(active.any(dim=0), targets, IGNORE)
+    return batch_mean(total, taught)
 
 
 def active_experts(logits: Tensor, targets: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:

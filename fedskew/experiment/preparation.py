@@ -57,7 +57,7 @@ def prepare(
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
     module = make_model(name, inputs, config.seed) if model is None else model
     for part in chosen.parts:
-        part.check(dict(module.named_parameters()), fed.classes)
+        part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
     resolved = replace(
         config,
         partition=_described(fed),

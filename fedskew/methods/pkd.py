@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import expect
-from fedskew.losses import active_experts, cross_entropy, group_cross_entropy, partial_distillation
+from fedskew.losses import MeanOver, active_experts, cross_entropy, group_cross_entropy, partial_distillation
 from fedskew.methods.catalogue import method
 from fedskew.methods.fedavg import CrossEntropy
 from fedskew.methods.parts import (
@@ -61,16 +61,20 @@ class PartialDistillation(Objective):
     groups: Groups = ()
     distill_weight: float = 1.0
     temperature: float = 3.0
+    temperature_squared: bool = False
     reverse: bool = False
+    mean_over: MeanOver = "batch"
 
     def companions(self) -> dict[str, Mode]:
         return {f"expert.{i}": "eval" for i in range(len(self.groups))}
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
         experts = torch.stack([out.companions[name].logits for name in self.companions()])
-        return cross_entropy(out.logits, y) + self.distill_weight * partial_distillation(
-            out.logits, y, experts, self.groups, self.temperature, self.reverse
+        distilled = partial_distillation(
+            out.logits, y, experts, self.groups, self.temperature, self.reverse, self.mean_over
         )
+        scale = self.temperature**2 if self.temperature_squared else 1.0
+        return cross_entropy(out.logits, y) + self.distill_weight * scale * distilled
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:
         return {"distilled": active_experts(out.logits, y, self.groups).sum()}
@@ -97,8 +101,14 @@ class PKD(Schedule):
     """Weak-class groups, e.g. [[0, 6], [2, 4, 6]]; none given: found after the warm-up."""
     group_threshold: float = 2.0
     """A pair of classes is confused if it lies so many standard deviations above the mean pair."""
+    max_groups: int = 10
+    """Of the groups found, at most so many get an expert: those confused most."""
+    temperature_squared: bool = False
+    """Multiply the distillation by T², which the paper does not mention."""
     reverse: bool = False
     """KL(student ‖ expert), as the paper's Eq. 1 is printed."""
+    mean_over: MeanOver = "batch"
+    """Average the distillation over the whole batch, or over the samples that are taught."""
 
     sends = "class-to-class mean probabilities once"
     reveals: ClassVar[Reveals] = "label counts"
@@ -109,6 +119,7 @@ class PKD(Schedule):
         expect(self.temperature > 0, "temperature", self.temperature, "a number > 0")
         expect(self.warmup_rounds >= 1, "warmup_rounds", self.warmup_rounds, "a whole number ≥ 1")
         expect(self.expert_rounds >= 1, "expert_rounds", self.expert_rounds, "a whole number ≥ 1")
+        expect(self.max_groups >= 1, "max_groups", self.max_groups, "a whole number ≥ 1")
         expect(
             self.expert_epochs is None or self.expert_epochs >= 1,
             "expert_epochs",
@@ -146,15 +157,18 @@ class PKD(Schedule):
             )
             for i, group in enumerate(groups)
         ]
-        distillation = PartialDistillation(groups, self.distill_weight, self.temperature, self.reverse)
+        distillation = PartialDistillation(
+            groups, self.distill_weight, self.temperature, self.temperature_squared, self.reverse, self.mean_over
+        )
         return [first, *experts, Stage("distil", rounds - warmup, distillation)]
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
-        return {"groups": [list(group) for group in weak_groups(survey.probability, self.group_threshold)]}
+        groups = weak_groups(survey.probability, self.group_threshold, self.max_groups)
+        return {"groups": [list(group) for group in groups]}
 
 
-def weak_groups(probability: npt.NDArray[np.float64], threshold: float) -> Groups:
-    """Maximal cliques of the pairs of classes that are taken for each other unusually often.
+def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: int = 10) -> Groups:
+    """Maximal cliques of the pairs of classes that are taken for each other unusually often, the `most` confused.
 
     Cliques, not connected components: Shirt is confused with T-shirt and with Coat, which are not confused with
     one another. Where no pair stands out, the most confused pair is the only group; where no two classes have a
@@ -174,7 +188,13 @@ def weak_groups(probability: npt.NDArray[np.float64], threshold: float) -> Group
         if stands_out:
             neighbours[i].add(j)
             neighbours[j].add(i)
-    return tuple(sorted(_maximal_cliques(neighbours, frozenset(), set(neighbours), set())))
+    cliques = _maximal_cliques(neighbours, frozenset(), set(neighbours), set())
+    return tuple(sorted(sorted(cliques, key=lambda clique: -_confusion_within(clique, mutual))[:most]))
+
+
+def _confusion_within(clique: tuple[int, ...], mutual: npt.NDArray[np.float64]) -> float:
+    """The mean mutual probability of a clique's pairs."""
+    return float(np.mean([mutual[i, j] for i in clique for j in clique if i < j]))
 
 
 def _maximal_cliques(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from linear_clients import federation, linear_model, played, serve, settings, theta
 
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
-from fedskew.methods import Stage, Survey, make_method
+from fedskew.losses import active_experts, cross_entropy
+from fedskew.methods import Client, Outputs, Stage, Survey, make_method
 from fedskew.methods.fedavg import CrossEntropy
 from fedskew.methods.pkd import PKD, GroupCrossEntropy, PartialDistillation, weak_groups
 
@@ -241,3 +243,34 @@ def test_a_round_in_which_nobody_takes_a_step_distils_nothing() -> None:
 
 def test_a_pkd_object_can_be_passed() -> None:
     assert make_method(PKD(temperature=2.0)) == make_method("pkd", {"temperature": 2.0})
+
+
+def test_only_the_most_confused_groups_get_an_expert() -> None:
+    probability = np.full((6, 6), 0.01)
+    for strength, (i, j) in zip((0.3, 0.5, 0.4), ((0, 1), (2, 3), (4, 5)), strict=True):
+        probability[i, j] = probability[j, i] = strength
+    assert weak_groups(probability, 0.5) == ((0, 1), (2, 3), (4, 5))
+    assert weak_groups(probability, 0.5, most=2) == ((2, 3), (4, 5))
+    assert make_method("pkd", {"max_groups": 1}).conclude(Stage("s", 1, GroupCrossEntropy()), survey(probability)) == {
+        "groups": [[2, 3]]
+    }
+
+
+def survey(probability: np.ndarray) -> Survey:
+    return Survey(probability, np.ones(len(probability), dtype=np.int64))
+
+
+def test_the_options_of_the_distillation() -> None:
+    torch.manual_seed(0)
+    z, expert = torch.randn(2, 8, 3, dtype=torch.float64)
+    y = torch.randint(0, 3, (8,))
+    out = Outputs(z, None, {"expert.0": Outputs(expert)})
+    client = Client(torch.ones(3), {})
+    taught = active_experts(z, y, [(0, 1)]).sum()
+    assert 0 < taught < 8
+
+    def distilled(**options: object) -> torch.Tensor:
+        return PartialDistillation(((0, 1),), **options).loss(out, y, client) - cross_entropy(z, y)
+
+    torch.testing.assert_close(distilled(temperature_squared=True), 9 * distilled())
+    torch.testing.assert_close(distilled(mean_over="active"), distilled() * 8 / taught)
