@@ -58,8 +58,8 @@ class ControlVariates(Solver):
         return pack("control", {name: own[name] + torch.where(stepped, d, 0.0) for name, d in change.items()})
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:
-        new = self.next_state(trained, client)
-        return pack("control_change", unpack("control", {name: new[name] - old for name, old in client.state.items()}))
+        old, new = unpack("control", client.state), unpack("control", self.next_state(trained, client))
+        return pack("control_change", {name: new[name] - c for name, c in old.items()})
 
 
 @dataclass(frozen=True)
