@@ -19,7 +19,7 @@ from fedskew.engine.batches import BatchPlan
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
-from fedskew.engine.work import RoundResult, RoundWork, clipped, companion, sgd_
+from fedskew.engine.work import Assignment, RoundResult, RoundWork, clipped, companion, sgd_
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Client, Mode, Outputs, Tensors, Trained
 from fedskew.randomness import fold
@@ -75,27 +75,46 @@ class StackedEngine:
             self.notices.append(line)
 
     def _padding_is_harmless(self, work: RoundWork) -> bool:
-        """Whether a step neither depends on what the padded rows hold nor on whether there are any.
+        """Whether padded rows count for nothing, however few samples tell; and, before, whether a step can be stacked.
 
-        The first is asked to the last digits, for a row of weight zero adds exactly nothing. The second can only be
-        asked roughly: a batch of another shape rounds otherwise, and deep networks on few samples amplify that.
+        That what they hold does not count is seen in the step, to its last digits: a row of weight zero adds exactly
+        nothing. That their number does not count is asked of the objective alone, for a network's outputs on a batch
+        of another shape are rounded otherwise, and a deep one amplifies that beyond telling.
         """
         largest = max(work.assignments, key=lambda a: len(a.samples))
         few = replace(largest, samples=largest.samples[:3])
         one_step = replace(work, assignments=[few], local=replace(work.local, epochs=1, batch_size=len(few.samples)))
         plan = one_step.plans(1)[0]
-        alone = _Stack(self._network, self._data, one_step, [plan], True)
-        exact = alone.directions(slice(0, 1), 0)[0]
-        alone.train()  # to the end, for what the client sends and keeps must be stackable, too
+        _Stack(self._network, self._data, one_step, [plan], True).train()
         padded, otherwise_padded = (self._padded_direction(one_step, plan, row) for row in (0, len(self._data) - 1))
-        digits = 10 * self._network.resolution
-        return _close(padded, otherwise_padded, digits, work) and _close(exact, padded, max(digits, 1e-2), work)
+        return _close(padded, otherwise_padded, 10 * self._network.resolution) and self._number_does_not_count(
+            work, few
+        )
 
     def _padded_direction(self, one_step: RoundWork, plan: BatchPlan, row: int) -> Tensors:
         """The step with a batch to which `row` of the data was added three times as padding."""
         indices = np.concatenate([plan.indices, np.full((1, 3), -1, dtype=np.int64)], axis=1)
         padded = replace(plan, indices=indices)
         return _Stack(self._network, self._data, one_step, [padded], True, row).directions(slice(0, 1), 0)[0]
+
+    def _number_does_not_count(self, work: RoundWork, few: Assignment) -> bool:
+        """Whether the objective and its gradient are the same with padded rows behind given outputs and without."""
+        device, samples = self._data.y.device, len(few.samples)
+        rows = torch.from_numpy(np.tile(few.samples, 2)).to(device)
+        with torch.no_grad():
+            out = _tensors(self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)))
+        y = torch.where(torch.arange(len(rows), device=device) < samples, self._data.y[rows], IGNORE)
+        client = Client(torch.tensor(few.label_counts, device=device), work.sent.params, work.downlink, few.state)
+
+        def told(count: int) -> Tensors:
+            leaves = {kind: t[:count].clone().requires_grad_() for kind, t in out.items()}
+            others = {kind: t[:count].roll(1, dims=-1) for kind, t in out.items()}  # not to agree with the student
+            frozen = {name: _outputs(others) for name in work.objective.companions()}
+            loss = work.objective.loss(replace(_outputs(leaves), companions=frozen), y[:count], client)
+            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            return {"loss": loss.detach()} | {kind: g[:samples] for kind, g in zip(leaves, grads, strict=True)}
+
+        return _close(told(samples), told(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
 
 
 class _Stack:
@@ -204,7 +223,7 @@ class _Stack:
         """One client's descent direction: what `vmap` lifts."""
         work = self._work
         client = Client(label_counts, work.sent.params, work.downlink, state)
-        frozen = {name: Outputs(out["logits"], out.get("features")) for name, out in companions.items()}
+        frozen = {name: _outputs(out) for name, out in companions.items()}
         current = buffers
         seen: list[tuple[Tensor, Tensors]] = []
 
@@ -258,18 +277,21 @@ class _Stack:
         return ends
 
 
-def _close(a: Tensors, b: Tensors, tolerance: float, work: RoundWork) -> bool:
-    """Whether two directions differ by rounding alone; one that cannot move the model is all rounding."""
-    apart, size = _norm({n: a[n] - b[n] for n in a}), _norm(a)
-    return apart <= tolerance * size + 1e-12 * _norm(work.sent.params)
+def _close(a: Tensors, b: Tensors, tolerance: float) -> bool:
+    """Whether tensors differ by rounding alone; numbers that are not finite in both do not differ."""
+    return _norm({n: a[n].nan_to_num() - b[n].nan_to_num() for n in a}) <= tolerance * _norm(a) + 1e-20
 
 
 def _norm(tensors: Tensors) -> float:
-    return float(torch.stack([t.double().square().sum() for t in tensors.values()]).sum().sqrt())
+    return float(torch.stack([t.double().nan_to_num().square().sum() for t in tensors.values()]).sum().sqrt())
 
 
 def _tensors(out: Outputs) -> Tensors:
     return {"logits": out.logits} if out.features is None else {"logits": out.logits, "features": out.features}
+
+
+def _outputs(tensors: Tensors) -> Outputs:
+    return Outputs(tensors["logits"], tensors.get("features"))
 
 
 def _repeated(tensor: Tensor, clients: int) -> Tensor:

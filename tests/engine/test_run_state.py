@@ -1,0 +1,74 @@
+"""A run that goes on from its saved state is the run that never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_runs import finished, image_federation, norm_and_dropout, same_bits, server
+
+from fedskew.experiment.run_state import RunState
+from fedskew.experiment.tensor_file import read_tensors, write_tensors
+
+RUNS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedavgm": {},
+    "scaffold": {},
+    "fedlmd-switch+scaffold": {},
+    "fedlmd-switch": {"switch_round": 1},
+    "pkd+fedavgm": {"warmup_rounds": 1, "expert_rounds": 2},
+    "pkd+scaffold": {"groups": [[0, 1], [1, 2, 3]], "warmup_rounds": 2, "expert_rounds": 1},
+}
+
+CPU = torch.device("cpu")
+
+
+def through_a_file(state: RunState, path: Path) -> RunState:
+    write_tensors(path, state.tensors(), state.meta())
+    return RunState.restored(*read_tensors(path), CPU)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("method", RUNS)
+def test_a_state_comes_back_from_a_file_as_it_was(method: str, precision: str, tmp_path: Path) -> None:
+    this = server(image_federation(), method, norm_and_dropout(), RUNS[method], precision=precision, rounds=3)
+    state = finished(this)[0]
+    again = through_a_file(state, tmp_path / "state")
+    assert same_bits(state, again)
+    assert json.loads(json.dumps(state.meta())) == json.loads(json.dumps(again.meta()))
+    assert list(again.model.params) == list(state.model.params)
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize("method", RUNS)
+def test_a_run_goes_on_from_any_round(method: str, engine: str, tmp_path: Path) -> None:
+    def fresh() -> Any:
+        return server(
+            image_federation(), method, norm_and_dropout(), RUNS[method], engine=engine, rounds=4, clients_per_round=3,
+            precision="float32", clip_norm=0.5, lr_decay=0.9,
+        )  # fmt: skip
+
+    this = fresh()
+    state, states, rows = this.start(), [], []
+    while this.stage(state) is not None:
+        states.append(state)
+        state, row = this.advance(state)
+        rows.append(row)
+    assert len(rows) >= 4
+    for done, earlier in enumerate(states):
+        resumed, rest = finished(fresh(), through_a_file(earlier, tmp_path / "state"))
+        assert same_bits(resumed, state)
+        assert rest == rows[done:]
+
+
+def test_advancing_leaves_the_earlier_state_alone() -> None:
+    this = server(image_federation(), "fedlmd+scaffold", norm_and_dropout(), engine="stacked", rounds=3)
+    state, _ = this.advance(this.start())
+    kept = {name: tensor.clone() for name, tensor in state.tensors().items()}
+    meta = json.dumps(state.meta())
+    finished(this, state)
+    assert json.dumps(state.meta()) == meta
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in state.tensors().items())
