@@ -61,7 +61,7 @@ class StackedEngine:
         if kind not in self._abilities:
             try:
                 self._abilities[kind] = (True, self._padding_is_harmless(work))
-            except (RuntimeError, ValueError, TypeError) as error:
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 reason = str(error).strip().splitlines()[0]
                 self._notice(f"this model or method cannot be stacked, clients run one after another: {reason}")
                 self._abilities[kind] = (False, False)

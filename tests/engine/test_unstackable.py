@@ -1,0 +1,57 @@
+"""What cannot be stacked runs one client after another, and a line says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedskew as fs
+
+
+@dataclass(frozen=True)
+class Indexing(fs.Objective):
+    """Cross entropy that takes the targets, padded ones included, for class numbers."""
+
+    def loss(self, out: fs.Outputs, y: Tensor, client: fs.Client) -> Tensor:
+        return -out.logits.log_softmax(-1)[torch.arange(len(y)), y].mean()
+
+
+@dataclass(frozen=True)
+class Gathering(fs.Objective):
+    """The same by another way."""
+
+    def loss(self, out: fs.Outputs, y: Tensor, client: fs.Client) -> Tensor:
+        return -out.logits.log_softmax(-1).gather(1, y.unsqueeze(1)).mean()
+
+
+@dataclass(frozen=True)
+class Branching(fs.Objective):
+    """A branch on a tensor's value, which vmap refuses."""
+
+    def loss(self, out: fs.Outputs, y: Tensor, client: fs.Client) -> Tensor:
+        loss = fs.losses.cross_entropy(out.logits, y)
+        return loss / 2 if loss > 1 else loss
+
+
+class Notices(fs.Callback):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def on_notice(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize("objective", [Indexing(), Gathering(), Branching()], ids=lambda o: type(o).__name__)
+def test_it_gives_the_plain_engines_result(objective: fs.Objective) -> None:
+    federation = fs.federation("digits", fs.Dirichlet(clients=5, beta=0.5), seed=0)
+    notices = Notices()
+    settings = {"rounds": 1, "local_epochs": 1}
+    plain = fs.run(federation, objective, "dnn", engine="plain", **settings)
+    stacked = fs.run(federation, objective, "dnn", engine="stacked", callbacks=[notices], **settings)
+    assert [line for line in notices.lines if "cannot be stacked" in line]
+    assert all("\n" not in line for line in notices.lines)
+    for one, other in zip(plain.model.parameters(), stacked.model.parameters(), strict=True):
+        assert torch.equal(one, other)
