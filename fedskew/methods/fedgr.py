@@ -1,6 +1,6 @@
 """FedGR: an unbalanced softmax on the client, a gravitation regulariser on the server.
 
-Guo et al., "FedGR: federated learning with gravitation regulation for double imbalance distribution".
+Guo et al., "FedGR: federated learning with gravitation regulation for double imbalance distribution", DASFAA 2023.
 
     client   L = CE(γ_c·z_c, y) over the client's own labels, γ_c ∝ 1/n_c                              Eq. 3
     server   U^k ← U^k − λ·η·∇_{U^k} Reg,  Reg = −Σ_k Σ_{i∈Y_k} (log A + log R),  then the mean        Eq. 9
@@ -34,7 +34,7 @@ from fedskew.methods.parts import (
     weighted_mean,
 )
 
-_PAPER = "Guo et al., FedGR"
+_PAPER = "Guo et al., DASFAA 2023"
 
 
 @method("fedgr-client", paper=_PAPER)

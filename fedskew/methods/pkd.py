@@ -1,6 +1,7 @@
 """PKD: experts for the classes that are confused with one another, distilled partially.
 
-"Federated partial knowledge distillation" (see docs/fidelity.md for the reference and every choice made here).
+Gan et al., "Partial knowledge distillation for alleviating the inherent inter-class discrepancy in federated
+learning", arXiv:2411.15403 (docs/fidelity.md has every choice made here).
 
     1. warm-up     FedAvg; then each client reports how its samples are predicted, and the server finds groups of
                    weak classes: maximal cliques of pairs whose mutual predicted probability stands out
@@ -83,7 +84,7 @@ class PartialDistillation(Objective):
         return tally.get("distilled", 0.0)
 
 
-@method("pkd", paper="PKD")
+@method("pkd", paper="Gan et al., arXiv:2411.15403")
 @dataclass(frozen=True)
 class PKD(Schedule):
     """Experts for groups of weak classes, distilled where the global model confuses them."""
