@@ -1,0 +1,183 @@
+"""The documentation holds: its Python runs, its commands exist, its tables name what there is.
+
+How a block in README.md and docs/*.md is marked decides what is done with it:
+
+    python           executed, the blocks of a document one after another in one namespace
+    python no-run    not executed (large data, long runs)
+    bash run         every `fedskew` command in it is executed
+    bash             every `fedskew` command in it is parsed, and its method made
+    file=NAME        the block is also written to that file first
+
+A comment `# → TEXT` in Python says that TEXT is printed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import fedskew as fs
+from fedskew.cli import main
+from fedskew.cli.app import app
+from fedskew.data import PARTITIONS
+from fedskew.data.catalogue import DATASETS
+from fedskew.experiment.config import load_yaml
+from fedskew.methods import METHODS, catalogue, make_method
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document."""
+
+    line: int
+    language: str
+    marks: tuple[str, ...]
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        return next((mark.removeprefix("file=") for mark in self.marks if mark.startswith("file=")), None)
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The arguments of the `fedskew` commands in it."""
+        if self.language != "bash":
+            return []
+        lines = self.text.replace("\\\n", " ").splitlines()
+        words = [shlex.split(line, comments=True) for line in lines]
+        return [line[1:] for line in words if line and line[0] == "fedskew"]
+
+
+def blocks(document: Path) -> Iterator[Block]:
+    text = document.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        language, *marks = match[1].split() or [""]
+        yield Block(text.count("\n", 0, match.start()) + 1, language, tuple(marks), match[2])
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to be in, and a catalogue that forgets what a document enters in it."""
+    before = set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    methods, aliases = dict(METHODS), dict(catalogue._ALIASES)
+    yield tmp_path
+    for registry, content in ((METHODS, methods), (catalogue._ALIASES, aliases)):
+        registry.clear()
+        registry.update(content)  # type: ignore[arg-type]
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_does_what_it_says(
+    document: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    namespace: dict[str, Any] = {"__name__": "document"}
+    monkeypatch.setitem(sys.modules, "document", type(sys)("document"))
+    for block in blocks(document):
+        if block.file:
+            (scratch / block.file).write_text(block.text, encoding="utf-8")
+        if block.language == "python" and "no-run" not in block.marks:
+            _execute(document, block, namespace, capsys)
+        elif block.language == "bash":
+            for arguments in block.commands:
+                if "run" in block.marks:
+                    assert main(arguments) == 0, f"{document.name}: {arguments}: {capsys.readouterr().err}"
+                else:
+                    _parse(arguments)
+        elif block.language == "yaml":
+            (scratch / "block.yaml").write_text(block.text, encoding="utf-8")
+            load_yaml(scratch / "block.yaml")
+
+
+def _execute(document: Path, block: Block, namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    if block.file:  # entered once, by import, as it is for the command line
+        sys.path.insert(0, ".")
+        try:
+            module = __import__(Path(block.file).stem)
+        finally:
+            sys.path.remove(".")
+        namespace.update(vars(module) | {"__name__": "document"})
+    else:
+        code = compile("\n" * block.line + block.text, str(document), "exec", dont_inherit=True)
+        exec(code, namespace)
+    printed = capsys.readouterr().out
+    for said in re.findall(r"^# → (.*)$", block.text, re.MULTILINE):
+        assert said in printed, f"{document.name} line {block.line}: {said!r} was not printed, but: {printed}"
+
+
+def _parse(arguments: list[str]) -> None:
+    """Refuse options and methods that there are not, without running anything."""
+    group = typer.main.get_command(app)
+    with group.make_context("fedskew", arguments, resilient_parsing=True) as context:
+        command = group.get_command(context, arguments[0])  # type: ignore[attr-defined]
+        assert command is not None, arguments[0]
+        given = command.make_context(arguments[0], arguments[1:], parent=context).params
+    if given.get("method"):
+        settings = dict(assignment.split("=", 1) for assignment in given.get("set") or ())
+        params = {key.removeprefix("method."): v for key, v in settings.items() if key.startswith("method.")}
+        make_method(given["method"], params)
+    for name in (given.get("methods") or "").split(","):
+        assert not name or make_method(name)
+    assert given.get("partition") in (None, *PARTITIONS)
+
+
+def test_every_command_is_shown_somewhere() -> None:
+    shown = {arguments[0] for document in DOCUMENTS for block in blocks(document) for arguments in block.commands}
+    assert shown >= {"run", "compare", "partition", "datasets", "partitions"}
+
+
+def _named(document: str) -> set[str]:
+    return set(re.findall(r"`([^`\s]+)`", (ROOT / "docs" / document).read_text(encoding="utf-8")))
+
+
+def test_every_method_rule_and_dataset_is_documented() -> None:
+    assert _named("fidelity.md") >= METHODS.keys()
+    assert _named("partitions.md") >= PARTITIONS.keys()
+    assert _named("own-data.md") >= DATASETS.keys()
+
+
+def test_every_parameter_of_a_rule_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "partitions.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \|.*\| ([^|]*) \|$", text, re.MULTILINE))
+    for name, rule in PARTITIONS.items():
+        assert set(re.findall(r"`(\w+)`", rows[name])) == {field.name for field in fields(rule)}
+        for parameter, default in re.findall(r"`(\w+)` \(([\d.]+)", rows[name]):
+            assert float(default) == getattr(rule, parameter)
+
+
+@pytest.mark.parametrize(("what", "of"), [("round", "rounds.jsonl"), ("summary", "summary.json")])
+def test_every_key_that_is_recorded_is_explained(what: str, of: str) -> None:
+    text = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    table = re.search(rf"<!-- keys of a {what} -->(.*?)<!-- end -->", text, re.DOTALL)
+    assert table is not None
+    explained = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", table[1], re.MULTILINE))))
+    federation = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.5), seed=0)
+    result = fs.run(federation, "fedavg", rounds=1, local_epochs=1, eval_local=True)
+    recorded = result.history[-1].keys() if what == "round" else result.summary().keys()
+    assert explained == set(recorded), of
+
+
+def test_links_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]*)(?:#([\w-]*))?\)", document.read_text(encoding="utf-8")):
+            path = document.parent / target[0] if target[0] else document
+            assert path.exists(), f"{document.name}: {target[0]}"
+            if target[1] and path.suffix == ".md":
+                headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+                anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert target[1] in anchors, f"{document.name}: {target}"
