@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -124,6 +124,9 @@ class Server:
             result = self.engine.train(self._work(this, state))
             finite = _finite(result, this.trainee.model)
             trainee = self._aggregated(this, result, finite)
+            if not _is_finite([*trainee.model.params.values(), *trainee.server.values()]):
+                finite = np.zeros_like(finite)  # each update was finite, but the server's step over them is not
+                trainee = self._aggregated(this, result, finite)
             after = replace(state, round=state.round + 1, stage_round=state.stage_round + 1)
             after = self._past_empty_stages(after.with_trainee(stage.model, trainee))
             row = self._row(this, result, finite, after)
@@ -312,6 +315,10 @@ def _finite(result: RoundResult, sent: ModelState) -> npt.NDArray[np.bool_]:
     for entry in entries:
         finite = finite & entry.flatten(1).all(dim=1) if entry.dim() > 1 else finite & entry
     return np.asarray(finite.cpu().numpy())
+
+
+def _is_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    return bool(torch.stack([t.isfinite().all() for t in tensors]).all())
 
 
 def _merged(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Tensors:

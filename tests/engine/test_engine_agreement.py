@@ -46,12 +46,13 @@ def test_every_method(method: str, precision: str) -> None:
     assert difference < TOLERANCE[precision]
 
 
-LARGE = {"vgg11": 32, "mobilenetv2": 16, "resnet18": 8, "resnet18-imagenet": 32}
+LARGE = {"vgg11": 32, "mobilenetv2": 16, "resnet18": 8, "resnet18-imagenet": 32, "resnet10": 8}
 """Models that are slow in a test, with images as small as their BatchNorm stays well-conditioned on."""
 
 CASES = [
     *((name, "fedvls", precision) for name in MODELS for precision in TOLERANCE),
     *((name, method, "float64") for name in MODELS if name not in LARGE for method in ("scaffold", "fedlmd")),
+    ("resnet10", "fedlmd", "float64"),
 ]
 
 
@@ -61,7 +62,7 @@ def model_case(name: str) -> tuple[Federation, nn.Module]:
         federation = text_federation(counts)
     else:
         side = LARGE.get(name, max(8, MODELS[name].smallest_side))
-        federation = image_federation(counts, (1, side, side))
+        federation = image_federation(counts, (1, side, side), tests=3)
     inputs = Inputs(federation.dataset.input_shape, 3, federation.dataset.vocabulary)
     return federation, make_model(name, inputs)
 
@@ -69,8 +70,8 @@ def model_case(name: str) -> tuple[Federation, nn.Module]:
 @pytest.mark.parametrize(("model", "method", "precision"), CASES)
 def test_every_model(model: str, method: str, precision: str) -> None:
     federation, module = model_case(model)
-    lr = 1e-4 if model in LARGE and precision == "float32" else 1e-3
-    settings: dict[str, Any] = {"clients_per_round": 2, "local_epochs": 1, "batch_size": 8, "lr": lr}
+    lr = 1e-5 if model in LARGE and precision == "float32" else 1e-3
+    settings: dict[str, Any] = {"clients_per_round": 2, "local_epochs": 1, "batch_size": 8, "lr": lr, "eval_every": 2}
     assert disagreement(federation, method, module, precision=precision, **settings) < TOLERANCE[precision]
 
 
@@ -88,7 +89,7 @@ EDGES: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 @pytest.mark.parametrize("edge", EDGES)
-@pytest.mark.parametrize("method", ["fedvls", "fedlmd", "fedlmd-tf", "fedgr", "fedntd", "scaffold"])
+@pytest.mark.parametrize("method", ["fedvls", "fedlmd", "fedgr", "scaffold"])
 def test_edge_clients(edge: str, method: str) -> None:
     federation = image_federation(EDGES[edge])
     for model in (norm_and_dropout(), linear()):

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from toy_runs import SKEWED, finished, image_federation, linear, norm_and_dropout, same_bits, server, trained
+from toy_runs import SKEWED, config, finished, image_federation, linear, norm_and_dropout, same_bits, server, trained
 
 from fedskew.engine.network import ModelState
+from fedskew.errors import UserError
+from fedskew.experiment.preparation import prepare
 from fedskew.experiment.server import Server
 from fedskew.losses import cross_entropy
-from fedskew.methods import METHODS, Client, Objective, Outputs, make_method
+from fedskew.methods import METHODS, Client, Objective, Outputs, ServerRule, Tensors, Updates, make_method
 from fedskew.methods.pkd import weak_groups
 from fedskew.metrics.confusion import Evaluation, confusion_matrix
 from fedskew.metrics.drift import drift_diversity
@@ -133,6 +135,22 @@ def test_a_round_in_which_all_diverge_leaves_every_bit(engine: str) -> None:
     for name, tensor in start.tensors().items():
         assert torch.equal(state.tensors()[name], tensor)
     assert state.trainees["global"].rounds == 1
+
+
+@dataclass(frozen=True)
+class Overflowing(ServerRule):
+    """A server step that is not finite though the updates are."""
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        return {name: w * float("inf") for name, w in updates.mean().items()}, {}
+
+
+def test_a_server_step_that_overflows_is_not_taken() -> None:
+    this = server(image_federation(), Overflowing(), norm_and_dropout())
+    start = this.start()
+    state, rows = finished(this, start)
+    assert [row["diverged"] for row in rows] == [[0, 1, 2, 3, 4]] * 2
+    assert all(torch.equal(tensor, state.tensors()[name]) for name, tensor in start.tensors().items())
 
 
 def test_a_diverged_client_keeps_the_state_it_had() -> None:
@@ -332,6 +350,12 @@ def test_local_models_before_and_after_their_update(engine: str) -> None:
 def test_rows_are_json() -> None:
     _, rows = trained(image_federation(), "pkd", linear(), PKD, eval_local=True)
     assert json.loads(json.dumps(rows, allow_nan=False))[0]["round"] == 1
+
+
+def test_a_model_that_the_method_cannot_use_is_refused_before_training() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    with pytest.raises(UserError, match="head"):
+        prepare(config(), image_federation(), "fedgr", model)
 
 
 def test_the_end_is_the_end() -> None:
