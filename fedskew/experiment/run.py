@@ -127,20 +127,24 @@ def run(
 
 def run_prepared(prepared: Prepared, out: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Result:
     """Run what `prepare` made ready."""
+    # The server first: what it refuses must not leave a folder behind.
+    server = Server(prepared.federation, prepared.method, prepared.model, prepared.config)
     if out is None:
-        return _Run(prepared, None, callbacks).go()
+        return _Run(prepared, server, None, callbacks).go()
     with RunFolder(out).open(prepared.config) as folder:
-        return _Run(prepared, folder, callbacks).go()
+        return _Run(prepared, server, folder, callbacks).go()
 
 
 class _Run:
     """A run under way."""
 
-    def __init__(self, prepared: Prepared, folder: RunFolder | None, callbacks: Sequence[Callback]) -> None:
+    def __init__(
+        self, prepared: Prepared, server: Server, folder: RunFolder | None, callbacks: Sequence[Callback]
+    ) -> None:
         self._prepared = prepared
+        self._server = server
         self._folder = folder
         self._callbacks = callbacks
-        self._server = Server(prepared.federation, prepared.method, prepared.model, prepared.config)
         self._rows: list[Row] = []
         self._told = 0
 
@@ -164,6 +168,7 @@ class _Run:
             self._notify(self._folder.warnings)
             if checkpoint is not None:
                 self._check_split(checkpoint.meta)
+                self._use_threads(checkpoint.meta.get("threads", torch.get_num_threads()))
                 self._folder.truncate_rounds(checkpoint.round)
                 self._rows = self._folder.rounds()
                 return RunState.restored(checkpoint.tensors, checkpoint.meta, self._server.device)
@@ -179,6 +184,12 @@ class _Run:
                 "restore them, or choose another --out"
             )
 
+    def _use_threads(self, threads: int) -> None:
+        """As many as the run began with: their number decides the order of sums, hence the last bits."""
+        if self._server.device.type == "cpu" and threads != torch.get_num_threads():
+            self._notify([f"continues with {threads} CPU threads, as it began, instead of {torch.get_num_threads()}"])
+            torch.set_num_threads(threads)
+
     def _one_round(self, state: RunState) -> RunState:
         began = time.perf_counter()
         state, row = self._server.advance(state)
@@ -186,7 +197,7 @@ class _Run:
         self._record(row)
         ahead = self._server.rounds_ahead(state)
         if self._folder is not None and (ahead == 0 or state.round % self._prepared.config.checkpoint_every == 0):
-            meta = state.meta() | {"split": self._prepared.federation.hash}
+            meta = state.meta() | {"split": self._prepared.federation.hash, "threads": torch.get_num_threads()}
             self._folder.save_checkpoint(state.round, state.tensors(), meta)
         self._notify(self._server.engine.notices)
         for callback in self._callbacks:
