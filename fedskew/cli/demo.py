@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedskew.experiment.compare import MethodResults
     from fedskew.experiment.preparation import Prepared
 
-EXAMPLES = ("fedskew demo", "fedskew demo --seeds 1 --out /tmp/demo")
+EXAMPLES = ("fedskew demo --seeds 1 --rounds 5",)
 SETTINGS = "demo.yaml"
 FIGURE = "demo.png"
 

@@ -55,7 +55,9 @@ class Standing:
 
     @property
     def left(self) -> str:
-        return clock(self.pace * (self.total - self.round))
+        """How long it will take yet; empty while nobody knows, and at the end."""
+        ahead = self.total - self.round
+        return f"{clock(self.pace * ahead)} left" if self.pace and ahead else ""
 
     @property
     def stage_note(self) -> str:
@@ -120,11 +122,11 @@ class Lines(Watch):
         if tenth == self._tenth or (soon and standing.round < standing.total):
             return
         self._tenth, self._spoke = tenth, time.monotonic()
-        left = f", {standing.left} left" if standing.round < standing.total else ""
         notice(
             f"{standing.label}:{standing.stage_note} round {standing.round}/{standing.total}, "
             f"accuracy {100 * standing.accuracy:.1f} %, best {100 * standing.best:.1f} %, "
-            f"worst class {standing.worst}, {standing.pace:.2f} s a round{left}"
+            f"worst class {standing.worst}, {standing.pace:.2f} s a round"
+            + (f", {standing.left}" if standing.left else "")
         )
 
 
@@ -160,7 +162,7 @@ class Live(Watch):
             completed=standing.round,
             total=standing.total,
             says=f"{100 * standing.accuracy:.1f} % best {100 * standing.best:.1f} % "
-            f"worst {standing.worst} {standing.left} left",
+            f"worst {standing.worst} {standing.left}",
         )
 
 

@@ -1,0 +1,116 @@
+"""`methods`, `models`, `datasets`, `partitions`, `--help` and `--version`."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedskew
+from fedskew.data import PARTITIONS
+from fedskew.data.catalogue import DATASETS
+from fedskew.methods import METHODS
+from fedskew.models.catalogue import MODELS
+
+COMMANDS = ("demo", "run", "compare", "partition", "methods", "models", "datasets", "partitions")
+CATALOGUES = {"methods": METHODS, "models": MODELS, "datasets": DATASETS, "partitions": PARTITIONS}
+
+
+@pytest.mark.parametrize("command", CATALOGUES)
+def test_a_listing_names_every_entry(command, cli):
+    outcome = cli(command)
+    assert outcome.status == 0
+    assert all(name in outcome.out for name in CATALOGUES[command])
+    assert max(map(len, outcome.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", CATALOGUES)
+def test_a_listing_as_json_has_every_entry(command, cli):
+    outcome = cli(command, "--json")
+    assert {entry["name"] for entry in outcome.json[command]} == set(CATALOGUES[command])
+    assert outcome.err == ""
+
+
+def test_methods_say_what_they_send_reveal_and_cost(cli):
+    (entry,) = cli("methods", "fedgr", "--json").json["methods"]
+    assert entry["sends"] == "model, label presence"
+    assert entry["reveals"] == "label presence"
+    assert entry["kinds"] == ["objective", "server rule"]
+    assert "gravity" in entry["parameters"]
+
+
+def test_one_method_is_shown_in_detail_under_any_of_its_names(cli):
+    assert cli("methods", "feded").out == cli("methods", "fedvls").out
+    assert "AAAI 2025" in cli("methods", "fedvls").out
+    assert "distill_weight = 0.1" in cli("methods", "fedvls").out
+
+
+def test_a_pattern_picks_methods(cli):
+    found = {entry["name"] for entry in cli("methods", "fedlmd*", "--json").json["methods"]}
+    assert found == {name for name in METHODS if name.startswith("fedlmd")}
+
+
+def test_datasets_that_are_here_say_where(cli, tmp_path):
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        folder = tmp_path / "data" / "mnist"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{part}-ubyte.gz").write_bytes(gzip.compress(b"x" * 100))
+    told = {entry["name"]: entry for entry in cli("datasets", "--data-dir", "data", "--json").json["datasets"]}
+    assert told["mnist"]["where"] == str(Path("data/mnist"))
+    assert told["mnist"]["bytes"] > 0
+    assert told["cifar10"]["where"] is None
+    assert told["digits"]["where"] == "with scikit-learn"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, cli):
+    outcome = cli(command, "--help")
+    assert outcome.status == 0
+    assert "Example" in outcome.out
+
+
+def test_without_arguments_the_commands_are_listed(cli):
+    outcome = cli()
+    assert outcome.status == 0
+    assert all(command in outcome.out for command in COMMANDS)
+
+
+def test_help_shows_defaults_from_the_configuration(cli):
+    text = " ".join(cli("run", "--help").out.replace("│", " ").split())
+    assert "communication rounds (default: 60)" in text
+    assert "weight decay of local SGD (default: 0.0)" in text
+
+
+def test_version(cli):
+    assert cli("--version").out == f"fedskew {fedskew.__version__}\n"
+
+
+def test_help_and_version_do_not_wait_for_torch():
+    program = (
+        "import sys\nfrom fedskew.cli import main\n"
+        "for arguments in (['--help'], ['--version'], ['run', '--help'], ['compare', '--help']):\n"
+        "    assert main(arguments) == 0\n"
+        "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_output_in_any_encoding(encoding, cli, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    assert cli("models").status == 0
+    text = written.getvalue().decode(encoding)
+    assert "mobilenetv2" in text
+    assert ("5x5" if encoding == "ascii" else "5×5") in text
+    assert len({len(line) for line in text.splitlines() if line[:1] in "|│"}) == 1
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    program = f"{sys.executable} -m fedskew methods | head -n 1"
+    found = subprocess.run(["bash", "-c", program], capture_output=True, check=True)
+    assert found.stderr == b""

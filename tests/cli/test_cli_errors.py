@@ -1,0 +1,106 @@
+"""A user's mistake is one line on stderr that names it, exit status 2, and nothing on stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedskew.cli import main
+
+MISTAKES = {
+    "rn": "did you mean 'run'?",
+    "run --methd fedavg": "did you mean '--method'?",
+    "compare --method fedavg": "did you mean '--methods'?",
+    "--bogus": "unknown option '--bogus'",
+    "run --rounds": "--rounds",
+    "run extra": "extra",
+    "run --method fedvlss": "did you mean 'fedvls'?",
+    "run --method fedvls+fedlmd": "cannot be combined",
+    "run --model cnnn": "did you mean 'cnn'?",
+    "run --model resnet18 --data digits --precision float99": "float99",
+    "run --model vgg9 --data digits --set model=lenet5": "cannot take",
+    "run --data digitz": "did you mean 'digits'?",
+    "run --data nowhere/x.csv": "does not exist",
+    "run --data-dir /nowhere --data mnist": "/nowhere",
+    "run --partition dirichle": "did you mean 'dirichlet'?",
+    "run --partition shards --beta 0.1": "it takes: clients, shards",
+    "run --partition counts": "needs 'path'",
+    "run --lr abc": "lr is 'abc'",
+    "run --lr nan": "lr is 'nan'",
+    "run --rounds 0": "at least 1",
+    "run --rounds 1.5": "whole number",
+    "run --momentum 1": "below 1",
+    "run --beta x": "beta='x'",
+    "run --seeds 0": "seeds is '0'",
+    "run --clients 2000": "use at most 143 clients",
+    "run --clients-per-round 50": "at most 20",
+    "run --device gpu": "did you mean 'cpu'?",
+    "run --augment cropp": "did you mean 'crop'?",
+    "run --augment cutout": "at least 17×17",
+    "run --set lr": "no '='",
+    "run --set lrr=1": "did you mean 'lr'?",
+    "run --set beta=1": "did you mean 'partition.beta'?",
+    "run --set lr=[": "expected YAML",
+    "run --set method.nope=1": "has no parameter 'nope'",
+    "run --set data.nope=1": "nope",
+    "run -c nofile.yaml": "cannot read nofile.yaml",
+    "run -c corrupt.yaml": "corrupt.yaml: line",
+    "run -c unknown.yaml": "did you mean 'rounds'?",
+    "run -c list.yaml": "list.yaml",
+    "compare -c list.yaml": "list.yaml",
+    "compare -c unknown.yaml": "did you mean 'rounds'?",
+    "compare --methods fedavg,fedavgg": "did you mean 'fedavg'?",
+    "compare --methods feded,fedvls": "given twice",
+    "compare --methods ,": "expected names",
+    "compare --set method.zzz=1": "none of fedavg, fedlmd, fedvls",
+    "compare --set method=fedavg": "--methods",
+    "run --out corrupt.yaml --rounds 1": "is a file",
+    "run --out . --rounds 1": "is not empty and not a run folder",
+    "partition --save x.gif": ".json",
+    "partition --partition saved --set partition.path=nofile.json": "cannot read nofile.json",
+    "partition --rounds 3": "unknown option '--rounds'",
+    "methods nothing-like-it": "choose from",
+    "datasets --data-dir /nowhere": "/nowhere",
+    "demo --seeds x": "seeds is 'x'",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line(line, cli):
+    Path("corrupt.yaml").write_text("rounds: [1, 2\nlr: }")
+    Path("unknown.yaml").write_text("round: 3\n")
+    Path("list.yaml").write_text("- 1\n")
+    outcome = cli(*line.split())
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    assert MISTAKES[line] in outcome.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_one_line(cli):
+    outcome = cli("run", "--device", "cuda")
+    assert outcome.status == 2
+    assert outcome.err == "error: device 'cuda' is not there: 0 CUDA devices found; choose cpu or auto\n"
+
+
+def test_a_refused_run_leaves_no_folder(cli):
+    assert cli("run", "--augment", "cropp", "--out", "here").status == 2
+    assert not Path("here").exists()
+
+
+def test_a_mistake_with_json_leaves_stdout_empty(cli):
+    outcome = cli("run", "--json", "--lr", "-1")
+    assert (outcome.status, outcome.out) == (2, "")
+
+
+def test_a_bug_keeps_its_traceback(cli, monkeypatch):
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fedskew.experiment.preparation.prepare", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["run", "--rounds", "1"])

@@ -1,0 +1,76 @@
+"""`fedskew compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TINY = (
+    "compare",
+    "--rounds",
+    "2",
+    "--clients",
+    "6",
+    "--clients-per-round",
+    "2",
+    "--local-epochs",
+    "1",
+    "--beta",
+    "0.5",
+)
+
+
+def test_all_methods_meet_the_same_federations(cli):
+    told = cli(*TINY, "--methods", "fedavg,fedprox+fedavgm", "--seeds", "2", "--set", "method.mu=0", "--set",
+               "method.server_momentum=0", "--json").json  # fmt: skip
+    fedavg, other = told["methods"]
+    assert other["method"] == "fedprox+fedavgm"
+    assert fedavg["seeds"] == other["seeds"] == [0, 1]
+    assert fedavg["class_accuracy"] == pytest.approx(other["class_accuracy"])
+    assert fedavg["params"] == {}
+    assert other["params"] == {"mu": 0.0, "server_momentum": 0.0}
+
+
+def test_the_table_is_in_the_order_given_and_marks_the_best(cli):
+    outcome = cli(*TINY, "--methods", "fedvls,fedavg")
+    rows = [line.split() for line in outcome.out.splitlines() if line.startswith("│")]
+    assert [row[1] for row in rows] == ["fedvls", "fedavg"]
+    assert sum(row[2] == "*" for row in rows) == 1
+    assert "±" not in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 80
+
+
+def test_several_seeds_have_a_spread(cli):
+    outcome = cli(*TINY, "--methods", "fedavg,fedlmd,fedvls", "--seeds", "2", "--quiet")
+    assert "mean ± standard deviation of 2 seeds" in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 80
+
+
+def test_finished_runs_are_not_run_again(cli):
+    cli(*TINY, "--methods", "fedavg", "--quiet")
+    outcome = cli(*TINY, "--methods", "fedavg,fedprox", "--quiet")
+    assert outcome.err.count("finished already") == 1
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_a_parameter_goes_to_the_methods_that_have_it(cli):
+    told = cli(*TINY, "--methods", "fedavg,fedlmd,fedntd", "--set", "method.beta=0.5",
+               "--set", "method.fedntd.temperature=2", "--json").json  # fmt: skip
+    fedavg, fedlmd, fedntd = (method["params"] for method in told["methods"])
+    assert fedavg == {}
+    assert (fedlmd["beta"], fedlmd["temperature"]) == (0.5, 1.0)
+    assert (fedntd["beta"], fedntd["temperature"]) == (0.5, 2.0)
+
+
+def test_a_file_may_list_methods_and_seeds(cli):
+    Path("c.yaml").write_text(
+        "methods: [fedavg, {name: fedprox, mu: 0.3}]\nseeds: 2\nrounds: 1\nlocal_epochs: 1\n"
+        "partition: {rule: iid, clients: 4}\n"
+    )
+    told = cli("compare", "-c", "c.yaml", "--json").json["methods"]
+    assert [method["method"] for method in told] == ["fedavg", "fedprox"]
+    assert told[1]["params"] == {"mu": 0.3}
+    assert told[0]["seeds"] == [0, 1]
+    fewer = cli("compare", "-c", "c.yaml", "--seeds", "1", "--methods", "fedlc", "--json").json["methods"]
+    assert [(method["method"], method["seeds"]) for method in fewer] == [("fedlc", [0])]

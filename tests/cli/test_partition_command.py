@@ -1,0 +1,50 @@
+"""`fedskew partition`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+
+def test_json_has_counts_and_groups(cli):
+    told = cli("partition", "--partition", "labels", "--labels-per-client", "3", "--clients", "10", "--json").json
+    counts = np.array(told["label_counts"])
+    assert counts.shape == (10, 10)
+    assert counts.sum() == told["samples"] == 1438
+    for group, row in zip(told["groups"], counts, strict=True):
+        assert group["vacant"] == np.flatnonzero(row == 0).tolist()
+        assert sorted(group["vacant"] + group["minority"] + group["majority"]) == list(range(10))
+    assert told["mean_vacant"] == 7
+
+
+def test_the_map_and_the_classes_of_the_first_clients(cli):
+    outcome = cli("partition", "--clients", "30", "--beta", "0.5")
+    assert outcome.status == 0
+    assert "and 10 more clients" in outcome.out
+    assert "30 clients, 1438 samples used, 0 unused" in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    assert "more clients" not in cli("partition", "--clients", "30", "--beta", "0.5", "--all").out
+
+
+def test_a_saved_split_and_saved_counts_are_read_again(cli):
+    first = cli("partition", "--partition", "shards", "--seed", "7", "--save", "split.json", "--save", "counts.csv",
+                "--save", "map.png", "--json").json  # fmt: skip
+    assert Path("map.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(Path("split.json").read_text())["hash"] == first["hash"]
+    again = cli("partition", "--partition", "saved", "--set", "partition.path=split.json", "--json").json
+    assert again["hash"] == first["hash"]
+    counted = cli("partition", "--partition", "counts", "--set", "partition.path=counts.csv", "--json").json
+    assert counted["label_counts"] == first["label_counts"]
+
+
+def test_the_seed_decides_the_split(cli):
+    hashes = [cli("partition", "--seed", seed, "--json").json["hash"] for seed in ("0", "1", "0")]
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_the_split_is_that_of_a_run(cli):
+    split = cli("partition", "--clients", "5", "--beta", "0.5", "--seed", "3", "--json").json["hash"]
+    run = cli("run", "--clients", "5", "--beta", "0.5", "--seed", "3", "--rounds", "1", "--local-epochs", "1", "--json")
+    assert run.json["split"] == split

@@ -1,0 +1,72 @@
+"""What is seen of a run while it runs."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+import fedskew as fs
+from fedskew.cli.progress import Live, Standing, clock
+
+SETTINGS = {"rounds": 3, "local_epochs": 1, "clients_per_round": 2}
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return fs.federation("digits", fs.Dirichlet(clients=6, beta=0.5))
+
+
+def evaluation(*class_accuracy: float | None) -> dict[str, object]:
+    known = [a for a in class_accuracy if a is not None]
+    return {"accuracy": sum(known) / len(known), "class_accuracy": list(class_accuracy)}
+
+
+def test_a_terminal_sees_rounds_accuracy_worst_class_and_time_left(federation, tmp_path):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, legacy_windows=False)
+    live = Live(lambda _: tmp_path / "run", 1, console)
+    with live.display:
+        fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[live], **SETTINGS)
+        live.display.refresh()
+    seen = screen.getvalue()
+    for word in ("fedavg seed 0", "3/3", "best", "worst"):
+        assert word in seen
+
+
+def test_the_standing_follows_the_global_model_only():
+    standing = Standing("x", ("cat", "dog", "cow"))
+    standing.take({"round": 0, "evaluation": evaluation(0.5, 0.1, None), "seconds": 0.0}, 4)
+    standing.take({"round": 1, "evaluation": evaluation(0.9, 0.7, None), "seconds": 2.0}, 3)
+    expert = {"round": 2, "model": "expert.0", "stage": "expert 0", "evaluation": evaluation(0.0, 1.0, None)}
+    standing.take(expert | {"seconds": 2.0}, 2)
+    assert (standing.accuracy, standing.best, standing.worst) == (pytest.approx(0.8), pytest.approx(0.8), "dog: 70 %")
+    assert (standing.round, standing.total, standing.stage_note) == (2, 4, " expert 0")
+    assert standing.left == "4.0 s left"
+
+
+def test_the_best_before_a_resume_is_remembered(federation, tmp_path):
+    class Interruption(fs.Callback):
+        def on_round(self, row, rounds_ahead):
+            if row["round"] == 2:
+                raise KeyboardInterrupt
+
+    class Recorded(Live):
+        def show(self, standing):
+            self.seen = getattr(self, "seen", None) or (standing.round, standing.best)
+
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(federation, "fedavg", out=folder, callbacks=[Interruption()], **SETTINGS)
+    console = Console(file=io.StringIO())
+    live = Recorded(lambda _: folder, 1, console)
+    result = fs.run(federation, "fedavg", out=folder, callbacks=[live], **SETTINGS)
+    before = max(accuracy for round_, accuracy in result.accuracy_curve if round_ <= 2)
+    assert live.seen == (2, before)
+    assert "fedavg seed 0: continues after round 2" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(3.14, "3.1 s"), (42, "42 s"), (61, "1:01"), (3725, "1:02:05")])
+def test_durations(seconds, words):
+    assert clock(seconds) == words

@@ -1,0 +1,80 @@
+"""Results as tables and pictures."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import fedskew as fs
+from fedskew.errors import UserError
+from fedskew.experiment.compare import MethodResults
+from fedskew.report.comparison_figure import save_comparison
+from fedskew.report.comparison_table import class_accuracy_table, comparison_table, lost_classes
+from fedskew.report.run_summary import run_summary
+
+CLASSES = tuple(str(c) for c in range(10))
+
+
+@pytest.fixture(scope="module")
+def results() -> list[MethodResults]:
+    feds = [fs.federation("digits", fs.Dirichlet(clients=6, beta=0.5), seed) for seed in (0, 1)]
+    settings = {"rounds": 2, "local_epochs": 1}
+    return [
+        MethodResults(method, tuple(fs.run(fed, method, **settings) for fed in feds)) for method in ("fedavg", "pkd")
+    ]
+
+
+def printed(renderable: object, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_a_lost_class_is_one_below_five_percent():
+    assert lost_classes([0.0, 0.049, 0.05, None, 1.0]) == [0, 1]
+
+
+def test_the_comparison_has_mean_and_spread(results):
+    text = printed(comparison_table(results, CLASSES))
+    accuracies = [100 * r.accuracy for r in results[0].results]
+    assert f"{np.mean(accuracies):.1f} ± {np.std(accuracies):.1f}" in text
+    assert "mean ± standard deviation of 2 seeds" in text
+
+
+def test_of_more_classes_than_fit_the_worst_are_shown(results):
+    text = printed(class_accuracy_table(results, CLASSES, 30), 30)
+    mean = np.mean([[a or 0 for a in r.class_accuracy] for r in results], axis=0)
+    shown = [int(c) for c in next(line for line in text.splitlines() if "method" in line).split()[1:]]
+    assert 0 < len(shown) < 10
+    assert max(mean[shown]) <= min(mean[[c for c in range(10) if c not in shown]])
+
+
+def test_the_summary_tells_of_updates_left_out(results):
+    result = results[0].results[0]
+    assert "diverged" not in printed(run_summary(result, CLASSES))
+    result.history[-1]["diverged"] = [3, 4]
+    try:
+        assert "diverged        2" in printed(run_summary(result, CLASSES))
+    finally:
+        result.history[-1]["diverged"] = []
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_the_comparison_as_a_picture(results, suffix, tmp_path):
+    target = tmp_path / "new folder" / f"comparison{suffix}"
+    save_comparison(results, CLASSES, target)
+    start = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix]
+    assert target.read_bytes().startswith(start)
+
+
+def test_a_picture_of_another_kind_is_refused(results, tmp_path):
+    with pytest.raises(UserError, match=r"comparison\.gif"):
+        save_comparison(results, CLASSES, tmp_path / "comparison.gif")
+
+
+def test_class_names_are_not_mathematics(results, tmp_path):
+    save_comparison(results, tuple(f"${c}_{{" for c in range(10)), tmp_path / "odd.png")
+    assert (tmp_path / "odd.png").stat().st_size > 0
