@@ -50,7 +50,7 @@ def _refused(message: str) -> int:
 def _usage(error: Any) -> str:
     """What was wrong with the arguments, in one line."""
     context = error.ctx
-    if hasattr(error, "possibilities"):
+    if hasattr(error, "possibilities") and context is not None:
         options = [name for parameter in context.command.params for name in parameter.opts]
         hint = nearest(error.option_name, options)
         meant = f"did you mean {hint!r}?" if hint else f"{context.command_path} --help lists them"

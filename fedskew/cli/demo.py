@@ -115,7 +115,7 @@ def _conclude(console: Console, results: list[MethodResults], folder: Path, sett
     console.print(f"\n{_lesson(results)}\n", markup=False)
     console.print(
         "The learning rate is high here, so that forgetting shows. At 0.05 FedAvg keeps all classes, and with all "
-        "clients in every round it is the best of these methods on these easy data. See for yourself:"
+        "clients in every round none of these methods beats it on these easy data. See for yourself:"
     )
     for command in next_commands(settings):
         console.print(f"  {command}", markup=False, soft_wrap=True, style="bold")
