@@ -11,7 +11,7 @@ from torch import Tensor
 from fedskew.engine.batches import BatchPlan
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.network import ModelState, Network
-from fedskew.engine.work import Assignment, RoundResult, RoundWork, clipped, companion, sgd_
+from fedskew.engine.work import Assignment, RoundResult, RoundWork, clipped, companion, companion_key, sgd_
 from fedskew.methods.parts import Client, Outputs, Tensors, Trained
 from fedskew.randomness import fold
 
@@ -70,7 +70,7 @@ class _ClientRun:
     def train(self) -> _ClientRun:
         device = self._loss.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(self._plan.client_key)  # for a user's layers that draw from torch's own stream
+            _seed(device, self._plan.client_key)  # for a user's layers that draw from torch's own stream
             for step in range(self._plan.steps):
                 self._descend(step)
         return self
@@ -105,7 +105,7 @@ class _ClientRun:
         for name, mode in self._work.objective.companions().items():
             model = companion(name, self._work, self._client.state)
             buffers = {n: b.clone() for n, b in model.buffers.items()}
-            outputs[name] = self._network.forward(model.params, buffers, x, mode, key)
+            outputs[name] = self._network.forward(model.params, buffers, x, mode, companion_key(key))
         return outputs
 
     def mean_loss(self) -> Tensor:
@@ -118,6 +118,13 @@ class _ClientRun:
         dtype = next(iter(self.params.values())).dtype
         steps = torch.tensor(self._plan.steps, dtype=dtype, device=self._loss.device)
         return self._work.end(Trained(self.params, steps, local.lr, local.momentum), self._client)
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def _stacked(clients: Sequence[Tensors]) -> Tensors:

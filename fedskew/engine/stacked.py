@@ -19,7 +19,7 @@ from fedskew.engine.batches import BatchPlan
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
-from fedskew.engine.work import Assignment, RoundResult, RoundWork, clipped, companion, sgd_
+from fedskew.engine.work import Assignment, RoundResult, RoundWork, clipped, companion, companion_key, sgd_
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Client, Mode, Outputs, Tensors, Trained
 from fedskew.randomness import fold
@@ -200,7 +200,7 @@ class _Stack:
         y = torch.where(valid, self._data.y[batch], IGNORE)
         keys = fold(self._keys[rows], step)
         state = {name: s[rows] for name, s in self._state.items()}
-        companions = self._companions(state, x, valid, keys)
+        companions = self._companions(state, x, valid, companion_key(keys))
         params = {name: p[rows] for name, p in self._params.items()}
         buffers = {name: b[rows] for name, b in self._buffers.items()}
         lifted = torch.func.vmap(self._direction)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedskew.engine.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.network import ModelState
 from fedskew.methods.parts import Client, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
+from fedskew.randomness import fold
 
 
 @dataclass(frozen=True)
@@ -127,3 +128,8 @@ def companion(name: str, work: RoundWork, state: Tensors) -> ModelState:
     if name.startswith("state/"):
         return ModelState(unpack(name.removeprefix("state/"), state), work.sent.buffers)
     return work.companions[name]
+
+
+def companion_key(key: Tensor) -> Tensor:
+    """Frozen models in train mode draw dropout masks of their own."""
+    return fold(key, 0x7EAC)

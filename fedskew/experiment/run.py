@@ -146,7 +146,6 @@ class _Run:
         self._folder = folder
         self._callbacks = callbacks
         self._rows: list[Row] = []
-        self._told = 0
 
     def go(self) -> Result:
         if self._folder is not None and self._folder.finished:
@@ -218,7 +217,9 @@ class _Run:
     def _end(self, state: RunState) -> Result:
         result = self._result(self._server.network.module(state.model), self._rows)
         if self._folder is not None:
-            self._folder.save_model({**state.model.params, **state.model.buffers}, {"config": self._config_json()})
+            self._folder.save_model(
+                {**state.model.params, **state.model.buffers}, {"config": self._prepared.config.to_mapping()}
+            )
             self._folder.write_summary(result.summary())
         for callback in self._callbacks:
             callback.on_end(result)
@@ -234,9 +235,6 @@ class _Run:
             callback.on_notice(f"{folder.path} is finished already; nothing was run")
             callback.on_end(result)
         return result
-
-    def _config_json(self) -> dict[str, Any]:
-        return self._prepared.config.to_mapping()
 
     def _result(self, module: nn.Module, rows: list[Row]) -> Result:
         evaluated = _evaluated(rows)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from fedskew.engine import (
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.run_state import RunState, Trainee
-from fedskew.methods import Method, Stage, Tensors, Updates
+from fedskew.methods import Method, Part, Stage, Tensors, Updates
 from fedskew.methods.parts import weighted_mean
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.drift import drift_diversity, finite_or_none
@@ -62,6 +61,7 @@ class Server:
 
     def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
         self._federation = federation
+        self._federations: dict[tuple[int, ...] | None, Federation] = {None: federation}
         self._method = method
         self._config = config
         self.device = choose_device(config.device)
@@ -137,7 +137,7 @@ class Server:
     def _prepare(self, stage: Stage, state: RunState) -> _Round:
         config = self._config
         trainee = state.trainees.get(stage.model) or self._new_trainee(state.model)
-        federation = self._federation if stage.labels is None else self._restricted[stage.labels]
+        federation = self._federation_of(stage.labels)
         local = LocalTraining(
             epochs=stage.local_epochs or config.local_epochs,
             batch_size=config.batch_size,
@@ -154,9 +154,10 @@ class Server:
             state |= part.server_state(model.params)
         return Trainee(model, server=state)
 
-    @cached_property
-    def _restricted(self) -> Mapping[tuple[int, ...], Federation]:
-        return _Restrictions(self._federation)
+    def _federation_of(self, labels: tuple[int, ...] | None) -> Federation:
+        if labels not in self._federations:
+            self._federations[labels] = self._federation.restrict(labels or ())
+        return self._federations[labels]
 
     def _sampled(self, stage: Stage, trainee: Trainee, federation: Federation) -> npt.NDArray[np.int64]:
         """The round's clients, in order, drawn without regard to the method: all methods meet the same ones."""
@@ -169,7 +170,7 @@ class Server:
 
     def _work(self, this: _Round, state: RunState) -> RoundWork:
         downlink: Tensors = {}
-        for part in (this.stage.objective, self._method.solver, self._method.server):
+        for part in self._parts(this.stage):
             downlink |= part.downlink(this.trainee.server)
         return RoundWork(
             objective=this.stage.objective,
@@ -184,13 +185,15 @@ class Server:
         )
 
     def _assignment(self, this: _Round, client: int) -> Assignment:
-        state = this.trainee.clients.get(client)
-        if state is None:
-            state = {}
-            for part in (this.stage.objective, self._method.solver, self._method.server):
-                state |= part.client_state(this.trainee.model.params)
+        state: Tensors = {}
+        for part in self._parts(this.stage):
+            state |= part.client_state(this.trainee.model.params)
+        state |= this.trainee.clients.get(client, {})
         counts = this.federation.label_counts[client]
         return Assignment(client, this.federation.indices[client], counts, state)
+
+    def _parts(self, stage: Stage) -> tuple[Part, Part, Part]:
+        return stage.objective, self._method.solver, self._method.server
 
     def _aggregated(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> Trainee:
         """The next global model, from the clients whose update is finite."""
@@ -214,7 +217,9 @@ class Server:
         if result.states:
             for row in np.flatnonzero(finite):
                 clients[int(this.clients[row])] = {name: t[row].clone() for name, t in result.states.items()}
-        return replace(trainee, model=ModelState(params, buffers), server=server, clients=clients)
+        return replace(
+            trainee, model=ModelState(params, buffers), server={**this.trainee.server, **server}, clients=clients
+        )
 
     # -- what is recorded --------------------------------------------------------------------------------
 
@@ -248,6 +253,8 @@ class Server:
         return self._config.local_epochs * float(sizes.mean()) * drawn
 
     def _is_evaluated(self, this: _Round, after: RunState) -> bool:
+        if this.stage.labels is not None and not np.isin(self._federation.dataset.test.y, this.stage.labels).any():
+            return False
         last_of_stage = after.stage_round == 0
         return last_of_stage or (this.trainee.rounds + 1) % self._config.eval_every == 0
 
@@ -287,18 +294,6 @@ class Server:
             "local_before": before.class_accuracy,
             "drift_diversity": finite_or_none(drift_diversity(moves)) if finite.any() else None,
         }
-
-
-class _Restrictions(dict[tuple[int, ...], Federation]):
-    """The federation with some classes only, made when first asked for."""
-
-    def __init__(self, federation: Federation) -> None:
-        super().__init__()
-        self._whole = federation
-
-    def __missing__(self, labels: tuple[int, ...]) -> Federation:
-        self[labels] = self._whole.restrict(labels)
-        return self[labels]
 
 
 def _number(model: str) -> int:

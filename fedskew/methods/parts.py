@@ -100,11 +100,12 @@ class Updates:
 
 
 def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
-    """Σ_k a_k·w_k for each tensor; whole-number entries (BatchNorm's counters) are truncated."""
+    """Σ_k a_k·w_k for each tensor; whole-number entries (BatchNorm's counters) are rounded."""
 
     def mean(tensor: Tensor) -> Tensor:
-        real = tensor if tensor.is_floating_point() else tensor.to(weights.dtype)
-        return torch.einsum("k,k...->...", weights.to(real), real).to(tensor.dtype)
+        if tensor.is_floating_point():
+            return torch.einsum("k,k...->...", weights.to(tensor), tensor)
+        return torch.einsum("k,k...->...", weights, tensor.to(weights.dtype)).round().to(tensor.dtype)
 
     return {name: mean(tensor) for name, tensor in stacked.items()}
 
