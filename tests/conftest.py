@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
-settings.register_profile("fedskew", deadline=None, derandomize=True)
+# No test depends on how fast the machine is, hence no deadline and no complaint about slow examples.
+settings.register_profile("fedskew", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedskew")
 
 

@@ -63,7 +63,7 @@ def _json(entry: DatasetEntry, data_dir: str | None) -> dict[str, Any]:
 
 def _here(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, int | None]:
     """The folder of its files and their size, folders not counted; None and None if they are not here."""
-    from fedskew.data.places import found_files
+    from fedskew.data.published.places import found_files
 
     if entry.published is None:
         return "with scikit-learn", None

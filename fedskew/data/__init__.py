@@ -3,7 +3,6 @@
 from fedskew.data.catalogue import DATASETS, DatasetEntry, load
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.federation import Federation, federation
-from fedskew.data.partition import PARTITIONS, Partition, make_partition
 from fedskew.data.partitions import (
     IID,
     Balanced,
@@ -18,6 +17,7 @@ from fedskew.data.partitions import (
     Saved,
     Shards,
 )
+from fedskew.data.partitions.rule import PARTITIONS, Partition, make_partition
 
 __all__ = [
     "DATASETS",

@@ -9,16 +9,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fedskew.data.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar
 from fedskew.data.dataset import Dataset, Kind
-from fedskew.data.digits import load_digits
-from fedskew.data.download import RemoteFile
-from fedskew.data.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
-from fedskew.data.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
 from fedskew.data.options import checked, option_names
-from fedskew.data.own import load_own
-from fedskew.data.places import Published, files_of
-from fedskew.data.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
+from fedskew.data.own.forms import load_own
+from fedskew.data.published.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar
+from fedskew.data.published.digits import load_digits
+from fedskew.data.published.download import RemoteFile
+from fedskew.data.published.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
+from fedskew.data.published.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
+from fedskew.data.published.places import Published, files_of
+from fedskew.data.published.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
 from fedskew.errors import UserError, unknown
 
 

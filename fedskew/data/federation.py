@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from fedskew.data.catalogue import load
 from fedskew.data.dataset import Dataset
-from fedskew.data.partition import IntArray, Partition
-from fedskew.data.split_file import split_hash, write_split
+from fedskew.data.partitions.rule import IntArray, Partition
+from fedskew.data.partitions.split_file import split_hash, write_split
 from fedskew.errors import UserError
 
 

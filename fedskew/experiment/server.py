@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedskew.data.augment import make_augmentation
+from fedskew.data.augmentation.augment import make_augmentation
 from fedskew.data.federation import Federation
 from fedskew.engine import (
     Assignment,

@@ -1,4 +1,4 @@
-"""A client's vacant, minority and majority classes, and accuracy over such groups of classes."""
+"""Accuracy over groups of classes, such as those that are vacant, minority or majority on a client."""
 
 from __future__ import annotations
 
@@ -6,17 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-
-Groups = dict[str, tuple[int, ...]]
-
-
-def class_groups(label_counts: npt.ArrayLike) -> Groups:
-    """Vacant: no sample; minority: up to n/C; majority: more (n the client's samples, C the classes)."""
-    counts = np.asarray(label_counts, dtype=np.int64)
-    scaled, samples = counts * len(counts), counts.sum()  # whole numbers: n/C itself may not be one
-    vacant, majority = counts == 0, scaled > samples
-    members = {"vacant": vacant, "minority": ~vacant & ~majority, "majority": majority}
-    return {name: tuple(np.flatnonzero(mask).tolist()) for name, mask in members.items()}
 
 
 def group_accuracy(

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.data.federation import Federation
-from fedskew.data.partition import IntArray
+from fedskew.data.partitions.rule import IntArray
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedskew.data import image_operations as ops
-from fedskew.data.augment import AUGMENTATIONS, Augmentation, make_augmentation
-from fedskew.data.autoaugment import POLICY, AutoAugment
+from fedskew.data.augmentation import image_operations as ops
+from fedskew.data.augmentation.augment import AUGMENTATIONS, Augmentation, make_augmentation
+from fedskew.data.augmentation.autoaugment import POLICY, AutoAugment
 from fedskew.errors import UserError
 
 CIFAR = (3, 32, 32)

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from fedskew.data import DATASETS, Dataset, load
-from fedskew.data.cifar import CIFAR10
-from fedskew.data.text import NEWSGROUPS_CLASSES
+from fedskew.data.published.cifar import CIFAR10
+from fedskew.data.published.text import NEWSGROUPS_CLASSES
 from fedskew.errors import UserError
 
 Pixels = np.ndarray

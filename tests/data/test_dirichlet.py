@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedskew.data import Dirichlet
-from fedskew.data.partition import Labels
 from fedskew.data.partitions.dirichlet import divide_class, log_gamma_variates
+from fedskew.data.partitions.rule import Labels
 from fedskew.randomness import generator
 
 CIFAR10 = Labels(np.repeat(np.arange(10), 5000), tuple("0123456789"))

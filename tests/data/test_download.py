@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.data.download import RemoteFile, fetch
-from fedskew.data.places import Published, files_of
+from fedskew.data.published.download import RemoteFile, fetch
+from fedskew.data.published.places import Published, files_of
 from fedskew.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedskew.data import image_operations as ops
+from fedskew.data.augmentation import image_operations as ops
 
 pytest.importorskip("PIL")
 from PIL import Image, ImageEnhance, ImageOps

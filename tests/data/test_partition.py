@@ -25,8 +25,8 @@ from fedskew.data import (
     Shards,
     make_partition,
 )
-from fedskew.data.partition import IntArray, Partition
-from fedskew.data.split_file import split_hash, write_split
+from fedskew.data.partitions.rule import IntArray, Partition
+from fedskew.data.partitions.split_file import split_hash, write_split
 from fedskew.errors import UserError
 
 CIFAR10 = np.repeat(np.arange(10), 5000)

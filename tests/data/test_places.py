@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.data.archives import extract
-from fedskew.data.download import RemoteFile
-from fedskew.data.places import Published, files_of
+from fedskew.data.published.archives import extract
+from fedskew.data.published.download import RemoteFile
+from fedskew.data.published.places import Published, files_of
 from fedskew.errors import UserError
 
 NOWHERE = "http://127.0.0.1:9/"

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.data.partition import CountedPartition, IntArray, Labels, file_path, register
+from fedskew.data.partitions.rule import CountedPartition, IntArray, Labels, file_path, register
 from fedskew.errors import UserError, unknown
 
 Row = tuple[int, list[str]]

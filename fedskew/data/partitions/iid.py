@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.data.partition import IntArray, Labels, Partition, group, register, whole_number
+from fedskew.data.partitions.rule import IntArray, Labels, Partition, group, register, whole_number
 from fedskew.randomness import permutation
 
 

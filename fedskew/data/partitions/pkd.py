@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.data.partition import (
+from fedskew.data.partitions.rule import (
     CountedPartition,
     IntArray,
     Labels,

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedskew.data.partition import IntArray, Labels, Partition, file_path, register
-from fedskew.data.split_file import read_split
+from fedskew.data.partitions.rule import IntArray, Labels, Partition, file_path, register
+from fedskew.data.partitions.split_file import read_split
 
 
 @register

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.assembly import Array, Part, assemble
 from fedskew.data.dataset import Dataset, Kind
-from fedskew.data.labels import read_labels
+from fedskew.data.own.assembly import Array, Part, assemble
+from fedskew.data.own.labels import read_labels
 from fedskew.errors import UserError, unknown
 
 _CHANNELS = (1, 3, 4)

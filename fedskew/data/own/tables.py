@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.arrays import inputs_of
-from fedskew.data.assembly import Array, Part, assemble
 from fedskew.data.dataset import Dataset
 from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
-from fedskew.data.labels import Labels, read_labels
-from fedskew.data.text import LENGTH, VOCABULARY, read_csv
+from fedskew.data.own.arrays import inputs_of
+from fedskew.data.own.assembly import Array, Part, assemble
+from fedskew.data.own.labels import Labels, read_labels
+from fedskew.data.published.text import LENGTH, VOCABULARY, read_csv
 from fedskew.errors import UserError, unknown
 
 LABEL_NAMES = ("label", "labels", "class", "target", "y")

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset, Kind, Samples, check_samples
 from fedskew.data.holdout import TEST_FRACTION, stratified_holdout
-from fedskew.data.labels import Labels, encode_labels
-from fedskew.data.text import LENGTH, VOCABULARY, text_dataset
+from fedskew.data.own.labels import Labels, encode_labels
+from fedskew.data.published.text import LENGTH, VOCABULARY, text_dataset
 from fedskew.errors import UserError
 
 Array = npt.NDArray[np.generic]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedskew.data.partition import IntArray
+from fedskew.data.partitions.rule import IntArray
 from fedskew.errors import UserError
 
 FORMAT = "fedskew split 1"

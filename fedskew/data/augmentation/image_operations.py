@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedskew.data.per_sample import pick
+from fedskew.data.augmentation.per_sample import pick
 
 IDENTITY = 0
 SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE = range(1, 6)

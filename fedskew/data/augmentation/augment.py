@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedskew.data.autoaugment import AutoAugment
-from fedskew.data.image_operations import SMALLEST_SIDE
-from fedskew.data.per_sample import below, draws, pick
+from fedskew.data.augmentation.autoaugment import AutoAugment
+from fedskew.data.augmentation.image_operations import SMALLEST_SIDE
+from fedskew.data.augmentation.per_sample import below, draws, pick
 from fedskew.errors import UserError, unknown
 
 Step = Callable[[Tensor, Tensor], Tensor]

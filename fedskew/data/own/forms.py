@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.data.arrays import load_npz
-from fedskew.data.assembly import Part, assemble
 from fedskew.data.dataset import Dataset
-from fedskew.data.image_folders import class_folders, labelled_images, read_images
 from fedskew.data.images import parse_size, same_channels
-from fedskew.data.labels import Labels
 from fedskew.data.options import checked
-from fedskew.data.saved_datasets import is_saved_dataset, saved_tables
-from fedskew.data.tables import CSV_SUFFIXES, Table, csv_table, load_tables, parquet_table
+from fedskew.data.own.arrays import load_npz
+from fedskew.data.own.assembly import Part, assemble
+from fedskew.data.own.labels import Labels
+from fedskew.data.own.saved_datasets import is_saved_dataset, saved_tables
+from fedskew.data.own.tables import CSV_SUFFIXES, Table, csv_table, load_tables, parquet_table
+from fedskew.data.published.image_folders import class_folders, labelled_images, read_images
 from fedskew.errors import UserError
 
 _FORMS = (

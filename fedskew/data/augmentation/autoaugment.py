@@ -8,8 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fedskew.data import image_operations as ops
-from fedskew.data.per_sample import below, draws
+from fedskew.data.augmentation import image_operations as ops
+from fedskew.data.augmentation.per_sample import below, draws
 
 _BINS = 10
 _RANGES = {

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedskew.data.tables import Table, arrow_table, import_pyarrow
+from fedskew.data.own.tables import Table, arrow_table, import_pyarrow
 from fedskew.errors import UserError
 
 _TEST_SPLITS = ("test", "validation", "valid", "val")

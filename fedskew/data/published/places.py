@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedskew.data.archives import SUFFIXES, extract
-from fedskew.data.download import RemoteFile, fetch
+from fedskew.data.published.archives import SUFFIXES, extract
+from fedskew.data.published.download import RemoteFile, fetch
 from fedskew.errors import UserError
 
 Layout = tuple[tuple[str, ...], ...]

@@ -1,0 +1,1 @@
+"""Random changes to training images, keyed sample by sample."""
