@@ -131,7 +131,7 @@ def _parse(arguments: list[str]) -> None:
         settings = dict(assignment.split("=", 1) for assignment in given.get("set") or ())
         params = {key.removeprefix("method."): v for key, v in settings.items() if key.startswith("method.")}
         make_method(given["method"], params)
-    for name in (given.get("methods") or "").split(","):
+    for name in (given.get("methods") or "").replace("all", "").split(","):
         assert not name or make_method(name)
     assert given.get("partition") in (None, *PARTITIONS)
 
