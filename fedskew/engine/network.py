@@ -1,23 +1,19 @@
-"""A model as a pure function of named tensors, in the two forms that the engines need.
-
-Two kinds of layer carry hidden state that would tie a result to the engine: dropout draws from a global stream, and
-BatchNorm sees the rows that pad a short batch. `Network` replaces the first by a keyed dropout in every engine, and
-the second by a BatchNorm that counts valid rows only where clients are stacked.
-"""
+"""A model as a pure function of named tensors: for one client, and for a stack of clients."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedskew.engine.layers import KeyedDropout, Step, ValidBatchNorm
+from fedskew.engine.lifting import LiftedModel, lifted_model
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import Classifier
-from fedskew.randomness import fold, uniform
 
 
 @dataclass(frozen=True)
@@ -26,17 +22,6 @@ class ModelState:
 
     params: Tensors
     buffers: Tensors
-
-
-@dataclass
-class _Step:
-    """What the replaced layers must know of the step being computed."""
-
-    key: Tensor | None = None
-    dropouts: int = 0
-    """How many masks were drawn: a layer may be called more than once."""
-    valid: Tensor | None = None
-    buffers: Tensors = field(default_factory=dict)
 
 
 class Network:
@@ -48,12 +33,15 @@ class Network:
         self._model = copy.deepcopy(model).to(dtype)
         self._dtype = dtype
         self._autocast = autocast
-        self._step = _Step()
+        self._step = Step()
         self._plain = _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)))
         self._stackable = _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)))
         for name, layer in self._stackable.model.named_modules():
             if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
-                layer.forward = _ValidBatchNorm(layer, self._step, name).forward  # type: ignore[assignment, method-assign]
+                layer.forward = ValidBatchNorm(layer, self._step, name).forward  # type: ignore[assignment, method-assign]
+
+        self._lifted: dict[Mode, LiftedModel | None] = {}
+        self._mixes: dict[Mode, bool] = {}
 
     def to(self, device: torch.device) -> Network:
         for module in (self._model, self._plain, self._stackable):
@@ -89,6 +77,34 @@ class Network:
         outputs = self._call(self._stackable, params, buffers, x, mode, key, valid)
         return outputs, {**buffers, **self._step.buffers}
 
+    def forward_stacked(
+        self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, keys: Tensor
+    ) -> tuple[Outputs, Tensors]:
+        """The same for a stack of clients, all tensors with a leading axis of clients."""
+        self._stackable.train(mode == "train")
+        if mode not in self._lifted:
+            self._lifted[mode] = lifted_model(self._stackable)
+        lifted = self._lifted[mode]
+        if lifted is None:
+            return self._stacked_by_vmap(params, buffers, x, valid, mode, keys)
+        with self._precision(x.device):
+            (logits, features), statistics = lifted(_prefixed({**params, **buffers}), x, valid, keys)
+        new = {name.removeprefix(_PREFIX): t for name, t in statistics.items()}
+        return self._outputs(logits, features), {**buffers, **new}
+
+    def _stacked_by_vmap(
+        self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, keys: Tensor
+    ) -> tuple[Outputs, Tensors]:
+        def one(params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, key: Tensor) -> tuple[Tensors, Tensors]:
+            out, new = self.forward_padded(params, buffers, x, valid, mode, key)
+            return out.tensors(), new
+
+        versions = [b._version for b in buffers.values()]
+        tensors, new = torch.func.vmap(one)(params, buffers, x, valid, keys)
+        if versions != [b._version for b in buffers.values()]:
+            raise RuntimeError("the model writes into its buffers")
+        return Outputs.of(tensors), {name: t.detach() for name, t in new.items()}
+
     def _call(
         self,
         module: nn.Module,
@@ -102,9 +118,11 @@ class Network:
         module.train(mode == "train")
         self._step.key, self._step.dropouts = key, 0
         self._step.valid, self._step.buffers = valid, {}
-        tensors = {f"model.{name}": t for name, t in (*params.items(), *buffers.items())}
         with self._precision(x.device):
-            logits, features = torch.func.functional_call(module, tensors, (x,))
+            logits, features = torch.func.functional_call(module, _prefixed({**params, **buffers}), (x,))
+        return self._outputs(logits, features)
+
+    def _outputs(self, logits: Tensor, features: Tensor | None) -> Outputs:
         if self._autocast is not None:
             logits, features = logits.float(), None if features is None else features.float()
         return Outputs(logits, features)
@@ -113,6 +131,25 @@ class Network:
         if self._autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self._autocast)
+
+    @torch.no_grad()
+    def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
+        """Whether what the model says of a sample depends on the others in the batch, or on its place there."""
+        if mode not in self._mixes:
+            state = self.state()
+            key = torch.zeros((), dtype=torch.int64, device=samples.device)
+
+            def logits(x: Tensor) -> Tensor:
+                return self.forward(state.params, dict(state.buffers), x, mode, key).logits
+
+            try:
+                together, apart = logits(samples), torch.cat([logits(row) for row in (samples[:1], samples[1:])])
+            except ValueError:  # BatchNorm over a single value
+                self._mixes[mode] = True
+            else:
+                tolerance = 1e-2 * float(apart.abs().max())
+                self._mixes[mode] = not torch.allclose(together, apart, rtol=0, atol=tolerance)
+        return self._mixes[mode]
 
     def smallest_batch(self, sample: Tensor) -> int:
         """2 if a batch of one cannot be trained on: BatchNorm over a single value."""
@@ -131,8 +168,16 @@ class Network:
         for name, layer in list(model.named_modules(remove_duplicate=False)):
             if name and isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 parent, _, child = name.rpartition(".")
-                setattr(model.get_submodule(parent), child, _KeyedDropout(layer, self._step))
+                setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._step))
         return model
+
+
+_PREFIX = "model."
+
+
+def _prefixed(tensors: Tensors) -> Tensors:
+    """By their names inside `_WithFeatures`."""
+    return {_PREFIX + name: t for name, t in tensors.items()}
 
 
 class _WithFeatures(nn.Module):
@@ -147,78 +192,3 @@ class _WithFeatures(nn.Module):
             features = self.model.encoder(x)
             return self.model.head(features), features
         return self.model(x), None
-
-
-class _KeyedDropout(nn.Module):
-    """Dropout whose mask is a function of the step's key, of the masks before it and of the position in the batch."""
-
-    def __init__(self, layer: nn.Module, step: _Step) -> None:
-        super().__init__()
-        self.p = float(layer.p)  # type: ignore[arg-type]
-        self._whole_channels = not isinstance(layer, nn.Dropout)
-        self._step = step
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        if self._step.key is None:
-            raise RuntimeError("a network with dropout was run in train mode without a key")
-        if self.p == 1:
-            return torch.zeros_like(x)
-        self._step.dropouts += 1
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self._whole_channels else x.shape
-        positions = torch.arange(shape.numel(), device=x.device)
-        kept = uniform(fold(self._step.key, self._step.dropouts), positions).reshape(shape) >= self.p
-        return x * kept.to(x.dtype) / (1 - self.p)
-
-
-class _ValidBatchNorm:
-    """The forward pass of a BatchNorm layer over the valid rows of a padded batch, without side effects.
-
-    It takes the place of the layer's own method, so that a model which finds its BatchNorm layers by their class, for
-    instance to freeze them, still does.
-    """
-
-    def __init__(self, layer: _BatchNorm, step: _Step, name: str) -> None:
-        self._layer, self._step, self._name = layer, step, name
-
-    def forward(self, x: Tensor) -> Tensor:
-        layer = self._layer
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
-        if not layer.training and layer.running_mean is not None and layer.running_var is not None:
-            mean, var = layer.running_mean, layer.running_var
-        else:
-            mean, var, count = self._batch_statistics(wide)
-            if layer.training:
-                self._remember(mean, var * count / (count - 1))
-        shape = (1, -1) + (1,) * (x.dim() - 2)
-        out = (wide - mean.view(shape)) * (var.view(shape) + layer.eps).rsqrt()
-        if layer.affine:
-            out = out * layer.weight.view(shape) + layer.bias.view(shape)
-        return out.to(x.dtype)
-
-    def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        axes = (0, *range(2, x.dim()))
-        assert self._step.valid is not None
-        rows = self._step.valid.to(x.dtype).view((-1,) + (1,) * (x.dim() - 1))
-        count = rows.sum() * x[0, 0].numel()
-        mean = (x * rows).sum(axes) / count
-        shape = (1, -1) + (1,) * (x.dim() - 2)
-        var = ((x - mean.view(shape)).square() * rows).sum(axes) / count
-        return mean, var, count
-
-    def _remember(self, mean: Tensor, var: Tensor) -> None:
-        layer = self._layer
-        if not layer.track_running_stats:
-            return
-        seen = self._current("num_batches_tracked")
-        factor = 1 / (seen + 1).to(mean.dtype) if layer.momentum is None else layer.momentum
-        for statistic, value in (("running_mean", mean), ("running_var", var)):
-            before = self._current(statistic)
-            self._step.buffers[f"{self._name}.{statistic}"] = before + factor * (value.detach() - before)
-        self._step.buffers[f"{self._name}.num_batches_tracked"] = seen + 1
-
-    def _current(self, statistic: str) -> Tensor:
-        """As this pass has it, should the layer be called more than once."""
-        current: Tensor = self._step.buffers.get(f"{self._name}.{statistic}", getattr(self._layer, statistic))
-        return current

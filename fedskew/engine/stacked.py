@@ -1,14 +1,16 @@
 """The stacked engine: all of a round's clients as one tensor program.
 
-Parameters carry a leading client axis and the maths of one client is lifted over it by `torch.func.vmap`. Clients
+Parameters carry a leading client axis. The model is one program over all clients (`lifting`), the objective of one
+client is lifted by `torch.func.vmap`, and one backward pass of the sum gives every client its own gradient. Clients
 are sorted by their number of steps; those that are done leave the stack, so that nobody waits or pads for them. A
 client's short last batch is padded; padded rows have the target `IGNORE`, which losses and BatchNorm do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,7 @@ from fedskew.engine.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.work import Assignment, RoundResult, RoundWork, clipped, companion, companion_key, sgd_
 from fedskew.losses import IGNORE
-from fedskew.methods.parts import Client, Mode, Outputs, Tensors, Trained
+from fedskew.methods.parts import Client, Mode, Outputs, Solver, Tensors, Trained
 from fedskew.randomness import fold
 
 Rows = slice | Tensor
@@ -102,15 +104,15 @@ class StackedEngine:
         device, samples = self._data.y.device, len(few.samples)
         rows = torch.from_numpy(np.tile(few.samples, 2)).to(device)
         with torch.no_grad():
-            out = _tensors(self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)))
+            out = self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)).tensors()
         y = torch.where(torch.arange(len(rows), device=device) < samples, self._data.y[rows], IGNORE)
         client = Client(torch.tensor(few.label_counts, device=device), work.sent.params, work.downlink, few.state)
 
         def told(count: int) -> Tensors:
             leaves = {kind: t[:count].clone().requires_grad_() for kind, t in out.items()}
             others = {kind: t[:count].roll(1, dims=-1) for kind, t in out.items()}  # not to agree with the student
-            frozen = {name: _outputs(others) for name in work.objective.companions()}
-            loss = work.objective.loss(replace(_outputs(leaves), companions=frozen), y[:count], client)
+            frozen = {name: Outputs.of(others) for name in work.objective.companions()}
+            loss = work.objective.loss(replace(Outputs.of(leaves), companions=frozen), y[:count], client)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             return {"loss": loss.detach()} | {kind: g[:samples] for kind, g in zip(leaves, grads, strict=True)}
 
@@ -203,45 +205,8 @@ class _Stack:
         companions = self._companions(state, x, valid, companion_key(keys))
         params = {name: p[rows] for name, p in self._params.items()}
         buffers = {name: b[rows] for name, b in self._buffers.items()}
-        lifted = torch.func.vmap(self._direction)
-        result: tuple[Tensors, Tensors, Tensor, Tensors] = lifted(
-            params, buffers, x, y, keys, self._label_counts[rows], state, companions
-        )
-        return result
-
-    def _direction(
-        self,
-        params: Tensors,
-        buffers: Tensors,
-        x: Tensor,
-        y: Tensor,
-        key: Tensor,
-        label_counts: Tensor,
-        state: Tensors,
-        companions: dict[str, Tensors],
-    ) -> tuple[Tensors, Tensors, Tensor, Tensors]:
-        """One client's descent direction: what `vmap` lifts."""
-        work = self._work
-        client = Client(label_counts, work.sent.params, work.downlink, state)
-        frozen = {name: _outputs(out) for name, out in companions.items()}
-        current = buffers
-        seen: list[tuple[Tensor, Tensors]] = []
-
-        def loss_at(at: Tensors) -> tuple[Tensor, tuple[Tensors, Tensor, Tensors]]:
-            out, updated = self._network.forward_padded(at, current, x, y != IGNORE, "train", key)
-            out = Outputs(out.logits, out.features, frozen)
-            loss = work.objective.loss(out, y, client)
-            return loss, (updated, loss.detach(), work.objective.tally(out, y))
-
-        def gradient(at: Tensors) -> Tensors:
-            nonlocal current
-            grads, (current, loss, tally) = torch.func.grad(loss_at, has_aux=True)(at)
-            seen.append((loss, tally))
-            return dict(grads)
-
-        direction = clipped(work.solver.direction(gradient, params, client), work.local.clip_norm)
-        loss, tally = seen[0]
-        return direction, current, loss, tally
+        batches = _Batches(x, y, keys, self._label_counts[rows], state, companions)
+        return _Directions(self._network, self._work, batches, buffers).of(params)
 
     @torch.no_grad()
     def _companions(self, state: Tensors, x: Tensor, valid: Tensor, keys: Tensor) -> dict[str, Tensors]:
@@ -254,13 +219,17 @@ class _Stack:
         """A frozen model's outputs for every client; one that is common to all is not repeated."""
         model = companion(name, self._work, state)
         own = name.startswith("state/")
+        if not own and not self._network.mixes_rows(mode, self._two_samples()):
+            out = self._network.forward(model.params, model.buffers, x.flatten(0, 1), mode, keys[0])
+            return {kind: t.view(*x.shape[:2], *t.shape[1:]) for kind, t in out.tensors().items()}
+        clients = len(x)
+        params = model.params if own else {n: p.expand(clients, *p.shape) for n, p in model.params.items()}
+        buffers = {n: b.expand(clients, *b.shape) for n, b in model.buffers.items()}
+        return self._network.forward_stacked(params, buffers, x, valid, mode, keys)[0].tensors()
 
-        def outputs(params: Tensors, x: Tensor, valid: Tensor, key: Tensor) -> Tensors:
-            return _tensors(self._network.forward_padded(params, model.buffers, x, valid, mode, key)[0])
-
-        lifted = torch.func.vmap(outputs, in_dims=(0 if own else None, 0, 0, 0))
-        result: Tensors = lifted(model.params, x, valid, keys)
-        return result
+    def _two_samples(self) -> Tensor:
+        """Always the same, so that a resumed run finds what the first one did."""
+        return self._data.inputs(torch.tensor([0, len(self._data) - 1], device=self._loss.device))
 
     @torch.no_grad()
     def _end(self) -> tuple[Tensors, Tensors]:
@@ -277,6 +246,106 @@ class _Stack:
         return ends
 
 
+@dataclass(frozen=True)
+class _Batches:
+    """One batch of each client, and what its objective uses besides."""
+
+    x: Tensor
+    y: Tensor
+    keys: Tensor
+    label_counts: Tensor
+    state: Tensors
+    companions: dict[str, Tensors]
+
+
+class _Directions:
+    """Every client's descent direction on its batch."""
+
+    def __init__(self, network: Network, work: RoundWork, batches: _Batches, buffers: Tensors) -> None:
+        self._network, self._work, self._batches, self._buffers = network, work, batches, buffers
+        self._seen: list[tuple[Tensor, Tensors]] = []
+
+    def of(self, params: Tensors) -> tuple[Tensors, Tensors, Tensor, Tensors]:
+        """Directions, new buffers, losses and tallies at these parameters."""
+        if type(self._work.solver).direction is Solver.direction:
+            direction = self._gradient(params)
+            if self._work.local.clip_norm is not None:
+                direction = torch.func.vmap(self._clipped)(direction)
+        else:
+            direction = torch.func.vmap(self._direction)(params, self._batches.label_counts, self._batches.state)
+        loss, tally = self._seen[0]
+        return direction, self._buffers, loss, tally
+
+    def _direction(self, params: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
+        """One client's direction, which `vmap` lifts; the gradients it asks for are taken for all clients at once."""
+
+        def gradient(at: Tensors) -> Tensors:
+            grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_), *at.values())  # type: ignore[no-untyped-call]
+            return dict(zip(at, grads, strict=True))
+
+        work = self._work
+        client = Client(label_counts, work.sent.params, work.downlink, state)
+        return self._clipped(work.solver.direction(gradient, params, client))
+
+    def _clipped(self, direction: Tensors) -> Tensors:
+        return clipped(direction, self._work.local.clip_norm)
+
+    def _gradient_list(self, names: list[str], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(self._gradient(dict(zip(names, tensors, strict=True))).values())
+
+    @torch.enable_grad()
+    def _gradient(self, at: Tensors) -> Tensors:
+        """Each client's gradient: that of the sum, for no client's loss depends on another's parameters."""
+        batches = self._batches
+        leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
+        valid = batches.y != IGNORE
+        out, self._buffers = self._network.forward_stacked(
+            leaves, self._buffers, batches.x, valid, "train", batches.keys
+        )
+        losses, tally = torch.func.vmap(self._loss)(
+            out.tensors(), batches.y, batches.label_counts, batches.state, batches.companions
+        )
+        self._seen.append((losses.detach(), {name: t.detach() for name, t in tally.items()}))
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, grads, strict=True))
+
+    def _loss(
+        self, out: Tensors, y: Tensor, label_counts: Tensor, state: Tensors, companions: dict[str, Tensors]
+    ) -> tuple[Tensor, Tensors]:
+        """One client's loss and tally, which `vmap` lifts."""
+        work = self._work
+        client = Client(label_counts, work.sent.params, work.downlink, state)
+        frozen = {name: Outputs.of(tensors) for name, tensors in companions.items()}
+        outputs = replace(Outputs.of(out), companions=frozen)
+        return work.objective.loss(outputs, y, client), work.objective.tally(outputs, y)
+
+
+class _AllClients(torch.autograd.Function):
+    """Leaves `vmap` for a function of all clients' tensors at once."""
+
+    @staticmethod
+    def forward(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
+        raise RuntimeError("called outside vmap")
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Nothing is kept: no gradient is taken of a gradient."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        function: Callable[..., tuple[Tensor, ...]],
+        *tensors: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        stacked = [
+            t.expand(info.batch_size, *t.shape) if axis is None else t.movedim(axis, 0)
+            for t, axis in zip(tensors, in_dims[1:], strict=True)
+        ]
+        out = function(*stacked)
+        return out, (0,) * len(out)
+
+
 def _close(a: Tensors, b: Tensors, tolerance: float) -> bool:
     """Whether tensors differ by rounding alone; numbers that are not finite in both do not differ."""
     return _norm({n: a[n].nan_to_num() - b[n].nan_to_num() for n in a}) <= tolerance * _norm(a) + 1e-20
@@ -284,14 +353,6 @@ def _close(a: Tensors, b: Tensors, tolerance: float) -> bool:
 
 def _norm(tensors: Tensors) -> float:
     return float(torch.stack([t.double().nan_to_num().square().sum() for t in tensors.values()]).sum().sqrt())
-
-
-def _tensors(out: Outputs) -> Tensors:
-    return {"logits": out.logits} if out.features is None else {"logits": out.logits, "features": out.features}
-
-
-def _outputs(tensors: Tensors) -> Outputs:
-    return Outputs(tensors["logits"], tensors.get("features"))
 
 
 def _repeated(tensor: Tensor, clients: int) -> Tensor:

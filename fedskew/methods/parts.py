@@ -47,6 +47,14 @@ class Outputs:
     features: Tensor | None = None
     companions: Mapping[str, Outputs] = field(default_factory=dict)
 
+    def tensors(self) -> Tensors:
+        """Logits and, where there are any, features by name: what can be lifted over clients."""
+        return {"logits": self.logits} if self.features is None else {"logits": self.logits, "features": self.features}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Outputs:
+        return cls(tensors["logits"], tensors.get("features"))
+
     @property
     def teacher(self) -> Outputs:
         """The global model that the client received this round."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,6 @@ def test_output_in_any_encoding(encoding, cli, monkeypatch):
 
 
 def test_a_reader_that_leaves_early_is_no_error():
-    program = f"{sys.executable} -m fedskew methods | head -n 1"
+    program = f"{shlex.quote(sys.executable)} -m fedskew methods | head -n 1"
     found = subprocess.run(["bash", "-c", program], capture_output=True, check=True)
     assert found.stderr == b""

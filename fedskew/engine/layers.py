@@ -1,0 +1,102 @@
+"""Two kinds of layer carry hidden state that would tie a result to the engine.
+
+Dropout draws from a global stream, and BatchNorm sees the rows that pad a short batch. These take their place: a keyed
+dropout in every engine, and a BatchNorm that counts valid rows only where clients are stacked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedskew.methods.parts import Tensors
+from fedskew.randomness import fold, uniform
+
+
+@dataclass
+class Step:
+    """What the replaced layers must know of the step being computed."""
+
+    key: Tensor | None = None
+    dropouts: int = 0
+    """How many masks were drawn: a layer may be called more than once."""
+    valid: Tensor | None = None
+    buffers: Tensors = field(default_factory=dict)
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of the step's key, of the masks before it and of the position in the batch."""
+
+    def __init__(self, layer: nn.Module, step: Step) -> None:
+        super().__init__()
+        self.p = float(layer.p)  # type: ignore[arg-type]
+        self.whole_channels = not isinstance(layer, nn.Dropout)
+        self._step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if self._step.key is None:
+            raise RuntimeError("a network with dropout was run in train mode without a key")
+        if self.p == 1:
+            return torch.zeros_like(x)
+        self._step.dropouts += 1
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
+        positions = torch.arange(shape.numel(), device=x.device)
+        kept = uniform(fold(self._step.key, self._step.dropouts), positions).reshape(shape) >= self.p
+        return x * kept.to(x.dtype) / (1 - self.p)
+
+
+class ValidBatchNorm:
+    """The forward pass of a BatchNorm layer over the valid rows of a padded batch, without side effects.
+
+    It takes the place of the layer's own method, so that a model which finds its BatchNorm layers by their class, for
+    instance to freeze them, still does.
+    """
+
+    def __init__(self, layer: _BatchNorm, step: Step, name: str) -> None:
+        self._layer, self._step, self._name = layer, step, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self._layer
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
+        if not layer.training and layer.running_mean is not None and layer.running_var is not None:
+            mean, var = layer.running_mean, layer.running_var
+        else:
+            mean, var, count = self._batch_statistics(wide)
+            if layer.training:
+                self._remember(mean, var * count / (count - 1))
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        out = (wide - mean.view(shape)) * (var.view(shape) + layer.eps).rsqrt()
+        if layer.affine:
+            out = out * layer.weight.view(shape) + layer.bias.view(shape)
+        return out.to(x.dtype)
+
+    def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        axes = (0, *range(2, x.dim()))
+        assert self._step.valid is not None
+        rows = self._step.valid.to(x.dtype).view((-1,) + (1,) * (x.dim() - 1))
+        count = rows.sum() * x[0, 0].numel()
+        mean = (x * rows).sum(axes) / count
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        var = ((x - mean.view(shape)).square() * rows).sum(axes) / count
+        return mean, var, count
+
+    def _remember(self, mean: Tensor, var: Tensor) -> None:
+        layer = self._layer
+        if not layer.track_running_stats:
+            return
+        seen = self._current("num_batches_tracked")
+        factor = 1 / (seen + 1).to(mean.dtype) if layer.momentum is None else layer.momentum
+        for statistic, value in (("running_mean", mean), ("running_var", var)):
+            before = self._current(statistic)
+            self._step.buffers[f"{self._name}.{statistic}"] = before + factor * (value.detach() - before)
+        self._step.buffers[f"{self._name}.num_batches_tracked"] = seen + 1
+
+    def _current(self, statistic: str) -> Tensor:
+        """As this pass has it, should the layer be called more than once."""
+        current: Tensor = self._step.buffers.get(f"{self._name}.{statistic}", getattr(self._layer, statistic))
+        return current
