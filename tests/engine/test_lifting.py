@@ -1,0 +1,163 @@
+"""A lifted model does to every client what the model does to one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedskew.engine.lifting import RULES, lifted_model
+from fedskew.engine.network import Network
+
+CLIENTS, ROWS = 3, 5
+
+
+class Odd(nn.Module):
+    """Functions without a rule, arithmetic, shapes, a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(4))
+        self.convolution = nn.Conv2d(2, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.convolution(x)) * 0.5
+        y = torch.cat([y, y[:, :2].flip(1)], dim=1)[:, :4] + y
+        y = y * self.scale.view(1, -1, 1, 1)
+        return y.view(y.size(0), y.shape[1], -1).mean(dim=2)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+IMAGE, ROW = (2, 8, 8), (6,)
+MODELS = {
+    "functions": (Odd, IMAGE),
+    "tied": (Tied, ROW),
+    "frozen": (frozen, ROW),
+    "grouped convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, stride=2, dilation=2), nn.Flatten()),
+        IMAGE,
+    ),
+    "circular padding": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Flatten()),
+        IMAGE,
+    ),
+    "same padding": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding="same", bias=False), nn.Flatten()), IMAGE),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.BatchNorm1d(108)),
+        IMAGE,
+    ),
+    "batch norm without scale": (
+        lambda: nn.Sequential(nn.BatchNorm2d(2, affine=False, momentum=None), nn.Flatten()),
+        IMAGE,
+    ),
+    "group and layer norm": (
+        lambda: nn.Sequential(nn.GroupNorm(2, 2), nn.GELU(), nn.LayerNorm([8, 8]), nn.Flatten()),
+        IMAGE,
+    ),
+    "pooling": (lambda: nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()), IMAGE),
+    "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Flatten()), IMAGE),
+    "dropout": (lambda: nn.Sequential(nn.Dropout2d(0.4), nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Flatten()), IMAGE),
+    "sequence": (lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Flatten()), IMAGE),
+    "bilinear": (lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Flatten(), nn.Softmax(dim=1)), ROW),
+}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stack_is_its_clients(name: str, mode: str) -> None:
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    check(make(), torch.randn(CLIENTS, ROWS, *shape, dtype=torch.float64), mode)
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 0}])
+def test_embeddings(options: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4, **options), nn.Flatten(), nn.Linear(12, 3))
+    check(model, torch.randint(0, 9, (CLIENTS, ROWS, 3)), "train")
+
+
+def check(model: nn.Module, x: Tensor, mode: str) -> None:
+    """Outputs, gradients and statistics of the stack against those of each client alone, on its valid rows."""
+    network = Network(model, torch.float64)
+    state = network.state()
+    params = {n: (p + 0.1 * torch.randn(CLIENTS, *p.shape)).requires_grad_() for n, p in state.params.items()}
+    buffers = {n: b.expand(CLIENTS, *b.shape).clone() for n, b in state.buffers.items()}
+    keys = torch.arange(CLIENTS) + 7
+    lengths = [5, 3, 4]
+    valid = torch.arange(ROWS) < torch.tensor(lengths)[:, None]
+    out, new = network.forward_stacked(params, buffers, x, valid, mode, keys)
+    assert network._lifted[mode] is not None, "the model was not taken apart"
+    weight = torch.randn_like(out.logits[0])
+    loss = sum((out.logits[k, :n] * weight[:n]).sum() for k, n in enumerate(lengths))
+    grads = gradients(loss, params)
+    for k, n in enumerate(lengths):
+        one = {name: p[k].detach().requires_grad_() for name, p in params.items()}
+        own = {name: b[k].clone() for name, b in buffers.items()}
+        alone = network.forward(one, own, x[k, :n], mode, keys[k])
+        torch.testing.assert_close(out.logits[k, :n], alone.logits, rtol=1e-10, atol=1e-12)
+        expected = (
+            torch.autograd.grad((alone.logits * weight[:n]).sum(), list(one.values()), materialize_grads=True)
+            if one
+            else ()
+        )
+        for found, wanted in zip(grads, expected, strict=True):
+            torch.testing.assert_close(found[k], wanted, rtol=1e-9, atol=1e-11)
+        for name, buffer in own.items():
+            torch.testing.assert_close(new[name][k], buffer, rtol=1e-10, atol=1e-12)
+
+
+def gradients(loss: Tensor, params: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, list(params.values()), materialize_grads=True) if params else ()
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class Writing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul(2).add_(1)
+
+
+@pytest.mark.parametrize("model", [Branching(), Writing()])
+def test_what_cannot_be_taken_apart_is_left_to_others(model: nn.Module) -> None:
+    assert lifted_model(model) is None
+
+
+def test_a_model_is_taken_apart_for_each_mode() -> None:
+    class Moody(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if self.training else x
+
+    network = Network(Moody(), torch.float64)
+    x, valid, keys = torch.ones(2, 3, 4), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    for mode, factor in (("train", 2), ("eval", 1), ("train", 2)):
+        assert torch.equal(network.forward_stacked({}, {}, x, valid, mode, keys)[0].logits, factor * x)
+
+
+def test_a_subclass_has_no_rule() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    assert Doubled not in RULES
+    torch.manual_seed(0)
+    check(nn.Sequential(Doubled(6, 4)), torch.randn(CLIENTS, ROWS, 6, dtype=torch.float64), "train")
