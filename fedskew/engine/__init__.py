@@ -1,7 +1,7 @@
 """Execution of a round's local training."""
 
 from fedskew.engine.batches import RoundKey
-from fedskew.engine.choice import choose_device, choose_engine, make_engine, matrix_products, number_format
+from fedskew.engine.choice import arithmetic, choose_device, choose_engine, make_engine, number_format
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.evaluation import confusion, survey
 from fedskew.engine.network import ModelState, Network
@@ -21,11 +21,11 @@ __all__ = [
     "RoundResult",
     "RoundWork",
     "StackedEngine",
+    "arithmetic",
     "choose_device",
     "choose_engine",
     "confusion",
     "make_engine",
-    "matrix_products",
     "number_format",
     "survey",
 ]

@@ -35,15 +35,17 @@ def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
 
 
 @contextlib.contextmanager
-def matrix_products(precision: str) -> Iterator[None]:
-    """TF32 for `tf32` and, where autocast leaves float32 products, `bf16`; otherwise full float32."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+def arithmetic(precision: str) -> Iterator[None]:
+    """On a GPU: TF32 for `tf32` and for what `bf16` leaves in float32, otherwise full float32; and only convolutions
+    that give the same bits each time, for a run that is resumed must end as if it had not been interrupted."""
     allowed = precision in ("tf32", "bf16")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = allowed, allowed, True, False
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
 
 
 def choose_engine(name: str, model: nn.Module, device: torch.device) -> str:

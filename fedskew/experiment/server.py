@@ -23,11 +23,11 @@ from fedskew.engine import (
     RoundKey,
     RoundResult,
     RoundWork,
+    arithmetic,
     choose_device,
     choose_engine,
     confusion,
     make_engine,
-    matrix_products,
     number_format,
     survey,
 )
@@ -116,7 +116,7 @@ class Server:
 
     def advance(self, state: RunState) -> tuple[RunState, Row]:
         """One round."""
-        with matrix_products(self._config.precision):
+        with arithmetic(self._config.precision):
             stage = self.stage(state)
             if stage is None:
                 raise ValueError("the run is at its end")
