@@ -308,3 +308,8 @@ def test_a_description_builds_the_rule_again() -> None:
         described = {key: str(value) if key == "name" else value for key, value in rule.describe().items()}
         again = make_partition(str(described.pop("name")), **described)
         assert again.describe() == rule.describe()
+
+
+def test_a_parameter_called_name_is_refused_like_any_other() -> None:
+    with pytest.raises(UserError, match="partition 'iid' has no parameter 'name'"):
+        make_partition("iid", name="shards", clients=3)

@@ -145,7 +145,7 @@ def register(rule: _Rule) -> _Rule:
     return rule
 
 
-def make_partition(name: str, **params: object) -> Partition:
+def make_partition(name: str, /, **params: object) -> Partition:
     """The rule `name` with these parameters, the rest at their defaults."""
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)
