@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedskew.data import Counts
+from fedskew.data.partitions.rule import Labels
 from fedskew.errors import UserError
 
 LABELS = np.repeat(np.arange(3), 10)
@@ -76,3 +77,11 @@ def test_a_missing_or_binary_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(UserError, match=r"binary\.csv"):
         Counts(tmp_path / "binary.csv").split(LABELS, 3, 0)
+
+
+def test_a_header_with_a_wrong_number_is_not_taken_for_a_client(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("client,1,2,3\na,1,1,1\n")
+    labels = Labels(np.repeat([0, 1, 2], 5), ("0", "1", "2"))
+    with pytest.raises(UserError, match=r"unknown class in .*: '3'"):
+        Counts(path).counts(labels, 0)

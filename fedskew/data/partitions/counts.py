@@ -56,7 +56,8 @@ class Counts(CountedPartition):
         in_order = list(range(named, len(first)))
         if header == list(labels.names):
             return in_order, self._clients(rows[1:])
-        if sorted(header) != sorted(labels.names) and all(_is_number(cell) for cell in header):
+        titled = bool(named) and first[0].lower() == "client"
+        if not titled and sorted(header) != sorted(labels.names) and all(_is_number(cell) for cell in header):
             if named and not _is_numbering([cells[0] for _, cells in rows]):
                 raise UserError(f"{self.path}: {len(first)} columns of counts; expected {labels.classes}")
             return in_order, rows
