@@ -18,7 +18,7 @@ from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row, Server
-from fedskew.methods import Method, Part
+from fedskew.methods import Method, Part, unpack
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary
 
@@ -167,6 +167,7 @@ class _Run:
             self._notify(self._folder.warnings)
             if checkpoint is not None:
                 self._check_split(checkpoint.meta)
+                self._check_model(unpack("global:params", checkpoint.tensors))
                 self._use_threads(checkpoint.meta.get("threads", torch.get_num_threads()))
                 self._folder.truncate_rounds(checkpoint.round)
                 self._rows = self._folder.rounds()
@@ -181,6 +182,15 @@ class _Run:
             raise UserError(
                 f"the data or their split changed since {self._folder and self._folder.path} was begun; "
                 "restore them, or choose another --out"
+            )
+
+    def _check_model(self, kept: Mapping[str, torch.Tensor]) -> None:
+        """Two models of a user's may share the name of their class; the tensors of one do not fit the other."""
+        own = self._server.network.state().params
+        if {name: p.shape for name, p in own.items()} != {name: p.shape for name, p in kept.items()}:
+            raise UserError(
+                f"{self._folder and self._folder.path} holds a run of another model (its parameters have other names "
+                "or shapes); choose another --out, or delete that folder"
             )
 
     def _use_threads(self, threads: int) -> None:
@@ -228,6 +238,8 @@ class _Run:
     def _recalled(self, folder: RunFolder) -> Result:
         """The result of a run that was finished before."""
         tensors, _ = folder.load_model()
+        buffers = self._server.network.state().buffers
+        self._check_model({name: t for name, t in tensors.items() if name not in buffers})
         module = self._server.network.module(self._server.network.state())
         module.load_state_dict({name: t.to(self._server.device) for name, t in tensors.items()}, strict=False)
         result = self._result(module, folder.rounds())
