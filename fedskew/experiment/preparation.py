@@ -13,7 +13,7 @@ from fedskew.engine import choose_device, choose_engine
 from fedskew.errors import expect
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import Method, Part, make_method
-from fedskew.models import Inputs, make_model
+from fedskew.models import Inputs, check_model, make_model
 
 DEFAULT_CLIENTS = 20
 
@@ -55,6 +55,8 @@ def prepare(
     check_participants(config.clients_per_round, fed.clients)
     inputs = inputs_of(fed.dataset)
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
+    if model is not None:
+        check_model(model, inputs)
     module = make_model(name, inputs, config.seed) if model is None else model
     for part in chosen.parts:
         part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fedskew.models.base import Classifier, Inputs
 from fedskew.models.catalogue import MODELS, ModelEntry, fits, input_kind, make_model, parameter_count
+from fedskew.models.custom import check_model
 
 __all__ = [
     "MODELS",
     "Classifier",
     "Inputs",
     "ModelEntry",
+    "check_model",
     "fits",
     "input_kind",
     "make_model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from types import ModuleType
@@ -27,6 +28,16 @@ def custom_factory(name: str) -> Factory:
         return model
 
     return factory
+
+
+def check_model(model: object, inputs: Inputs) -> None:
+    """Refuse, before any training, an object of the user's that is no model for such data."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model is {model!r}; expected a model's name or a torch.nn.Module")
+    name = type(model).__name__
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"model {name!r} has no parameter to train; expected at least one with requires_grad")
+    _check_output(copy.deepcopy(model).to("cpu", torch.get_default_dtype()), name, inputs)
 
 
 def _find_factory(name: str) -> Callable[..., object]:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+import fedskew as fs
 from fedskew.errors import UserError
-from fedskew.models import Inputs, make_model
+from fedskew.models import Inputs, check_model, make_model
 
 DIGITS = Inputs((1, 8, 8), 10)
 SOURCE = """
@@ -110,3 +111,26 @@ def test_mistakes_are_one_line(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         make_model(name, DIGITS)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(63, 10)), "cannot take inputs of shape"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), r"gives \(2, 7\) for a batch of 2; expected \(2, 10\)"),
+        (nn.Flatten(), "has no parameter to train"),
+        (nn.Linear(64, 10).requires_grad_(False), "has no parameter to train"),
+        (nn.Flatten, "expected a model's name or a torch.nn.Module"),
+    ],
+)
+def test_an_object_that_does_not_fit_the_data_is_refused_before_training(model: object, reason: str) -> None:
+    federation = fs.federation("digits", fs.Dirichlet(clients=3), seed=0)
+    with pytest.raises(UserError, match=reason):
+        fs.run(federation, "fedavg", model, rounds=1)  # type: ignore[arg-type]
+
+
+def test_a_model_in_double_precision_is_checked_and_left_as_it_is() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
+    check_model(model, Inputs((1, 8, 8), 10))
+    assert model.training
+    assert next(model.parameters()).dtype == torch.float64
