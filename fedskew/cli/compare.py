@@ -53,7 +53,7 @@ def _command(
     --set method.NAME=VALUE goes to every method that has the parameter; --set method.fedvls.NAME=VALUE to one. The
     YAML file may list `methods` and `seeds`, too.
     """
-    from fedskew.cli.comparing import report, run_all
+    from fedskew.cli.several_runs import report, run_all
     from fedskew.experiment.compare import prepare_comparison
 
     comparison = read_comparison(settings, methods, seeds)

@@ -43,7 +43,7 @@ def _command(
 ) -> None:
     """Five methods on 20 clients with few classes each. A second demo shows the runs of the first."""
     from fedskew.cli.compare import read_comparison
-    from fedskew.cli.comparing import report, run_all
+    from fedskew.cli.several_runs import report, run_all
     from fedskew.cli.terminal import stdout
     from fedskew.experiment.compare import prepare_comparison
 

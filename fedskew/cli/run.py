@@ -56,7 +56,7 @@ def _command(
     if len(numbers) == 1:
         _one(config, out, as_json, quiet)
         return
-    from fedskew.cli.comparing import report, run_all
+    from fedskew.cli.several_runs import report, run_all
 
     runs = prepare_comparison(config, [config], numbers)
     results = run_all(runs, Path(out or RUNS), as_json or quiet)

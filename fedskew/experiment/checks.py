@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from fedskew.errors import UserError, nearest
 
 Check = Callable[[str, Any], Any]
@@ -143,6 +145,8 @@ def _plain(key: str, value: Any) -> Any:
 
 def _number(value: Any) -> int | float | None:
     """`value` as a number, None if it is none; true and false are not numbers."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str):

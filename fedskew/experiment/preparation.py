@@ -62,7 +62,7 @@ def prepare(
         part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
     resolved = replace(
         config,
-        partition=_described(fed),
+        partition=_described(fed, config),
         model=name if model is None else type(model).__name__,
         method=chosen.name,
         method_params=_plain(chosen.params),
@@ -91,10 +91,13 @@ def check_participants(clients_per_round: int | None, clients: int) -> None:
     expect(wanted <= clients, "clients_per_round", wanted, f"at most {clients}, the number of clients")
 
 
-def _described(fed: Federation) -> PartitionConfig:
+def _described(fed: Federation, config: Config) -> PartitionConfig:
+    """The split as it can be made again; unless it has a seed of its own, it follows the run's."""
     params = {key: value for key, value in fed.partition.items() if key not in ("name", "clients")}
     rule = str(fed.partition["name"])
-    return PartitionConfig(rule, fed.clients if rule not in ("counts", "saved") else None, fed.seed, params)
+    clients = fed.clients if rule not in ("counts", "saved") else None
+    follows = config.partition.seed is None and fed.seed == config.seed
+    return PartitionConfig(rule, clients, None if follows else fed.seed, params)
 
 
 def _plain(params: Mapping[str, object]) -> dict[str, Any]:

@@ -111,6 +111,10 @@ def run(
 
     With `out`, the run is kept in that folder, and continues there if it was interrupted.
     """
+    if not isinstance(federation, Federation):
+        raise UserError(
+            f"federation is {federation!r}; expected one, such as fedskew.federation('digits', Dirichlet(10))"
+        )
     values: dict[str, Any] = {"seed": federation.seed, **settings}
     if isinstance(method, str):
         values["method"] = {"name": method, **(method_params or {})}

@@ -26,7 +26,7 @@ Gradient = Callable[[Tensors], Tensors]
 """The gradient of the objective on the current batch, at any parameters."""
 
 Mode = Literal["eval", "train"]
-Reveals = Literal["nothing", "label presence", "label counts", "prototypes", "class confusion"]
+Reveals = Literal["nothing", "label presence", "label counts"]
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -19,7 +19,7 @@ def comparison_table(results: Sequence[MethodResults], classes: Sequence[str]) -
     """One row a method, in the order given; the best accuracy is marked."""
     seeds = len(results[0].results)
     table = Table(title=_title(results), title_justify="left")
-    table.add_column("method", overflow="fold")
+    table.add_column("method", no_wrap=True)
     for heading in ("accuracy %", "best %", "worst class %"):
         table.add_column(heading, justify="right", no_wrap=seeds < 3)
     table.add_column(f"classes lost (< {100 * LOST:.0f} %)")

@@ -33,7 +33,18 @@ def disagreement(
         states.append(state)
         losses.append([row["loss"] for row in rows])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-5)
+    assert difference_of_moves(this.start(), *states) < 0.05  # small steps would hide in large weights
     return distance(*states)
+
+
+def difference_of_moves(start: RunState, one: RunState, other: RunState) -> float:
+    """How far the runs' ways from their common start differ, relative to their length."""
+    difference = length = 0.0
+    for name, w in start.model.params.items():
+        move, other_move = (state.model.params[name].double() - w.double() for state in (one, other))
+        difference += float((move - other_move).square().sum())
+        length += float(move.square().sum())
+    return (difference / length) ** 0.5 if length else difference**0.5
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)

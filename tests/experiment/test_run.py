@@ -1,0 +1,101 @@
+"""`fedskew.run`: what it takes, what it gives, what it leaves on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedskew as fs
+from fedskew.experiment.config import load_yaml, with_values
+from fedskew.experiment.preparation import build_federation
+from fedskew.experiment.run import Result
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.server import Row
+
+
+@pytest.fixture(scope="module")
+def fed() -> fs.Federation:
+    return fs.federation("digits", fs.Dirichlet(beta=0.1, clients=10), seed=3)
+
+
+def quick(fed: fs.Federation, method: str = "fedvls", **settings: object) -> Result:
+    return fs.run(fed, method, rounds=2, clients_per_round=3, local_epochs=1, **settings)
+
+
+def test_the_result_is_that_of_its_model(fed: fs.Federation) -> None:
+    result = quick(fed)
+    test = fed.dataset.test
+    inputs = (torch.from_numpy(test.x.astype(np.float32)) / 255 - fed.dataset.mean[0]) / fed.dataset.std[0]
+    predicted = result.model(inputs).argmax(dim=1).numpy()
+    assert result.accuracy == pytest.approx((predicted == test.y).mean())
+    for c, accuracy in enumerate(result.class_accuracy):
+        assert accuracy == pytest.approx((predicted == test.y)[test.y == c].mean())
+    assert [row["round"] for row in result.history] == [0, 1, 2]
+    assert result.curve.last.accuracy == result.accuracy
+
+
+def test_methods_meet_the_same_clients_and_the_federations_seed_is_the_runs(fed: fs.Federation) -> None:
+    drawn = [[row["clients"] for row in quick(fed, m).history[1:]] for m in ("fedavg", "fedlmd", "scaffold")]
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert quick(fed).config.seed == 3
+
+
+def test_a_finished_run_is_recalled_not_repeated(fed: fs.Federation, tmp_path: Path) -> None:
+    class Watch(fs.Callback):
+        def __init__(self) -> None:
+            self.rounds, self.notices, self.ends = 0, list[str](), 0
+
+        def on_round(self, row: Row, rounds_ahead: int) -> None:
+            self.rounds += 1
+
+        def on_notice(self, line: str) -> None:
+            self.notices.append(line)
+
+        def on_end(self, result: Result) -> None:
+            self.ends += 1
+
+    watch = Watch()
+    first = quick(fed, out=tmp_path / "run", callbacks=[watch])
+    assert (watch.rounds, watch.notices, watch.ends) == (2, [], 1)
+    again = quick(fed, out=tmp_path / "run", callbacks=[watch])
+    assert (watch.rounds, watch.ends) == (2, 2)
+    assert "finished already" in watch.notices[0]
+    assert again.history == first.history
+    for a, b in zip(first.model.state_dict().values(), again.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert RunFolder(tmp_path / "run").summary() == first.summary()
+
+
+def test_a_saved_configuration_repeats_the_split_and_follows_another_seed(fed: fs.Federation, tmp_path: Path) -> None:
+    quick(fed, out=tmp_path / "run")
+    saved = load_yaml(tmp_path / "run" / "config.yaml")
+    assert build_federation(saved).hash == fed.hash
+    assert build_federation(with_values(saved, {"seed": 4})).hash != fed.hash
+    quick(fed, out=tmp_path / "other", seed=5)
+    pinned = load_yaml(tmp_path / "other" / "config.yaml")
+    assert build_federation(with_values(pinned, {"seed": 6})).hash == fed.hash
+
+
+def test_numpy_numbers_are_numbers(fed: fs.Federation) -> None:
+    result = fs.run(fed, "fedavg", rounds=np.int64(1), lr=np.float32(0.05), clients_per_round=np.int32(2))
+    assert (result.config.rounds, result.config.clients_per_round) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda fed: fs.run("digits"), "federation is 'digits'"),
+        (lambda fed: quick(fed, "fedvsl"), "did you mean 'fedvls'"),
+        (lambda fed: quick(fed, model="cnnn"), "did you mean 'cnn'"),
+        (lambda fed: quick(fed, moments=0.9), "did you mean 'momentum'"),
+        (lambda fed: fs.run(fed, clients_per_round=11), "at most 10"),
+        (lambda fed: fs.run(fed, fs.make_method("fedvls"), method_params={"distill_weight": 1}), "given by name"),
+    ],
+)
+def test_mistakes_are_one_line(fed: fs.Federation, call, expected: str) -> None:
+    with pytest.raises(fs.UserError, match=expected) as caught:
+        call(fed)
+    assert "\n" not in str(caught.value)
