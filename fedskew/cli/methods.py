@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -113,15 +112,14 @@ def _show_one(entry: Entry) -> None:
     from fedskew.cli.terminal import stdout
 
     console = stdout()
-    document = sys.modules[entry.parts[0].__module__].__doc__ or entry.summary
-    console.print(Text(document.strip()), soft_wrap=True)
+    console.print(Text(entry.document), soft_wrap=True)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = {
         "names": ", ".join((entry.name, *entry.aliases)),
-        "sets": ", ".join(kinds(entry)),
+        "sets": ", ".join(kinds(entry)) or "-",
         "paper": entry.paper,
         "leaves the client": entry.sends,
-        "server learns": f"{entry.reveals} of the labels",
+        "server learns of labels": entry.reveals,
         "extra compute": entry.extra_compute,
         "parameters": "\n".join(f"{name} = {_value(value)}" for name, value in entry.defaults.items()) or "none",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
 from fnmatch import fnmatch
@@ -21,6 +22,8 @@ class Entry:
     paper: str
     summary: str
     aliases: tuple[str, ...] = ()
+    document: str = ""
+    """What its file says of it."""
 
     @property
     def defaults(self) -> dict[str, object]:
@@ -34,7 +37,7 @@ class Entry:
 
     @property
     def sends(self) -> str:
-        return ", ".join(["model", *(part.sends for part in self.parts if part.sends)])
+        return ", ".join(["model, sample count", *(part.sends for part in self.parts if part.sends)])
 
     @property
     def extra_compute(self) -> str:
@@ -47,8 +50,10 @@ _ALIASES: dict[str, str] = {}
 P = TypeVar("P", bound=type[Part])
 
 
-def register(name: str, *aliases: str, parts: tuple[type[Part], ...], paper: str, summary: str) -> Entry:
-    """Enter a method made of `parts` in the catalogue."""
+def register(
+    name: str, *aliases: str, parts: tuple[type[Part], ...], paper: str, summary: str, document: str | None = None
+) -> Entry:
+    """Enter a method made of `parts` in the catalogue; `document`, or else their module's docstring, tells more."""
     for part in parts:
         check_class(part)
     for spelled in (name, *aliases):
@@ -57,7 +62,9 @@ def register(name: str, *aliases: str, parts: tuple[type[Part], ...], paper: str
     taken = [n for n in (name, *aliases) if n in METHODS or n in _ALIASES]
     if taken:
         raise UserError(f"method name {taken[0]!r} is taken; choose another")
-    entry = Entry(name, parts, paper, summary, aliases)
+    if document is None and parts:
+        document = sys.modules[parts[0].__module__].__doc__
+    entry = Entry(name, parts, paper, summary, aliases, (document or summary).strip())
     METHODS[name] = entry
     _ALIASES.update(dict.fromkeys(aliases, name))
     return entry

@@ -41,4 +41,5 @@ register(
     parts=(),
     paper="McMahan et al., AISTATS 2017",
     summary="Local SGD, weighted mean of the models.",
+    document=__doc__,
 )

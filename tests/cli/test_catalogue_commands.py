@@ -38,7 +38,7 @@ def test_a_listing_as_json_has_every_entry(command, cli):
 
 def test_methods_say_what_they_send_reveal_and_cost(cli):
     (entry,) = cli("methods", "fedgr", "--json").json["methods"]
-    assert entry["sends"] == "model, label presence"
+    assert entry["sends"] == "model, sample count, label presence"
     assert entry["reveals"] == "label presence"
     assert entry["kinds"] == ["objective", "server rule"]
     assert "gravity" in entry["parameters"]
@@ -48,6 +48,13 @@ def test_one_method_is_shown_in_detail_under_any_of_its_names(cli):
     assert cli("methods", "feded").out == cli("methods", "fedvls").out
     assert "AAAI 2025" in cli("methods", "fedvls").out
     assert "distill_weight = 0.1" in cli("methods", "fedvls").out
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_page(name, cli):
+    outcome = cli("methods", name)
+    assert METHODS[name].paper in outcome.out
+    assert METHODS[name].document.splitlines()[0] in outcome.out
 
 
 def test_a_pattern_picks_methods(cli):
