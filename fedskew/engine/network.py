@@ -132,24 +132,24 @@ class Network:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self._autocast)
 
-    @torch.no_grad()
     def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
         """Whether what the model says of a sample depends on the others in the batch, or on its place there."""
         if mode not in self._mixes:
-            state = self.state()
-            key = torch.zeros((), dtype=torch.int64, device=samples.device)
-
-            def logits(x: Tensor) -> Tensor:
-                return self.forward(state.params, dict(state.buffers), x, mode, key).logits
-
-            try:
-                together, apart = logits(samples), torch.cat([logits(row) for row in (samples[:1], samples[1:])])
-            except ValueError:  # BatchNorm over a single value
-                self._mixes[mode] = True
-            else:
-                tolerance = 1e-2 * float(apart.abs().max())
-                self._mixes[mode] = not torch.allclose(together, apart, rtol=0, atol=tolerance)
+            known = any(_mixes_rows(layer, mode) for layer in self._stackable.modules())
+            self._mixes[mode] = known or self._seen_to_mix(mode, samples)
         return self._mixes[mode]
+
+    @torch.no_grad()
+    def _seen_to_mix(self, mode: Mode, samples: Tensor) -> bool:
+        state = self.state()
+        key = torch.zeros((), dtype=torch.int64, device=samples.device)
+
+        def logits(x: Tensor) -> Tensor:
+            return self.forward(state.params, dict(state.buffers), x, mode, key).logits
+
+        together = logits(samples)
+        apart = torch.cat([logits(samples[row : row + 1]) for row in range(len(samples))])
+        return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
 
     def smallest_batch(self, sample: Tensor) -> int:
         """2 if a batch of one cannot be trained on: BatchNorm over a single value."""
@@ -170,6 +170,12 @@ class Network:
                 parent, _, child = name.rpartition(".")
                 setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._step))
         return model
+
+
+def _mixes_rows(layer: nn.Module, mode: Mode) -> bool:
+    if isinstance(layer, _BatchNorm):
+        return mode == "train" or layer.running_mean is None
+    return mode == "train" and isinstance(layer, KeyedDropout)
 
 
 _PREFIX = "model."

@@ -219,7 +219,7 @@ class _Stack:
         """A frozen model's outputs for every client; one that is common to all is not repeated."""
         model = companion(name, self._work, state)
         own = name.startswith("state/")
-        if not own and not self._network.mixes_rows(mode, self._two_samples()):
+        if not own and not self._network.mixes_rows(mode, self._some_samples()):
             out = self._network.forward(model.params, model.buffers, x.flatten(0, 1), mode, keys[0])
             return {kind: t.view(*x.shape[:2], *t.shape[1:]) for kind, t in out.tensors().items()}
         clients = len(x)
@@ -227,9 +227,10 @@ class _Stack:
         buffers = {n: b.expand(clients, *b.shape) for n, b in model.buffers.items()}
         return self._network.forward_stacked(params, buffers, x, valid, mode, keys)[0].tensors()
 
-    def _two_samples(self) -> Tensor:
+    def _some_samples(self) -> Tensor:
         """Always the same, so that a resumed run finds what the first one did."""
-        return self._data.inputs(torch.tensor([0, len(self._data) - 1], device=self._loss.device))
+        rows = torch.linspace(0, len(self._data) - 1, 8, device=self._loss.device)
+        return self._data.inputs(rows.long())
 
     @torch.no_grad()
     def _end(self) -> tuple[Tensors, Tensors]:

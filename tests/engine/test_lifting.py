@@ -161,3 +161,27 @@ def test_a_subclass_has_no_rule() -> None:
     assert Doubled not in RULES
     torch.manual_seed(0)
     check(nn.Sequential(Doubled(6, 4)), torch.randn(CLIENTS, ROWS, 6, dtype=torch.float64), "train")
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "train", "eval_"),
+    [
+        (nn.Identity(), False, False),
+        (nn.BatchNorm1d(6), True, False),
+        (nn.BatchNorm1d(6, track_running_stats=False), True, True),
+        (nn.LayerNorm(6), False, False),
+        (nn.Dropout(0.01), True, False),
+        (Centred(), True, True),
+    ],
+)
+def test_whether_rows_are_mixed_is_known(layer: nn.Module, train: bool, eval_: bool) -> None:
+    """A frozen model that does not may see all clients' batches as one."""
+    torch.manual_seed(0)
+    network = Network(nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 3)))
+    samples = torch.randn(8, 6)
+    assert (network.mixes_rows("train", samples), network.mixes_rows("eval", samples)) == (train, eval_)
