@@ -129,7 +129,8 @@ def _lesson(results: list[MethodResults]) -> str:
     first, keeping = results[0].method, [name for name, number in lost.items() if number == 0]
     if not lost[first]:
         return f"{first} lost no class this time."
-    kept = f" {' and '.join(keeping)} lost none." if keeping else ""
+    named = " and ".join([", ".join(keeping[:-1]), keeping[-1]] if len(keeping) > 1 else keeping)
+    kept = f" {named} lost none." if keeping else ""
     return f"{first} lost {lost[first]:.1f} classes a split: clients that lack a class make the model unlearn it.{kept}"
 
 
