@@ -1,0 +1,62 @@
+"""The number format that the user chose is the one that is computed in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from toy_runs import finished, image_federation, server
+
+from fedskew.engine.choice import arithmetic
+
+
+class Products(TorchDispatchMode):
+    """Watches in which format matrix products come out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formats: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm"):
+            self.formats.add(out.dtype)
+        return out
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize(
+    ("precision", "products", "parameters"),
+    [
+        ("float32", {torch.float32}, torch.float32),
+        ("tf32", {torch.float32}, torch.float32),
+        ("bf16", {torch.bfloat16, torch.float32}, torch.float32),  # the server's mean stays in float32
+        ("float64", {torch.float64}, torch.float64),
+    ],
+)
+def test_products_and_parameters(
+    precision: str, products: set[torch.dtype], parameters: torch.dtype, engine: str
+) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    with Products() as seen:
+        state, _ = finished(server(image_federation(), "fedavg", model, engine=engine, precision=precision))
+    assert seen.formats == products
+    assert {p.dtype for p in state.model.params.values()} == {parameters}
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32"), [("float32", False), ("float64", False), ("tf32", True), ("bf16", True)]
+)
+def test_what_a_gpu_is_told(precision: str, tf32: bool) -> None:
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+
+    def told() -> tuple[bool, bool, bool, bool]:
+        return products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+
+    before = told()
+    with arithmetic(precision):
+        assert told() == (tf32, tf32, True, False)
+    assert told() == before
