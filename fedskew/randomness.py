@@ -10,6 +10,7 @@ every device.
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import numpy as np
@@ -30,8 +31,22 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 def permutation(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
     """A permutation of range(n) from raw bits alone, whose stream numpy never changes."""
-    bits = np.random.Philox(_sequence(seed, purpose, key)).random_raw(n)
-    return np.argsort(bits, kind="stable")
+    return np.argsort(_bits(n, seed, purpose, key), kind="stable")
+
+
+def drawn(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
+    """The first m of that permutation, without sorting all of it: m numbers of range(n) without replacement."""
+    bits = _bits(n, seed, purpose, key)
+    likely = m + 10 * math.isqrt(m) + 20
+    if likely < n // 2:
+        small = np.flatnonzero(bits < np.uint64((likely << 64) // n))
+        if len(small) >= m:
+            return small[np.argsort(bits[small], kind="stable")[:m]]
+    return np.argsort(bits, kind="stable")[:m]
+
+
+def _bits(n: int, seed: int, purpose: str, key: tuple[int, ...]) -> np.ndarray:
+    return np.random.Philox(_sequence(seed, purpose, key)).random_raw(n)
 
 
 def integer_key(seed: int, purpose: str, *key: int) -> int:

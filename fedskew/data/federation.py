@@ -42,6 +42,11 @@ class Federation:
         return _frozen(np.array([len(part) for part in self.indices], np.int64))
 
     @cached_property
+    def populated(self) -> IntArray:
+        """The clients that have samples."""
+        return _frozen(np.flatnonzero(self.sizes))
+
+    @cached_property
     def label_counts(self) -> IntArray:
         """Samples by client and class, [clients, classes]."""
         labels = self.dataset.train.y[self._samples]

@@ -64,7 +64,7 @@ class _ClientRun:
             label_counts=torch.tensor(assignment.label_counts, device=device),
             received=work.sent.params,
             downlink=work.downlink,
-            state=assignment.state,
+            state={name: t.to(device) for name, t in assignment.state.items()},
         )
 
     def train(self) -> _ClientRun:

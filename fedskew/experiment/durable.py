@@ -7,7 +7,7 @@ that what a kill leaves behind is overwritten by the next attempt; a run folder'
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,16 +21,24 @@ def temporary(path: Path) -> Path:
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Make `path` what `write` puts into the temporary file that it is given."""
-    draft = temporary(path)
-    with reporting_os_errors("write", path):
-        try:
-            write(draft)
-            sync(draft)
-            os.replace(draft, path)
-        except BaseException:
-            draft.unlink(missing_ok=True)  # a full disk has the more room
-            raise
-        sync(path.parent)
+    replace_files({path: write})
+
+
+def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
+    """The same for files of one folder, each whole or absent; the folder's list of names is forced to disk once."""
+    for path, write in writes.items():
+        draft = temporary(path)
+        with reporting_os_errors("write", path):
+            try:
+                write(draft)
+                sync(draft)
+                os.replace(draft, path)
+            except BaseException:
+                draft.unlink(missing_ok=True)  # a full disk has the more room
+                raise
+    for folder in {path.parent for path in writes}:
+        with reporting_os_errors("write", folder):
+            sync(folder)
 
 
 def sync(path: Path) -> None:

@@ -15,7 +15,7 @@ from fedskew.data import Federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.run_folder import Checkpoint, RunFolder
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row, Server
 from fedskew.methods import Method, Part, unpack
@@ -165,9 +165,8 @@ class _Run:
         """The state to go on from: the folder's last checkpoint, or the start."""
         state = self._server.start()
         if self._folder is not None:
-            needed = 4 * sum(t.numel() * t.element_size() for t in state.tensors().values())
-            self._folder.require_space(needed)
             checkpoint = self._folder.load_checkpoint()
+            self._require_space(self._folder, state, checkpoint)
             self._notify(self._folder.warnings)
             if checkpoint is not None:
                 self._check_split(checkpoint.meta)
@@ -175,11 +174,19 @@ class _Run:
                 self._use_threads(checkpoint.meta.get("threads", torch.get_num_threads()))
                 self._folder.truncate_rounds(checkpoint.round)
                 self._rows = self._folder.rounds()
-                return RunState.restored(checkpoint.tensors, checkpoint.meta, self._server.device)
+                clients = self._folder.client_states(checkpoint.clients)
+                return RunState.restored(checkpoint.tensors, checkpoint.meta, clients, self._server.device)
             self._folder.truncate_rounds(-1)
+            state = self._server.start(self._folder.client_states())
         row = {"round": 0, "evaluation": self._server.evaluate(state.model).to_json(), "seconds": 0.0}
         self._record(row)
         return state
+
+    def _require_space(self, folder: RunFolder, start: RunState, checkpoint: Checkpoint | None) -> None:
+        """For two checkpoints, a third being written and the model; and for the client states still to come."""
+        shared = 4 * sum(t.nbytes for t in start.tensors().values())
+        there = 0 if checkpoint is None else sum(map(len, checkpoint.clients.values()))
+        folder.require_space(shared + self._server.client_bytes(start, there))
 
     def _check_split(self, meta: Mapping[str, Any]) -> None:
         if meta["split"] != self._prepared.federation.hash:
@@ -211,7 +218,7 @@ class _Run:
         ahead = self._server.rounds_ahead(state)
         if self._folder is not None and (ahead == 0 or state.round % self._prepared.config.checkpoint_every == 0):
             meta = state.meta() | {"split": self._prepared.federation.hash, "threads": torch.get_num_threads()}
-            self._folder.save_checkpoint(state.round, state.tensors(), meta)
+            self._folder.save_checkpoint(state.round, state.tensors(), meta, state.clients.versions)
         self._notify(self._server.engine.notices)
         for callback in self._callbacks:
             callback.on_round(row, ahead)

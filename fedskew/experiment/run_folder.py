@@ -3,6 +3,7 @@
     config.yaml         everything needed to repeat the run
     rounds.jsonl        one row a round, append-only
     checkpoint/         the last two states from which the run can go on
+    clients/            what clients keep between their rounds, for methods with such state
     model.safetensors   the final model
     summary.json        the result; it is written last
 
@@ -24,6 +25,8 @@ import yaml
 from torch import Tensor
 
 from fedskew.errors import UserError
+from fedskew.experiment.client_files import ClientFiles
+from fedskew.experiment.client_states import ClientStates, Versions
 from fedskew.experiment.config import Config, config_hash, differing_keys, load_yaml
 from fedskew.experiment.durable import replace_file, reporting_os_errors, sync, temporary
 from fedskew.experiment.lock import FolderLock
@@ -31,7 +34,7 @@ from fedskew.experiment.rounds_file import RoundsFile, Row
 from fedskew.experiment.tensor_file import Unreadable, read_tensors, write_tensors
 
 _CHECKPOINTS_KEPT = 2
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Checkpoint(NamedTuple):
@@ -40,6 +43,8 @@ class Checkpoint(NamedTuple):
     round: int
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
+    clients: Versions
+    """The client states that belong to it."""
 
 
 class RunFolder:
@@ -52,9 +57,11 @@ class RunFolder:
         self.summary_path = self.path / "summary.json"
         self.model_path = self.path / "model.safetensors"
         self.checkpoint_path = self.path / "checkpoint"
+        self.clients_path = self.path / "clients"
         self.warnings: list[str] = []
         """One line for each thing that was damaged and worked around."""
         self._rounds = RoundsFile(self.rounds_path)
+        self._clients = ClientFiles(self.clients_path)
         self._lock: FolderLock | None = None
         self._last_round = -1
         self._run = ""
@@ -155,16 +162,23 @@ class RunFolder:
         except Unreadable as error:
             raise UserError(f"cannot use {self.model_path}: {error}") from error
 
-    def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    def client_states(self, versions: Versions | None = None) -> ClientStates:
+        """What clients keep, at the start or as a checkpoint has it; removes what came after."""
+        self._require_open()
+        return self._clients.take_up(versions or {}, self._run)
+
+    def save_checkpoint(
+        self, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], clients: Versions | None = None
+    ) -> None:
         """Secure the state after a round, whose row must be there; keep this one and the one before."""
         self._require_open()
         if round < 0 or 0 < round != self._last_round:
             raise ValueError(f"checkpoint of round {round} when the last row is of round {self._last_round}")
         with reporting_os_errors("write", self.checkpoint_path):
             self.checkpoint_path.mkdir(exist_ok=True)
-        identity = {"format": _FORMAT, "run": self._run, "round": round, "meta": dict(meta)}
+        identity = {"format": _FORMAT, "run": self._run, "round": round, "meta": dict(meta), "clients": clients or {}}
         write_tensors(self.checkpoint_path / f"round-{round:06d}.safetensors", tensors, identity)
-        self._drop_checkpoints(round)
+        self._clients.drop_replaced(self._drop_checkpoints(round))
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest state that is whole and belongs to this run, or None; what is passed over gives a warning."""
@@ -174,14 +188,19 @@ class RunFolder:
             try:
                 with reporting_os_errors("read", path):
                     tensors, identity = read_tensors(path)
-                if identity.get("format") != _FORMAT or identity.get("run") != run or identity.get("round") != number:
+                if identity.get("format") != _FORMAT:
+                    raise Unreadable("another version of fedskew wrote it")
+                if identity.get("run") != run or identity.get("round") != number:
                     raise Unreadable("it belongs to another run")
                 if number > 0 and number not in rows:
                     raise Unreadable(f"rounds.jsonl has no row of round {number}")
+                clients = _versions(identity["clients"])
+                if absent := self._clients.absent(clients):
+                    raise Unreadable(f"clients/{absent} is not there")
             except Unreadable as error:
                 self._warn(f"checkpoint {path} is passed over: {error}")
                 continue
-            return Checkpoint(number, tensors, identity["meta"])
+            return Checkpoint(number, tensors, identity["meta"], clients)
         return None
 
     def require_space(self, needed: int) -> None:
@@ -233,16 +252,17 @@ class RunFolder:
         with reporting_os_errors("write", self.path):
             for path in (self.config_path, self.rounds_path, self.summary_path, self.model_path):
                 temporary(path).unlink(missing_ok=True)
-            for draft in self.checkpoint_path.glob(".round-*.tmp"):
+            for draft in (*self.checkpoint_path.glob(".round-*.tmp"), *self.clients_path.glob(".*.tmp")):
                 draft.unlink()
 
-    def _drop_checkpoints(self, newest: int) -> None:
-        """Keep the last two up to `newest`; later ones are of a future that was passed over."""
+    def _drop_checkpoints(self, newest: int) -> int:
+        """Keep the last two up to `newest`; later ones are of a future that was passed over. Returns the oldest."""
         found = self._checkpoint_rounds()
         kept = sorted(number for number in found if number <= newest)[-_CHECKPOINTS_KEPT:]
         with reporting_os_errors("write", self.checkpoint_path):
             for number in found.keys() - set(kept):
                 found[number].unlink()
+        return kept[0]
 
     def _checkpoint_rounds(self) -> dict[int, Path]:
         with reporting_os_errors("read", self.checkpoint_path):
@@ -258,6 +278,11 @@ class RunFolder:
         line = " ".join(warning.split())
         if line not in self.warnings:
             self.warnings.append(line)
+
+
+def _versions(content: Mapping[str, Mapping[str, int]]) -> Versions:
+    """JSON has no numbers for keys."""
+    return {model: {int(client): number for client, number in of.items()} for model, of in content.items()}
 
 
 def _last(rows: list[Row]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedskew.engine.network import ModelState
+from fedskew.experiment.client_states import ClientStates, HeldStates
 from fedskew.methods.parts import Notes, Tensors, pack, unpack
 
 
@@ -20,8 +21,6 @@ class Trainee:
     rounds: int = 0
     """How many rounds it was trained."""
     server: Tensors = field(default_factory=dict)
-    clients: Mapping[int, Tensors] = field(default_factory=dict)
-    """What each client that took part keeps."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,8 @@ class RunState:
     stage: int = 0
     stage_round: int = 0
     notes: Notes = field(default_factory=dict)
+    clients: ClientStates = field(default_factory=HeldStates)
+    """What each client that took part keeps, by model."""
 
     @property
     def model(self) -> ModelState:
@@ -44,27 +45,27 @@ class RunState:
         return replace(self, trainees={**self.trainees, name: trainee})
 
     def meta(self) -> dict[str, Any]:
-        """What is not tensors, as JSON."""
+        """What is not tensors, as JSON, but for the clients' states."""
         return {
             "round": self.round,
             "stage": self.stage,
             "stage_round": self.stage_round,
             "notes": self.notes,
-            "trainees": {name: {"rounds": t.rounds, "clients": sorted(t.clients)} for name, t in self.trainees.items()},
+            "trainees": {name: {"rounds": t.rounds} for name, t in self.trainees.items()},
         }
 
     def tensors(self) -> Tensors:
-        """All tensors under one flat naming."""
+        """The models' and the server's tensors under one flat naming."""
         flat: Tensors = {}
         for name, t in self.trainees.items():
             flat |= pack(f"{name}:params", t.model.params) | pack(f"{name}:buffers", t.model.buffers)
             flat |= pack(f"{name}:server", t.server)
-            for client, state in t.clients.items():
-                flat |= pack(f"{name}:client:{client}", state)
         return flat
 
     @classmethod
-    def restored(cls, tensors: Tensors, meta: Mapping[str, Any], device: torch.device) -> RunState:
+    def restored(
+        cls, tensors: Tensors, meta: Mapping[str, Any], clients: ClientStates, device: torch.device
+    ) -> RunState:
         """The inverse of `tensors` and `meta`."""
         placed = {name: t.to(device) for name, t in sorted(tensors.items())}  # norms add up in the same order
         trainees = {
@@ -72,8 +73,7 @@ class RunState:
                 model=ModelState(unpack(f"{name}:params", placed), unpack(f"{name}:buffers", placed)),
                 rounds=about["rounds"],
                 server=unpack(f"{name}:server", placed),
-                clients={client: unpack(f"{name}:client:{client}", placed) for client in about["clients"]},
             )
             for name, about in meta["trainees"].items()
         }
-        return cls(trainees, meta["round"], meta["stage"], meta["stage_round"], dict(meta["notes"]))
+        return cls(trainees, meta["round"], meta["stage"], meta["stage_round"], dict(meta["notes"]), clients)

@@ -32,6 +32,7 @@ from fedskew.engine import (
     survey,
 )
 from fedskew.errors import UserError
+from fedskew.experiment.client_states import ClientStates, HeldStates
 from fedskew.experiment.config import Config
 from fedskew.experiment.run_state import RunState, Trainee
 from fedskew.methods import Method, Part, Stage, Tensors, Updates
@@ -39,7 +40,7 @@ from fedskew.methods.parts import weighted_mean
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.drift import drift_diversity, finite_or_none
 from fedskew.metrics.groups import group_accuracy
-from fedskew.randomness import permutation
+from fedskew.randomness import drawn
 
 Row = dict[str, Any]
 """What is recorded of a round, as JSON."""
@@ -82,10 +83,10 @@ class Server:
 
     # -- the schedule ------------------------------------------------------------------------------------
 
-    def start(self) -> RunState:
-        """The state before the first round."""
-        model = self.network.state()
-        return self._past_empty_stages(RunState({"global": self._new_trainee(model)}))
+    def start(self, clients: ClientStates | None = None) -> RunState:
+        """The state before the first round; what clients keep goes to `clients`, or else to the host's memory."""
+        trainees = {"global": self._new_trainee(self.network.state())}
+        return self._past_empty_stages(RunState(trainees, clients=clients or HeldStates()))
 
     def stages(self, state: RunState) -> list[Stage]:
         """The stages known so far."""
@@ -122,14 +123,16 @@ class Server:
                 raise ValueError("the run is at its end")
             this = self._prepare(stage, state)
             result = self.engine.train(self._work(this, state))
-            finite = _finite(result, this.trainee.model)
+            report = _Report.of(result, this.trainee.model)
+            finite = report.finite
             trainee = self._aggregated(this, result, finite)
-            if not _is_finite([*trainee.model.params.values(), *trainee.server.values()]):
+            if not _are_finite([*trainee.model.params.values(), *trainee.server.values()]):
                 finite = np.zeros_like(finite)  # each update was finite, but the server's step over them is not
                 trainee = self._aggregated(this, result, finite)
             after = replace(state, round=state.round + 1, stage_round=state.stage_round + 1)
+            after = replace(after, clients=self._kept(this, result, finite, after))
             after = self._past_empty_stages(after.with_trainee(stage.model, trainee))
-            row = self._row(this, result, finite, after)
+            row = self._row(this, replace(report, finite=finite), result.visits, after)
             if self._is_evaluated(this, after):
                 row |= self._evaluated(this, result, finite, trainee)
         return after, row
@@ -161,12 +164,12 @@ class Server:
 
     def _sampled(self, stage: Stage, trainee: Trainee, federation: Federation) -> npt.NDArray[np.int64]:
         """The round's clients, in order, drawn without regard to the method: all methods meet the same ones."""
-        eligible = np.flatnonzero(federation.sizes > 0)
+        eligible = federation.populated
         if not len(eligible):
             raise UserError(f"stage {stage.name!r} has no client with samples of classes {stage.labels}")
         wanted = min(self._config.clients_per_round or len(eligible), len(eligible))
-        order = permutation(len(eligible), self._config.seed, "clients", _number(stage.model), trainee.rounds)
-        return np.sort(eligible[order[:wanted]])
+        key = (self._config.seed, "clients", _number(stage.model), trainee.rounds)
+        return np.sort(eligible[drawn(wanted, len(eligible), *key)])
 
     def _work(self, this: _Round, state: RunState) -> RoundWork:
         downlink: Tensors = {}
@@ -179,18 +182,47 @@ class Server:
             sent=this.trainee.model,
             downlink=downlink,
             companions={name: t.model for name, t in state.trainees.items()},
-            assignments=[self._assignment(this, int(client)) for client in this.clients],
+            assignments=self._assignments(this, state.clients),
             local=this.local,
             key=RoundKey(self._config.seed, _number(this.stage.model), this.trainee.rounds),
         )
 
-    def _assignment(self, this: _Round, client: int) -> Assignment:
+    def _assignments(self, this: _Round, kept: ClientStates) -> list[Assignment]:
+        fresh = self._fresh_state(this.stage, this.trainee.model.params)
+        federation, model = this.federation, this.stage.model
+        return [
+            Assignment(
+                client, federation.indices[client], federation.label_counts[client],
+                {**fresh, **kept.of(model, client)} if fresh else {},
+            )
+            for client in this.clients.tolist()
+        ]  # fmt: skip
+
+    def _fresh_state(self, stage: Stage, params: Tensors) -> Tensors:
+        """What a client keeps before its first round: one for all of them, on the host as the others are."""
         state: Tensors = {}
-        for part in self._parts(this.stage):
-            state |= part.client_state(this.trainee.model.params)
-        state |= this.trainee.clients.get(client, {})
-        counts = this.federation.label_counts[client]
-        return Assignment(client, this.federation.indices[client], counts, state)
+        for part in self._parts(stage):
+            state |= part.client_state(params)
+        return {name: t.cpu() for name, t in state.items()}
+
+    def client_bytes(self, start: RunState, there: int) -> int:
+        """What the clients of a run come to keep in all, beyond the states that are `there` already."""
+        stage = self.stage(start)
+        if stage is None:
+            return 0
+        state = self._fresh_state(stage, start.model.params)
+        a_round = self._config.clients_per_round or self._federation.clients
+        clients = min(self._federation.clients, self.rounds_ahead(start) * a_round)
+        return max(0, clients - there) * sum(t.nbytes for t in state.values())
+
+    def _kept(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> ClientStates:
+        """What the clients keep now; one whose update is not finite, what it had."""
+        rows = np.flatnonzero(finite).tolist()
+        if not result.states or not rows:
+            return after.clients
+        states = {name: t.cpu() for name, t in result.states.items()}
+        kept = {int(this.clients[row]): {name: t[row] for name, t in states.items()} for row in rows}
+        return after.clients.updated(this.stage.model, after.round, kept)
 
     def _parts(self, stage: Stage) -> tuple[Part, Part, Part]:
         return stage.objective, self._method.solver, self._method.server
@@ -203,31 +235,22 @@ class Server:
         sizes = this.federation.sizes[this.clients][finite]
         shares = sizes if self._config.average == "samples" else np.ones_like(sizes)
         weights = torch.from_numpy(shares / shares.sum()).to(self.device)
-        kept = torch.from_numpy(np.flatnonzero(finite)).to(self.device)
         updates = Updates(
-            params={name: t[kept] for name, t in result.trained.params.items()},
+            params=_of_rows(result.trained.params, finite),
             weights=weights,
-            uplink={name: t[kept] for name, t in result.uplink.items()},
+            uplink=_of_rows(result.uplink, finite),
             lr=this.local.lr,
             participation=len(sizes) / self._federation.clients,
         )
         params, server = self._method.server.aggregate(this.trainee.model.params, updates, this.trainee.server)
-        buffers = _merged(this.trainee.model.buffers, {n: t[kept] for n, t in result.trained.buffers.items()}, weights)
-        clients = dict(this.trainee.clients)
-        if result.states:
-            for row in np.flatnonzero(finite):
-                clients[int(this.clients[row])] = {name: t[row].clone() for name, t in result.states.items()}
-        return replace(
-            trainee, model=ModelState(params, buffers), server={**this.trainee.server, **server}, clients=clients
-        )
+        buffers = _merged(this.trainee.model.buffers, _of_rows(result.trained.buffers, finite), weights)
+        return replace(trainee, model=ModelState(params, buffers), server={**this.trainee.server, **server})
 
     # -- what is recorded --------------------------------------------------------------------------------
 
-    def _row(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> Row:
-        visits = int(result.visits.sum())
-        tally = {name: float(t.sum()) for name, t in result.tally.items()}
-        losses = result.loss.cpu().numpy()[finite]
-        forwards = this.stage.objective.extra_forwards(visits, tally) if visits else 0.0
+    def _row(self, this: _Round, report: _Report, visited: npt.NDArray[np.int64], after: RunState) -> Row:
+        finite, visits = report.finite, int(visited.sum())
+        forwards = this.stage.objective.extra_forwards(visits, report.tally) if visits else 0.0
         return {
             "round": after.round,
             "stage": this.stage.name,
@@ -235,10 +258,10 @@ class Server:
             "model_round": this.trainee.rounds + 1,
             "clients": this.clients.tolist(),
             "lr": this.local.lr,
-            "loss": float(np.average(losses, weights=result.visits[finite] + 1e-9)) if finite.any() else None,
+            "loss": float(np.average(report.loss[finite], weights=visited[finite] + 1e-9)) if finite.any() else None,
             "diverged": this.clients[~finite].tolist(),
             "visits": visits,
-            "tally": tally,
+            "tally": report.tally,
             "compute": (visits + forwards / 3) / self._baseline_visits(this),
             "notes": after.notes,
         }
@@ -301,25 +324,78 @@ def _number(model: str) -> int:
     return 0 if model == "global" else zlib.crc32(model.encode())
 
 
+@dataclass(frozen=True)
+class _Report:
+    """What the host must know of a round's training."""
+
+    finite: npt.NDArray[np.bool_]
+    """[K]: which clients came back with finite numbers only, but for a buffer that is meant to hold others."""
+    loss: npt.NDArray[np.float64]
+    tally: dict[str, float]
+
+    @classmethod
+    def of(cls, result: RoundResult, sent: ModelState) -> _Report:
+        """In one transfer from the device, unless something is not finite."""
+        tensors = [*result.trained.params.values(), *result.trained.buffers.values(), *result.uplink.values()]
+        numbers = [
+            _magnitude(tensors),
+            _magnitude(list(result.states.values())),
+            *map(torch.sum, result.tally.values()),
+        ]
+        device = result.loss.device
+        told = torch.cat([result.loss.double(), *(n.to(device).double().view(1) for n in numbers)]).cpu().numpy()
+        loss, magnitude, tally = np.split(told, [len(result.loss), len(result.loss) + 2])
+        finite = np.isfinite(loss) if np.isfinite(magnitude).all() else _finite(result, sent)
+        return cls(finite, loss, dict(zip(result.tally, tally.tolist(), strict=True)))
+
+
+def _magnitude(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A number that is finite only if all entries are."""
+    inexact = [t for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel()]
+    if not inexact:
+        return torch.zeros(())
+    return torch.stack([norm.double() for norm in torch._foreach_norm(inexact, 1)]).sum()
+
+
 def _finite(result: RoundResult, sent: ModelState) -> npt.NDArray[np.bool_]:
-    """Which clients came back with finite numbers only, but for a buffer that is meant to hold others."""
+    """Client by client."""
     tensors = [*result.trained.params.values(), *result.uplink.values(), *result.states.values()]
     entries = [tensor.isfinite() for tensor in tensors]
     entries += [t.isfinite() | (t == sent.buffers[name]) for name, t in result.trained.buffers.items()]
-    finite = result.loss.isfinite()
+    finite = result.loss.isfinite().cpu()
     for entry in entries:
-        finite = finite & entry.flatten(1).all(dim=1) if entry.dim() > 1 else finite & entry
-    return np.asarray(finite.cpu().numpy())
+        finite &= entry.flatten(1).all(dim=1).cpu() if entry.dim() > 1 else entry.cpu()
+    return np.asarray(finite.numpy())
 
 
-def _is_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    return bool(torch.stack([t.isfinite().all() for t in tensors]).all())
+def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    if bool(_magnitude(tensors).isfinite()):
+        return True
+    return all(bool(t.isfinite().all()) for t in tensors)
+
+
+def _of_rows(stacked: Tensors, rows: npt.NDArray[np.bool_]) -> Tensors:
+    """Some clients' tensors; of all of them, without a copy."""
+    if rows.all():
+        return stacked
+    return {name: t[torch.from_numpy(rows).to(t.device)] for name, t in stacked.items()}
 
 
 def _merged(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Tensors:
-    """The mean of BatchNorm's statistics; a constant that no client changed stays what it is, to the last bit."""
-    means = weighted_mean(stacked, weights)
-    return {name: torch.where((stacked[name] == b).all(dim=0), b, means[name]) for name, b in sent.items()}
+    """The mean of BatchNorm's statistics; a constant that no client changed stays what it is, to the last bit.
+
+    There are many small ones: those of one number type are merged as one.
+    """
+    merged: Tensors = {}
+    for dtype in {b.dtype: None for b in sent.values()}:
+        alike = {name: b for name, b in sent.items() if b.dtype == dtype}
+        before = torch.cat([b.flatten() for b in alike.values()])
+        after = torch.cat([stacked[name].reshape(len(weights), b.numel()) for name, b in alike.items()], dim=1)
+        mean = weighted_mean({"": after}, weights)[""]
+        whole = torch.where((after == before).all(dim=0), before, mean)
+        for (name, b), part in zip(alike.items(), torch.split(whole, [b.numel() for b in alike.values()]), strict=True):
+            merged[name] = part.view(b.shape).clone()
+    return {name: merged[name] for name in sent}
 
 
 def _of_client(stacked: ModelState, row: int) -> ModelState:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedskew.experiment.durable import replace_file
+from fedskew.experiment.durable import replace_files
 
 _DTYPES = {
     torch.float64: "F64",
@@ -45,18 +45,27 @@ class Unreadable(Exception):
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write `tensors` and the JSON value `meta`, atomically; from any device, bit by bit."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_files({path: (tensors, meta)})
+
+
+def write_files(contents: Mapping[Path, tuple[Mapping[str, Tensor], Mapping[str, Any]]]) -> None:
+    """The same for several files of one folder, each of them atomically."""
+    replace_files({path: _writer(tensors, meta) for path, (tensors, meta) in contents.items()})
+
+
+def _writer(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Callable[[Path], None]:
     text = json.dumps(meta, allow_nan=False)
-    aligned = dict(sorted(plain.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    header = _header(aligned, {"fedskew": text, "sha256": _digest(plain, text)})
 
     def write(draft: Path) -> None:
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        aligned = dict(sorted(plain.items(), key=lambda item: (-item[1].element_size(), item[0])))
+        header = _header(aligned, {"fedskew": text, "sha256": _digest(plain, text)})
         with draft.open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for tensor in aligned.values():
                 file.write(_bytes(tensor))
 
-    replace_file(path, write)
+    return write
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from toy_runs import finished, image_federation, norm_and_dropout, same_bits, server
+from toy_runs import everything, finished, image_federation, norm_and_dropout, same_bits, server
 
+from fedskew.experiment.client_files import ClientFiles
+from fedskew.experiment.client_states import ClientStates
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.tensor_file import read_tensors, write_tensors
 
@@ -26,17 +28,23 @@ RUNS: dict[str, dict[str, Any]] = {
 CPU = torch.device("cpu")
 
 
-def through_a_file(state: RunState, path: Path) -> RunState:
-    write_tensors(path, state.tensors(), state.meta())
-    return RunState.restored(*read_tensors(path), CPU)
+def on_disk(path: Path) -> ClientStates:
+    return ClientFiles(path / "clients").take_up({}, "a run")
+
+
+def through_files(state: RunState, path: Path) -> RunState:
+    """What is read back after `path` was left to itself."""
+    write_tensors(path / "state", state.tensors(), state.meta())
+    clients = ClientFiles(path / "clients").take_up(state.clients.versions, "a run")
+    return RunState.restored(*read_tensors(path / "state"), clients, CPU)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("method", RUNS)
 def test_a_state_comes_back_from_a_file_as_it_was(method: str, precision: str, tmp_path: Path) -> None:
     this = server(image_federation(), method, norm_and_dropout(), RUNS[method], precision=precision, rounds=3)
-    state = finished(this)[0]
-    again = through_a_file(state, tmp_path / "state")
+    state = finished(this, this.start(on_disk(tmp_path)))[0]
+    again = through_files(state, tmp_path)
     assert same_bits(state, again)
     assert json.loads(json.dumps(state.meta())) == json.loads(json.dumps(again.meta()))
     assert list(again.model.params) == list(state.model.params)
@@ -52,23 +60,25 @@ def test_a_run_goes_on_from_any_round(method: str, engine: str, tmp_path: Path) 
         )  # fmt: skip
 
     this = fresh()
-    state, states, rows = this.start(), [], []
+    undisturbed = finished(this)[0]
+    state, states, rows = this.start(on_disk(tmp_path)), [], []
     while this.stage(state) is not None:
         states.append(state)
         state, row = this.advance(state)
         rows.append(row)
     assert len(rows) >= 4
-    for done, earlier in enumerate(states):
-        resumed, rest = finished(fresh(), through_a_file(earlier, tmp_path / "state"))
-        assert same_bits(resumed, state)
+    assert same_bits(state, undisturbed)
+    for done, earlier in reversed(list(enumerate(states))):
+        resumed, rest = finished(fresh(), through_files(earlier, tmp_path))
+        assert same_bits(resumed, undisturbed)
         assert rest == rows[done:]
 
 
 def test_advancing_leaves_the_earlier_state_alone() -> None:
     this = server(image_federation(), "fedlmd+scaffold", norm_and_dropout(), engine="stacked", rounds=3)
     state, _ = this.advance(this.start())
-    kept = {name: tensor.clone() for name, tensor in state.tensors().items()}
+    kept = {name: tensor.clone() for name, tensor in everything(state).items()}
     meta = json.dumps(state.meta())
     finished(this, state)
     assert json.dumps(state.meta()) == meta
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in state.tensors().items())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in everything(state).items())

@@ -15,7 +15,7 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row, Server
 from fedskew.methods import Method, Part, make_method
-from fedskew.methods.parts import Tensors
+from fedskew.methods.parts import Tensors, pack
 from fedskew.models import Classifier
 
 SKEWED = (
@@ -136,10 +136,20 @@ def trained(
     return finished(server(federation, method, model, params, **settings))
 
 
+def everything(state: RunState) -> Tensors:
+    """All tensors of a run, on the host, its clients' included."""
+    tensors = {name: t.cpu() for name, t in state.tensors().items()}
+    for model, clients in state.clients.versions.items():
+        for client in clients:
+            tensors |= pack(f"{model}:client:{client}", state.clients.of(model, client))
+    return tensors
+
+
 def same_bits(a: RunState, b: RunState) -> bool:
-    first, second = a.tensors(), b.tensors()
+    first, second = everything(a), everything(b)
     return (
         a.meta() == b.meta()
+        and a.clients.versions == b.clients.versions
         and first.keys() == second.keys()
         and all(first[name].dtype == t.dtype and torch.equal(first[name], t) for name, t in second.items())
     )
@@ -152,7 +162,7 @@ def distance(a: RunState, b: RunState) -> float:
     than a hundredth of the largest of its kind.
     """
     assert a.meta() == b.meta()
-    first, second = a.tensors(), b.tensors()
+    first, second = everything(a), everything(b)
     assert first.keys() == second.keys()
     largest: dict[str, float] = {}
     for name, tensor in first.items():

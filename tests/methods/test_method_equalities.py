@@ -122,7 +122,7 @@ def test_scaffold_learns_nothing_of_a_client_that_takes_no_step() -> None:
         model = Classifier(nn.BatchNorm1d(3), linear_model().head)
     fed = federation(np.array([[5, 2, 0, 0], [0, 0, 1, 0]]))
     states, rows = played(Server(fed, make_method("scaffold"), model, settings(rounds=3)))
-    last = states[-1].trainees["global"]
+    last = states[-1]
     assert rows[-1]["clients"] == [0, 1]
-    assert last.server["control/head.weight"].abs().max() > 0
-    assert (last.clients[1]["control/head.weight"] == 0).all()
+    assert last.trainees["global"].server["control/head.weight"].abs().max() > 0
+    assert (last.clients.of("global", 1)["control/head.weight"] == 0).all()

@@ -187,10 +187,11 @@ def test_scaffold_with_partial_participation(momentum: float) -> None:
 
 def test_the_servers_control_variate_is_the_mean_of_all_clients() -> None:
     server = serve("scaffold", clients_per_round=1, rounds=4)
-    last = played(server)[0][-1].trainees["global"]
-    assert len(last.clients) > 1
-    total = sum(state["control/head.weight"] for state in last.clients.values())
-    close(last.server["control/head.weight"].numpy(), total.numpy() / len(sites(federation())))
+    last = played(server)[0][-1]
+    met = last.clients.versions["global"]
+    assert len(met) > 1
+    total = sum(last.clients.of("global", client)["control/head.weight"] for client in met)
+    close(last.trainees["global"].server["control/head.weight"].numpy(), total.numpy() / len(sites(federation())))
 
 
 def test_fedgr_corrects_each_head_before_the_mean() -> None:

@@ -120,10 +120,11 @@ def counting() -> Iterator[None]:
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 def test_a_solvers_state_lives_beside_any_server_rule(counting: None, server_rule: str, engine: str) -> None:
     states, rows = played(serve(f"counting+{server_rule}", engine=engine, clients_per_round=2, rounds=4))
-    last = states[-1].trainees["global"]
+    last = states[-1]
     times = {k: sum(k in row["clients"] for row in rows) for k in range(3)}
-    assert {k: int(state["rounds"]) for k, state in last.clients.items()} == {k: n for k, n in times.items() if n}
-    assert last.server["scale"].item() == 0.5
+    counted = {k: int(last.clients.of("global", k)["rounds"]) for k in last.clients.versions["global"]}
+    assert counted == {k: n for k, n in times.items() if n}
+    assert last.trainees["global"].server["scale"].item() == 0.5
 
 
 def test_half_the_gradient_is_half_the_learning_rate(counting: None) -> None:
