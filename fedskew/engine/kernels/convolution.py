@@ -1,0 +1,253 @@
+"""Dense convolution of stacked clients: an implicit matrix product per client.
+
+The operations take and give images as contiguous [K, B, H, W, C], so that what they say of strides is true under
+`make_fx` and `torch.compile`. Block sizes follow from shapes, never from timings: results must be the same bits each
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedskew.engine.kernels.availability import tf32_allowed, working_dtype
+from fedskew.engine.kernels.geometry import Geometry, blocks, channels_first, channels_last, power_of_two
+
+
+def stacked_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """`F.conv2d` of each client: images [K, B, C, H, W], weights [K, O, C, kh, kw], biases [K, O].
+
+    The result is in channels-last memory, in which the images are best given.
+    """
+    dtype = working_dtype(x)
+    packed = weight.permute(0, 1, 3, 4, 2).to(dtype).contiguous()
+    flat_bias = None if bias is None else bias.to(dtype)
+    return channels_first(_forward(channels_last(x.to(dtype)), packed, flat_bias, stride, padding, tf32_allowed()))
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a kernel is cut into programs, and how many of the GPU's resources each takes."""
+
+    pixels: int
+    channels: int
+    depth: int
+    warps: int
+    stages: int
+    splits: int = 1
+    """Of the pixels; for the gradient of the weights."""
+
+    def constants(self) -> dict[str, int]:
+        return {
+            "PIXELS": self.pixels,
+            "CHANNELS": self.channels,
+            "DEPTH": self.depth,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
+
+def _precision(dtype: torch.dtype, tf32: bool) -> str:
+    return "tf32" if tf32 or dtype != torch.float32 else "ieee"
+
+
+# -- rules of shapes ---------------------------------------------------------------------------------------
+
+_PROGRAMS = 528
+"""Four for each of the H200's 132 multiprocessors: what the gradient of the weights is split into at least."""
+
+
+def product_tiling(columns: int, channels: int, dtype: torch.dtype, tf32: bool) -> Tiling:
+    """For the forward pass and the input's gradient: `columns` of the result, a reduction over `channels` per tap.
+
+    As wide as the result, for then the images are read once. A block of the reduction lies inside one tap if the
+    channels allow it, and is a padded 32 if they do not. Exact float32 has no tensor cores: small blocks, else it
+    spills registers.
+    """
+    if _precision(dtype, tf32) == "ieee":
+        return Tiling(64, power_of_two(16, 64, columns), 16, warps=4, stages=2)
+    deepest = 64 if dtype != torch.float32 else 32
+    depth = next((d for d in (deepest, 32, 16) if channels % d == 0), 32)
+    wide = power_of_two(16, 128, columns)
+    return Tiling(128, wide, depth, warps=8 if wide == 128 else 4, stages=3)
+
+
+def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype, tf32: bool) -> Tiling:
+    """128 rows of taps and input channels, so that the gradient of the output is read few times."""
+    exact = _precision(dtype, tf32) == "ieee"
+    depth = power_of_two(16, 64 if exact else 128, shape.depth)
+    wide = power_of_two(16, 64 if exact else 128, shape.o)
+    pixels = 16 if exact else 64 if dtype != torch.float32 else 32
+    programs = clients * blocks(shape.depth, depth) * blocks(shape.o, wide)
+    most = max(1, samples * shape.ho * shape.wo // (8 * pixels))
+    splits = min(most, blocks(_PROGRAMS, programs))
+    return Tiling(pixels, wide, depth, warps=8 if depth * wide == 128 * 128 else 4, stages=3, splits=splits)
+
+
+# -- launches ----------------------------------------------------------------------------------------------
+
+
+def launch_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry, tf32: bool, tiling: Tiling
+) -> Tensor:
+    from fedskew.engine.kernels.convolution_programs import forward_program
+
+    clients, samples = x.shape[:2]
+    y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.o)
+    grid = (blocks(samples * shape.ho * shape.wo, tiling.pixels) * blocks(shape.o, tiling.channels), clients)
+    forward_program[grid](
+        x.contiguous(),
+        weight.contiguous(),
+        None if bias is None else bias.contiguous(),
+        y,
+        samples,
+        **shape.constants(),
+        HAS_BIAS=bias is not None,
+        PRECISION=_precision(x.dtype, tf32),
+        **tiling.constants(),
+    )
+    return y
+
+
+def launch_input_gradient(
+    grad: Tensor, weight: Tensor, samples: int, shape: Geometry, tf32: bool, tiling: Tiling
+) -> Tensor:
+    from fedskew.engine.kernels.convolution_programs import input_gradient_program
+
+    clients = len(grad)
+    grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
+    flat = weight.reshape(clients, shape.o, shape.taps, shape.c)
+    if grad.dtype == torch.float32:  # the tensor cores take TF32 only with the reduction's axis contiguous
+        flat = flat.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
+    phase = blocks(shape.h, shape.sh) * blocks(shape.w, shape.sw)
+    grid = (blocks(samples * phase, tiling.pixels) * blocks(shape.c, tiling.channels), clients, shape.sh * shape.sw)
+    input_gradient_program[grid](
+        grad.contiguous(),
+        flat,
+        grad_x,
+        samples,
+        *flat.stride()[1:],
+        **shape.constants(),
+        PRECISION=_precision(grad.dtype, tf32),
+        **tiling.constants(),
+    )
+    return grad_x
+
+
+def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool, tiling: Tiling) -> Tensor:
+    """[splits, K, taps·C, O]: the gradient is their sum."""
+    from fedskew.engine.kernels.convolution_programs import weight_gradient_program
+
+    clients, samples = x.shape[:2]
+    partial = x.new_empty(tiling.splits, clients, shape.depth, shape.o, dtype=torch.float32)
+    chunk = blocks(blocks(samples * shape.ho * shape.wo, tiling.pixels), tiling.splits) * tiling.pixels
+    grid = (blocks(shape.depth, tiling.depth) * blocks(shape.o, tiling.channels), clients, tiling.splits)
+    weight_gradient_program[grid](
+        x.contiguous(),
+        grad.contiguous(),
+        partial,
+        samples,
+        chunk,
+        **shape.constants(),
+        PRECISION=_precision(x.dtype, tf32),
+        **tiling.constants(),
+    )
+    return partial
+
+
+# -- operations --------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("fedskew::stacked_conv2d", mutates_args=())
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], tf32: bool
+) -> Tensor:
+    """Images [K, B, H, W, C], weights [K, O, kh, kw, C]."""
+    shape = Geometry.of(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
+    return launch_forward(x, weight, bias, shape, tf32, product_tiling(shape.o, shape.c, x.dtype, tf32))
+
+
+@torch.library.custom_op("fedskew::stacked_conv2d_input_gradient", mutates_args=())
+def _input_gradient(
+    grad: Tensor, weight: Tensor, image: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
+) -> Tensor:
+    """Of images of the given shape."""
+    shape = Geometry.of(image, weight.shape[1], weight.shape[2:4], stride, padding)
+    tiling = product_tiling(shape.c, shape.o, grad.dtype, tf32)
+    return launch_input_gradient(grad, weight, image[1], shape, tf32, tiling)
+
+
+@torch.library.custom_op("fedskew::stacked_conv2d_weight_gradient", mutates_args=())
+def _weight_gradient(
+    x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
+) -> Tensor:
+    """Partial sums [splits, K, kh·kw·C, O] in float32."""
+    shape = Geometry.of(x.shape, grad.shape[-1], window, stride, padding)
+    tiling = weight_gradient_tiling(x.shape[0], x.shape[1], shape, x.dtype, tf32)
+    return launch_weight_gradient(x, grad, shape, tf32, tiling)
+
+
+@_forward.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,  # noqa: ARG001
+    stride: Sequence[int],
+    padding: Sequence[int],
+    tf32: bool,  # noqa: ARG001
+) -> Tensor:
+    shape = Geometry.of(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
+    return x.new_empty(*x.shape[:2], shape.ho, shape.wo, shape.o)
+
+
+@_input_gradient.register_fake
+def _(
+    grad: Tensor,
+    weight: Tensor,  # noqa: ARG001
+    image: Sequence[int],
+    stride: Sequence[int],  # noqa: ARG001
+    padding: Sequence[int],  # noqa: ARG001
+    tf32: bool,  # noqa: ARG001
+) -> Tensor:
+    return grad.new_empty(*image)
+
+
+@_weight_gradient.register_fake
+def _(
+    x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
+) -> Tensor:
+    shape = Geometry.of(x.shape, grad.shape[-1], window, stride, padding)
+    splits = weight_gradient_tiling(x.shape[0], x.shape[1], shape, x.dtype, tf32).splits
+    return x.new_empty(splits, x.shape[0], shape.depth, shape.o, dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    x, weight, bias, ctx.stride, ctx.padding, ctx.tf32 = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.image = x.shape
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    grad = grad.contiguous()
+    grad_x = grad_weight = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        grad_x = _input_gradient(grad, weight, ctx.image, ctx.stride, ctx.padding, ctx.tf32)
+    if ctx.needs_input_grad[1]:
+        clients, out_channels, kh, kw, channels = weight.shape
+        partial = _weight_gradient(x, grad, (kh, kw), ctx.stride, ctx.padding, ctx.tf32)
+        whole = partial.sum(0).view(clients, kh, kw, channels, out_channels)
+        grad_weight = whole.permute(0, 4, 1, 2, 3).to(weight.dtype)
+    if ctx.needs_input_grad[2]:
+        grad_bias = grad.flatten(1, 3).sum(1, dtype=torch.float32).to(ctx.bias_dtype)
+    return grad_x, grad_weight, grad_bias, None, None, None
+
+
+_forward.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,218 @@
+"""Depthwise convolution of stacked clients: bound by memory, so blocks lie along the channels.
+
+The operations take and give images as contiguous [K, B, H, W, C] and weights as [K, kh, kw, C].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedskew.engine.kernels.availability import working_dtype
+from fedskew.engine.kernels.geometry import Geometry, blocks, channels_first, channels_last, power_of_two
+
+
+def stacked_depthwise_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """`F.conv2d` of each client with a group per channel: images [K, B, C, H, W], weights [K, C, 1, kh, kw].
+
+    The result is in channels-last memory, in which the images are best given.
+    """
+    dtype = working_dtype(x)
+    packed = weight.squeeze(2).permute(0, 2, 3, 1).to(dtype).contiguous()
+    flat_bias = None if bias is None else bias.to(dtype)
+    return channels_first(_forward(channels_last(x.to(dtype)), packed, flat_bias, stride, padding))
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a kernel is cut into programs."""
+
+    pixels: int
+    channels: int
+    warps: int = 4
+    splits: int = 1
+    """Of the pixels; for the gradient of the weights."""
+
+    def constants(self) -> dict[str, int]:
+        return {"PIXELS": self.pixels, "CHANNELS": self.channels, "num_warps": self.warps, "num_stages": 2}
+
+
+# -- rules of shapes ---------------------------------------------------------------------------------------
+
+_PROGRAMS = 1056
+"""Eight for each of the H200's 132 multiprocessors: what the gradient of the weights is split into at least."""
+
+
+def _channel_block(channels: int) -> int:
+    """The largest power of two up to 64 that divides the channels; a padded block where that is too little."""
+    return next((c for c in (64, 32, 16) if channels % c == 0), power_of_two(16, 64, channels))
+
+
+def pass_tiling(shape: Geometry) -> Tiling:
+    """For the forward pass and the input's gradient: 16 values a thread, two loads of 16 bytes in 16-bit formats."""
+    wide = _channel_block(shape.c)
+    return Tiling(2048 // wide, wide)
+
+
+def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tiling:
+    """8 values a thread, for each has a sum per tap in registers."""
+    wide = _channel_block(shape.c)
+    pixels = 1024 // wide
+    most = max(1, samples * shape.ho * shape.wo // (8 * pixels))
+    splits = min(most, blocks(_PROGRAMS, clients * blocks(shape.c, wide)))
+    return Tiling(pixels, wide, splits=splits)
+
+
+# -- launches ----------------------------------------------------------------------------------------------
+
+
+def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry, tiling: Tiling) -> Tensor:
+    from fedskew.engine.kernels.depthwise_programs import forward_program
+
+    clients, samples = x.shape[:2]
+    y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.c)
+    grid = (blocks(samples * shape.ho * shape.wo, tiling.pixels) * blocks(shape.c, tiling.channels), clients)
+    forward_program[grid](
+        x.contiguous(),
+        weight.contiguous(),
+        None if bias is None else bias.contiguous(),
+        y,
+        samples,
+        **shape.constants(without="o"),
+        HAS_BIAS=bias is not None,
+        **tiling.constants(),
+    )
+    return y
+
+
+def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling: Tiling) -> Tensor:
+    from fedskew.engine.kernels.depthwise_programs import input_gradient_program
+
+    clients, samples = grad.shape[:2]
+    grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
+    grid = (blocks(samples * shape.h * shape.w, tiling.pixels) * blocks(shape.c, tiling.channels), clients)
+    input_gradient_program[grid](
+        grad.contiguous(),
+        weight.contiguous(),
+        grad_x,
+        samples,
+        **shape.constants(without="o"),
+        **tiling.constants(),
+    )
+    return grad_x
+
+
+def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Tiling) -> Tensor:
+    """[splits, K, taps, C]: the gradient is their sum."""
+    from fedskew.engine.kernels.depthwise_programs import weight_gradient_program
+
+    clients, samples = x.shape[:2]
+    partial = x.new_empty(tiling.splits, clients, shape.taps, shape.c, dtype=torch.float32)
+    chunk = blocks(blocks(samples * shape.ho * shape.wo, tiling.pixels), tiling.splits) * tiling.pixels
+    weight_gradient_program[(blocks(shape.c, tiling.channels), clients, tiling.splits)](
+        x.contiguous(),
+        grad.contiguous(),
+        partial,
+        samples,
+        chunk,
+        **shape.constants(without="o"),
+        **tiling.constants(),
+    )
+    return partial
+
+
+# -- operations --------------------------------------------------------------------------------------------
+
+
+def _geometry(image: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Geometry:
+    return Geometry.of(image, image[-1], window, stride, padding)
+
+
+@torch.library.custom_op("fedskew::stacked_depthwise_conv2d", mutates_args=())
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+    shape = _geometry(x.shape, weight.shape[1:3], stride, padding)
+    return launch_forward(x, weight, bias, shape, pass_tiling(shape))
+
+
+@torch.library.custom_op("fedskew::stacked_depthwise_conv2d_input_gradient", mutates_args=())
+def _input_gradient(
+    grad: Tensor, weight: Tensor, image: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """Of images of the given shape."""
+    shape = _geometry(image, weight.shape[1:3], stride, padding)
+    return launch_input_gradient(grad, weight, shape, pass_tiling(shape))
+
+
+@torch.library.custom_op("fedskew::stacked_depthwise_conv2d_weight_gradient", mutates_args=())
+def _weight_gradient(
+    x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """Partial sums [splits, K, kh·kw, C] in float32."""
+    shape = _geometry(x.shape, window, stride, padding)
+    return launch_weight_gradient(x, grad, shape, weight_gradient_tiling(x.shape[0], x.shape[1], shape))
+
+
+@_forward.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,  # noqa: ARG001
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    shape = _geometry(x.shape, weight.shape[1:3], stride, padding)
+    return x.new_empty(*x.shape[:2], shape.ho, shape.wo, shape.c)
+
+
+@_input_gradient.register_fake
+def _(
+    grad: Tensor,
+    weight: Tensor,  # noqa: ARG001
+    image: Sequence[int],
+    stride: Sequence[int],  # noqa: ARG001
+    padding: Sequence[int],  # noqa: ARG001
+) -> Tensor:
+    return grad.new_empty(*image)
+
+
+@_weight_gradient.register_fake
+def _(
+    x: Tensor,
+    grad: Tensor,  # noqa: ARG001
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    shape = _geometry(x.shape, window, stride, padding)
+    splits = weight_gradient_tiling(x.shape[0], x.shape[1], shape).splits
+    return x.new_empty(splits, x.shape[0], shape.taps, shape.c, dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    x, weight, bias, ctx.stride, ctx.padding = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.image = x.shape
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    grad = grad.contiguous()
+    grad_x = grad_weight = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        grad_x = _input_gradient(grad, weight, ctx.image, ctx.stride, ctx.padding)
+    if ctx.needs_input_grad[1]:
+        partial = _weight_gradient(x, grad, weight.shape[1:3], ctx.stride, ctx.padding)
+        grad_weight = partial.sum(0).view_as(weight).to(weight.dtype)
+    if ctx.needs_input_grad[2]:
+        grad_bias = grad.flatten(1, 3).sum(1, dtype=torch.float32).to(ctx.bias_dtype)
+    return grad_x, grad_weight, grad_bias, None, None
+
+
+_forward.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,70 @@
+"""The shape of a convolution, as the kernels take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of images and windows; the fields' names are what the kernels call them, in lower case."""
+
+    h: int
+    w: int
+    c: int
+    ho: int
+    wo: int
+    o: int
+    kh: int
+    kw: int
+    sh: int
+    sw: int
+    ph: int
+    pw: int
+
+    @classmethod
+    def of(
+        cls,
+        image: Sequence[int],
+        out_channels: int,
+        window: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+    ) -> Geometry:
+        """Of images [K, B, H, W, C] under windows [KH, KW]."""
+        (_, _, h, w, c), (kh, kw), (sh, sw), (ph, pw) = image, window, stride, padding
+        ho, wo = (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1
+        return cls(h, w, c, ho, wo, out_channels, kh, kw, sh, sw, ph, pw)
+
+    @property
+    def taps(self) -> int:
+        return self.kh * self.kw
+
+    @property
+    def depth(self) -> int:
+        return self.taps * self.c
+
+    def constants(self, *, without: str = "") -> dict[str, int]:
+        return {name.upper(): size for name, size in vars(self).items() if name != without}
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """[K, B, C, H, W] as contiguous [K, B, H, W, C]: a view if the memory is in that order."""
+    return images.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def channels_first(images: Tensor) -> Tensor:
+    """[K, B, H, W, C] seen as [K, B, C, H, W]."""
+    return images.permute(0, 1, 4, 2, 3)
+
+
+def blocks(total: int, block: int) -> int:
+    return -(-total // block)
+
+
+def power_of_two(least: int, most: int, number: int) -> int:
+    """The smallest power of two that holds the number, within bounds."""
+    return max(least, min(most, 1 << (number - 1).bit_length()))
