@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedskew import __version__
-from fedskew.cli import compare, datasets, demo, methods, models, partition, partitions, run
+from fedskew.cli import bench, compare, datasets, demo, methods, models, partition, partitions, run
 from fedskew.errors import unknown
 
 
@@ -49,5 +49,5 @@ def _fedskew(
         typer.echo(context.get_help())
 
 
-for _module in (demo, run, compare, partition, methods, models, datasets, partitions):
+for _module in (demo, run, compare, partition, methods, models, datasets, partitions, bench):
     _module.add_to(app)

@@ -1,0 +1,157 @@
+"""What is trained in a benchmark: random images in the shapes of MNIST and CIFAR-10, dealt to a federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from fedskew.data import Dataset, Federation, Samples
+from fedskew.errors import unknown
+from fedskew.experiment.config import Config, PartitionConfig
+from fedskew.experiment.preparation import inputs_of
+from fedskew.models import make_model
+
+CLASSES = 10
+LARGEST_DATASET = 50_000
+"""Rows; a federation that needs more deals them out again."""
+_ONE_CLASS = 100
+"""Neighbouring rows of one class: a client has a few classes and lacks the others."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is usually trained in the papers."""
+
+    shape: tuple[int, int, int]
+    batch_size: int
+    augment: tuple[str, ...] = ()
+
+
+_MNIST = Setting((1, 28, 28), 64)
+_CIFAR = Setting((3, 32, 32), 64, ("crop", "flip"))
+SETTINGS: dict[str, Setting] = {
+    "dnn": _MNIST,
+    "lenet5": _MNIST,
+    "cnn": Setting(_CIFAR.shape, 50, _CIFAR.augment),
+    "mobilenetv2": _CIFAR,
+    "resnet18": _CIFAR,
+}
+"""The models that are measured."""
+
+METHODS = ("fedavg", "fedvls", "scaffold")
+"""No extra work, an extra forward pass, and state of every client."""
+
+PRECISIONS = ("bf16", "tf32", "float32")
+"""The most promising first."""
+
+Sizes = Literal["equal", "unequal"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much work a round is, fit for the device."""
+
+    batches: int
+    """Of each client, in one pass over its data."""
+    epochs: int
+    tests: int
+    """Samples that the global model is tested on after each round."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, as a user would configure it."""
+
+    model: str
+    clients: int
+    """In each round."""
+    scale: Scale
+    device: str
+    method: str = "fedavg"
+    precision: str = "float32"
+    sizes: Sizes = "equal"
+    members: int | None = None
+    """Clients in the federation; none: those of a round, all of which take part."""
+    augmented: bool = True
+
+    def __post_init__(self) -> None:
+        if self.model not in SETTINGS:
+            raise unknown("model", self.model, SETTINGS)
+
+    @property
+    def setting(self) -> Setting:
+        return SETTINGS[self.model]
+
+    @property
+    def federation_size(self) -> int:
+        return self.members or self.clients
+
+    @property
+    def step_samples(self) -> int:
+        """Of one local step of every client of a round."""
+        return self.clients * self.setting.batch_size
+
+    def federation(self) -> Federation:
+        share = self.scale.batches * self.setting.batch_size
+        return _federation(self.setting.shape, self.federation_size, share, self.scale.tests, self.sizes)
+
+    def load(self) -> None:
+        """Have the data ready, so that they are not taken for a contender's memory or time."""
+        self.federation().label_counts  # noqa: B018 - computed once and kept
+
+    def fresh_model(self) -> nn.Module:
+        return make_model(self.model, inputs_of(self.federation().dataset))
+
+    def config(self, engine: str) -> Config:
+        """Whatever is not said here is as in a run of a user who does not say it either."""
+        return Config(
+            data="random",
+            partition=PartitionConfig(clients=self.federation_size),
+            model=self.model,
+            method=self.method,
+            rounds=1_000_000,
+            clients_per_round=self.clients,
+            local_epochs=self.scale.epochs,
+            batch_size=self.setting.batch_size,
+            augment=self.setting.augment if self.augmented else (),
+            engine=engine,
+            device=self.device,
+            precision=self.precision,
+        )
+
+
+@lru_cache(maxsize=8)
+def _federation(shape: tuple[int, int, int], members: int, share: int, tests: int, sizes: Sizes) -> Federation:
+    dataset = _dataset(shape, min(members * share, LARGEST_DATASET), tests)
+    rows = np.arange(members * share) % len(dataset.train)
+    ends = np.cumsum(_sizes(members, share, sizes))[:-1]
+    return Federation(dataset, tuple(np.split(rows, ends)), {"name": "random", "clients": members}, 0)
+
+
+def _sizes(members: int, share: int, sizes: Sizes) -> npt.NDArray[np.int64]:
+    """Samples by client; unequal ones are log-normal, as they are in the field, with the same total."""
+    if sizes == "equal":
+        return np.full(members, share, np.int64)
+    weights = np.exp(0.8 * np.random.default_rng(0).standard_normal(members))
+    ends = np.round(np.cumsum(weights) / weights.sum() * (members * (share - 1))).astype(np.int64)
+    each: npt.NDArray[np.int64] = np.diff(ends, prepend=0) + 1
+    return each
+
+
+@lru_cache(maxsize=4)
+def _dataset(shape: tuple[int, int, int], rows: int, tests: int) -> Dataset:
+    """A pattern of each class under noise: something that can be learnt, so that training stays finite."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 128, (CLASSES, *shape), dtype=np.uint8)
+
+    def samples(count: int) -> Samples:
+        y = np.arange(count) // _ONE_CLASS % CLASSES
+        return Samples(patterns[y] + rng.integers(0, 128, (count, *shape), dtype=np.uint8), y)
+
+    names = tuple(str(label) for label in range(CLASSES))
+    return Dataset("random", "image", names, samples(rows), samples(tests))

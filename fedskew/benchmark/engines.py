@@ -1,0 +1,86 @@
+"""fedskew's own engines as contenders: whole rounds as the server of a run does them, and their local steps alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedskew.benchmark.cases import Case
+from fedskew.benchmark.loop import told
+from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic
+from fedskew.experiment.server import Server
+from fedskew.methods import Objective, make_method
+
+
+class OwnEngine:
+    """A run that goes on for ever."""
+
+    def __init__(self, case: Case, engine: str) -> None:
+        self._case = case
+        self._config = case.config(engine)
+        self._method = make_method(case.method)
+        self._server = Server(case.federation(), self._method, case.fresh_model(), self._config)
+        self._state = self._server.start()
+        self.visits = 0
+        """Samples trained on in the last round."""
+
+    @property
+    def name(self) -> str:
+        return self._server.engine.name
+
+    @property
+    def threads(self) -> int | None:
+        """As the command line gives them to such a run."""
+        return 1 if self.name == "stacked" and self._config.device == "cpu" else None
+
+    def round(self) -> None:
+        """One round, with everything that belongs to it."""
+        self._state, row = self._server.advance(self._state)
+        self.visits = row["visits"]
+
+    def bare_steps(self) -> tuple[Callable[[], None], int]:
+        """Local training without aggregation and evaluation, and the samples that one call of it trains on.
+
+        An engine that has no step to give trains one epoch.
+        """
+        work = self.work()
+        engine = self._server.engine
+        precision = self._config.precision
+        if hasattr(engine, "bare_step"):
+            with arithmetic(precision):
+                step: Callable[[], object] = engine.bare_step(work)
+            samples = self._case.step_samples
+        else:
+            step, samples = lambda: engine.train(work), sum(len(a.samples) for a in work.assignments)
+
+        def call() -> None:
+            with arithmetic(precision):
+                step()
+
+        return call, samples
+
+    def close(self) -> None:
+        """End the workers of an engine that has some."""
+        for owner in (self._server, self._server.engine):
+            if hasattr(owner, "close"):
+                owner.close()
+                return
+
+    def work(self) -> RoundWork:
+        """One pass of every participant over its data, from the present model."""
+        federation, trainee, config = self._case.federation(), self._state.trainees["global"], self._config
+        assert isinstance(self._method.objective, Objective)
+        state = told(self._method, lambda part: part.client_state(trainee.model.params))
+        return RoundWork(
+            objective=self._method.objective,
+            solver=self._method.solver,
+            server=self._method.server,
+            sent=trainee.model,
+            downlink=told(self._method, lambda part: part.downlink(trainee.server)),
+            companions={},
+            assignments=[
+                Assignment(client, federation.indices[client], federation.label_counts[client], state)
+                for client in range(self._case.clients)
+            ],
+            local=LocalTraining(1, config.batch_size, config.lr, config.momentum),
+            key=RoundKey(config.seed, 0, 0),
+        )

@@ -1,0 +1,55 @@
+"""Runs a benchmark: one group of contenders after another until the time is used up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import torch
+
+from fedskew.benchmark.machine import machine, versions
+from fedskew.benchmark.plan import Group, Plan, groups
+from fedskew.benchmark.results import Results
+from fedskew.benchmark.timing import Failure, Stopwatch
+
+Tell = Callable[[int, int, str], None]
+"""Is told how many groups are done, of how many, and what is going on."""
+
+
+class Benchmark:
+    """One benchmark; `results` can be looked at any time, also after an interruption."""
+
+    def __init__(self, plan: Plan, command: str) -> None:
+        self._plan, self._groups = plan, groups(plan)
+        self._device = torch.device(plan.device)
+        self._start = time.monotonic()
+        self._stopwatch = Stopwatch(self._device, plan.patience, self._is_late)
+        now = datetime.now(UTC).replace(microsecond=0).isoformat()
+        self.results = Results(machine(self._device), versions(), command, now, failures=self._stopwatch.failures)
+
+    def run(self, tell: Tell) -> Results:
+        try:
+            for done, group in enumerate(self._groups):
+                if self._is_late():
+                    self.results.left_out = [left.title for left in self._groups[done:]]
+                    break
+                self._measure(group, done, tell)
+        finally:
+            self.results.seconds = round(self._elapsed(), 1)
+        return self.results
+
+    def _measure(self, group: Group, done: int, tell: Tell) -> None:
+        def say(line: str) -> None:
+            tell(done, len(self._groups), f"{group.title}: {line}")
+
+        try:
+            self.results.measurements += self._stopwatch.measure(group.contenders, say)
+        except RuntimeError as error:  # such as out of memory: other groups may be smaller
+            self.results.failures.append(Failure.of(group.title, error))
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def _is_late(self) -> bool:
+        return self._elapsed() > self._plan.budget
