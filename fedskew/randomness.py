@@ -10,7 +10,6 @@ every device.
 
 from __future__ import annotations
 
-import math
 import zlib
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
+_MANY = 4096
 
 
 def _sequence(seed: int, purpose: str, key: tuple[int, ...]) -> np.random.SeedSequence:
@@ -31,22 +31,25 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 def permutation(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
     """A permutation of range(n) from raw bits alone, whose stream numpy never changes."""
-    return np.argsort(_bits(n, seed, purpose, key), kind="stable")
+    bits = np.random.Philox(_sequence(seed, purpose, key)).random_raw(n)
+    return np.argsort(bits, kind="stable")
 
 
-def drawn(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
-    """The first m of that permutation, without sorting all of it: m numbers of range(n) without replacement."""
-    bits = _bits(n, seed, purpose, key)
-    likely = m + 10 * math.isqrt(m) + 20
-    if likely < n // 2:
-        small = np.flatnonzero(bits < np.uint64((likely << 64) // n))
-        if len(small) >= m:
-            return small[np.argsort(bits[small], kind="stable")[:m]]
-    return np.argsort(bits, kind="stable")[:m]
+def sample(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
+    """m of range(n) without replacement, in random order.
 
-
-def _bits(n: int, seed: int, purpose: str, key: tuple[int, ...]) -> np.ndarray:
-    return np.random.Philox(_sequence(seed, purpose, key)).random_raw(n)
+    They are the first of the permutation; few of a great many are drawn one by one, those met before left out, at a
+    cost that does not depend on n.
+    """
+    if n < _MANY or 8 * m > n:
+        return permutation(n, seed, purpose, *key)[:m]
+    draws = 2 * m
+    while True:
+        numbers = np.random.Philox(_sequence(seed, purpose, key)).random_raw(draws) % np.uint64(n)
+        _, first = np.unique(numbers, return_index=True)
+        if len(first) >= m:
+            return numbers[np.sort(first)[:m]].astype(np.int64)
+        draws *= 2
 
 
 def integer_key(seed: int, purpose: str, *key: int) -> int:

@@ -49,9 +49,10 @@ class Federation:
     @cached_property
     def label_counts(self) -> IntArray:
         """Samples by client and class, [clients, classes]."""
-        labels = self.dataset.train.y[self._samples]
-        cells = np.bincount(self._owners * self.classes + labels, minlength=self.clients * self.classes)
-        return _frozen(cells.astype(np.int64).reshape(self.clients, self.classes))
+        cells = self._owners() * self.classes
+        cells += self.dataset.train.y[self._samples()]
+        counts = np.bincount(cells, minlength=self.clients * self.classes)
+        return _frozen(counts.astype(np.int64, copy=False).reshape(self.clients, self.classes))
 
     @cached_property
     def hash(self) -> str:
@@ -84,9 +85,10 @@ class Federation:
             if not 0 <= label < self.classes:
                 raise UserError(f"label {label}; expected 0 to {self.classes - 1}")
             kept[label] = True
-        keep = kept[self.dataset.train.y[self._samples]]
-        ends = np.cumsum(np.bincount(self._owners[keep], minlength=self.clients)).tolist()
-        samples = self._samples[keep]
+        samples = self._samples()
+        keep = kept[self.dataset.train.y[samples]]
+        ends = np.cumsum(np.bincount(self._owners()[keep], minlength=self.clients)).tolist()
+        samples = samples[keep]
         indices = tuple(samples[start:end] for start, end in zip([0, *ends], ends, strict=False))
         partition = {**self.partition, "restricted_to": np.flatnonzero(kept).tolist()}
         return Federation(self.dataset, indices, partition, self.seed)
@@ -95,11 +97,9 @@ class Federation:
         """Save the split with its hash; `Saved(path)` is the partition that gives it back."""
         write_split(path, self.indices, self.dataset.train.y, self.partition, self.seed)
 
-    @cached_property
     def _samples(self) -> IntArray:
         return np.concatenate(self.indices) if self.indices else np.empty(0, np.int64)
 
-    @cached_property
     def _owners(self) -> IntArray:
         return np.repeat(np.arange(self.clients), self.sizes)
 

@@ -40,7 +40,7 @@ from fedskew.methods.parts import weighted_mean
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.drift import drift_diversity, finite_or_none
 from fedskew.metrics.groups import group_accuracy
-from fedskew.randomness import drawn
+from fedskew.randomness import sample
 
 Row = dict[str, Any]
 """What is recorded of a round, as JSON."""
@@ -169,7 +169,7 @@ class Server:
             raise UserError(f"stage {stage.name!r} has no client with samples of classes {stage.labels}")
         wanted = min(self._config.clients_per_round or len(eligible), len(eligible))
         key = (self._config.seed, "clients", _number(stage.model), trainee.rounds)
-        return np.sort(eligible[drawn(wanted, len(eligible), *key)])
+        return np.sort(eligible[sample(wanted, len(eligible), *key)])
 
     def _work(self, this: _Round, state: RunState) -> RoundWork:
         downlink: Tensors = {}
