@@ -79,11 +79,14 @@ def product_tiling(columns: int, channels: int, dtype: torch.dtype, tf32: bool) 
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype, tf32: bool) -> Tiling:
-    """128 rows of taps and input channels, so that the gradient of the output is read few times."""
+    """128 rows of taps and input channels, so that the gradient of the output is read few times.
+
+    Channels that do not fill a vector are loaded one by one: fewer pixels at once, else it spills registers.
+    """
     exact = _precision(dtype, tf32) == "ieee"
     depth = power_of_two(16, 64 if exact else 128, shape.depth)
     wide = power_of_two(16, 64 if exact else 128, shape.o)
-    pixels = 16 if exact else 64 if dtype != torch.float32 else 32
+    pixels = 16 if exact else 64 if dtype != torch.float32 and shape.c % 8 == 0 else 32
     programs = clients * blocks(shape.depth, depth) * blocks(shape.o, wide)
     most = max(1, samples * shape.ho * shape.wo // (8 * pixels))
     splits = min(most, blocks(_PROGRAMS, programs))
