@@ -8,7 +8,7 @@ from fedskew.benchmark.cases import Case
 from fedskew.benchmark.loop import told
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic
 from fedskew.experiment.server import Server
-from fedskew.methods import Objective, make_method
+from fedskew.methods import Objective, Tensors, make_method
 
 
 class OwnEngine:
@@ -36,6 +36,9 @@ class OwnEngine:
         """One round, with everything that belongs to it."""
         self._state, row = self._server.advance(self._state)
         self.visits = row["visits"]
+
+    def global_model(self) -> Tensors:
+        return self._state.model.params
 
     def bare_steps(self) -> tuple[Callable[[], None], int]:
         """Local training without aggregation and evaluation, and the samples that one call of it trains on.

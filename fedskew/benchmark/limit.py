@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedskew.benchmark.arithmetic import casting, fastest_arithmetic
 from fedskew.benchmark.cases import Case
 from fedskew.engine import DeviceSamples
+from fedskew.methods import Tensors
 
 _WARM_UP = 3
 
@@ -51,6 +52,9 @@ class Limit:
     @torch.no_grad()
     def current_loss(self) -> float:
         return float(self._eager_loss(self._x, self._y))
+
+    def global_model(self) -> Tensors:
+        return {name: p.detach().clone() for name, p in self._model.named_parameters()}
 
     def _eager_loss(self, x: Tensor, y: Tensor) -> Tensor:
         with casting(self._case.precision, self._device):

@@ -101,6 +101,12 @@ class LoopSteps:
                 batch = self._batches[step % len(self._batches)]
                 self._trainer.step(self._x[batch], self._y[batch])
 
+    @torch.no_grad()
+    def current_loss(self) -> float:
+        """The cross-entropy over the client's samples."""
+        logits = self._trainer.logits(self._trainer.model, self._x)
+        return float(nn.functional.cross_entropy(logits, self._y))
+
 
 def told(method: Method, hook: Callable[[Part], Tensors]) -> Tensors:
     """What all parts of a method say together."""

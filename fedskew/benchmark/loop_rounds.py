@@ -95,5 +95,8 @@ class LoopRounds:
             right += (self._trainer.logits(model, self._test.inputs(batch)).argmax(1) == self._test.y[batch]).sum()
         return float(right) / len(self._test)
 
+    def global_model(self) -> Tensors:
+        return self._trainer.params()
+
     def _tensors(self) -> Tensors:
         return {name: t.detach().clone() for name, t in self._trainer.model.state_dict().items()}
