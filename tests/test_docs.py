@@ -138,7 +138,7 @@ def _parse(arguments: list[str]) -> None:
 
 def test_every_command_is_shown_somewhere() -> None:
     shown = {arguments[0] for document in DOCUMENTS for block in blocks(document) for arguments in block.commands}
-    assert shown >= {"run", "compare", "partition", "datasets", "partitions"}
+    assert shown >= {"run", "compare", "partition", "datasets", "partitions", "bench"}
 
 
 def _named(document: str) -> set[str]:
