@@ -28,6 +28,11 @@ class OwnEngine:
         return self._server.engine.name
 
     @property
+    def notices(self) -> list[str]:
+        """Of the engine; more may come while it runs."""
+        return self._server.engine.notices
+
+    @property
     def threads(self) -> int | None:
         """As the command line gives them to such a run."""
         return 1 if self.name == "stacked" and self._config.device == "cpu" else None

@@ -11,6 +11,7 @@ from fedskew.benchmark.limit import Limit
 from fedskew.benchmark.loop import LoopSteps
 from fedskew.benchmark.loop_rounds import LoopRounds
 from fedskew.benchmark.measurement import BARE, LEVELS, LIMIT, LOOP, TUNED_LOOP, Level
+from fedskew.benchmark.targets import OVER_LOOP
 from fedskew.benchmark.timing import Contender, Patience, Ready
 
 SCALING_CLIENTS = 10
@@ -106,7 +107,7 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
     for clients in plan.clients:
         for model in plan.models:
             case = Case(model, clients, plan.scale, plan.device, precision=first)
-            later = 0 if clients == plan.clients[0] or model == plan.models[0] else 4
+            later = 0 if (model, clients) in OVER_LOOP[plan.kind] else 4
             if "steps" in plan.levels:
                 for method in plan.methods:
                     yield later if method == "fedavg" else 7, _steps(plan, replace(case, method=method))
@@ -179,7 +180,7 @@ def _bare(case: Case, engine: str, name: str, level: Level = "steps") -> Contend
     def make() -> Ready:
         own = OwnEngine(case, engine)
         call, samples = own.bare_steps()
-        return Ready(call, lambda: samples, name if name == BARE else own.name, own.close, own.threads)
+        return Ready(call, lambda: samples, name if name == BARE else own.name, own.close, own.threads, own.notices)
 
     return Contender(case, level, f"{engine} {BARE}: {_words(case)}", make, engine)
 
@@ -187,7 +188,7 @@ def _bare(case: Case, engine: str, name: str, level: Level = "steps") -> Contend
 def _rounds_of(case: Case, engine: str, level: Level = "rounds") -> Contender:
     def make() -> Ready:
         own = OwnEngine(case, engine)
-        return Ready(own.round, lambda: own.visits, own.name, own.close, own.threads)
+        return Ready(own.round, lambda: own.visits, own.name, own.close, own.threads, own.notices)
 
     return Contender(case, level, f"{engine} rounds: {_words(case)}", make, engine)
 

@@ -25,6 +25,8 @@ class Results:
     date: str
     measurements: list[Measurement] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    """What the engines had to do differently from what was asked."""
     left_out: list[str] = field(default_factory=list)
     """What there was no time for."""
     seconds: float = 0.0
@@ -45,6 +47,7 @@ class Results:
             "seconds": self.seconds,
             "measurements": [m.to_json() for m in self.measurements],
             "failures": [{"what": f.label, "why": f.reason} for f in self.failures],
+            "notices": list(self.notices),
             "left_out": list(self.left_out),
         }
 
@@ -60,6 +63,7 @@ class Results:
                 date=str(value["date"]),
                 measurements=[Measurement.from_json(m) for m in value["measurements"]],
                 failures=[Failure(f["what"], f["why"]) for f in value["failures"]],
+                notices=[str(line) for line in value["notices"]],
                 left_out=[str(line) for line in value["left_out"]],
                 seconds=float(value["seconds"]),
             )

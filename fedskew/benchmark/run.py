@@ -26,7 +26,8 @@ class Benchmark:
         self._start = time.monotonic()
         self._stopwatch = Stopwatch(self._device, plan.patience, self._is_late)
         now = datetime.now(UTC).replace(microsecond=0).isoformat()
-        self.results = Results(machine(self._device), versions(), command, now, failures=self._stopwatch.failures)
+        self.results = Results(machine(self._device), versions(), command, now)
+        self.results.failures, self.results.notices = self._stopwatch.failures, self._stopwatch.notices
 
     def run(self, tell: Tell) -> Results:
         try:

@@ -59,13 +59,14 @@ def markdown(results: Results) -> str:
     head += [f"`{results.command}`, {results.date}, {results.seconds:.0f} s", "", *about, ""]
     parts = ["\n".join(head), *(table.markdown() for table in tables(results))]
     if remarks(results):
-        parts.append("\n".join(("## Not measured", "", *(f"- {line}" for line in remarks(results)), "")))
+        parts.append("\n".join(("## Remarks", "", *(f"- {line}" for line in remarks(results)), "")))
     return "\n".join(parts)
 
 
 def remarks(results: Results) -> list[str]:
-    """What is missing from the tables, and why."""
-    lines = [f"{failure.label}: {failure.reason}" for failure in results.failures]
+    """What the engines said, and what is missing from the tables, and why."""
+    lines = list(dict.fromkeys(results.notices))
+    lines += [f"not measured: {failure.label}: {failure.reason}" for failure in results.failures]
     return lines + [f"{what}: left out, the time was used up" for what in results.left_out]
 
 

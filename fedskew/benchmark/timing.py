@@ -28,6 +28,8 @@ class Ready:
     close: Callable[[], None] = lambda: None
     threads: int | None = None
     """On a CPU; none: as many as PyTorch takes by itself."""
+    notices: Sequence[str] = ()
+    """What an engine had to do differently from what was asked."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Stopwatch:
         self._device, self._patience, self._is_late = device, patience, is_late
         self._threads = torch.get_num_threads()
         self.failures: list[Failure] = []
+        self.notices: list[str] = []
 
     def measure(self, contenders: Sequence[Contender], tell: Callable[[str], None]) -> list[Measurement]:
         """Each contender several times, one after another, round and round; those that fail are noted."""
@@ -111,6 +114,7 @@ class Stopwatch:
         except RuntimeError as error:  # out of memory, what cannot be compiled: the others are measured all the same
             self.failures.append(Failure.of(contender.label, error))
             return None
+        self.notices += [f"{contender.label}: {line}" for line in ready.notices]
         calls = max(1, round(self._patience.seconds / max(once, 1e-9)))
         return _Warm(contender, ready, calls, memory.taken())
 
