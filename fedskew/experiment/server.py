@@ -213,7 +213,8 @@ class Server:
         state = self._fresh_state(stage, start.model.params)
         a_round = self._config.clients_per_round or self._federation.clients
         clients = min(self._federation.clients, self.rounds_ahead(start) * a_round)
-        return max(0, clients - there) * sum(t.nbytes for t in state.values())
+        spare = 2 * min(a_round, clients)  # what newer states replaced is kept for two checkpoints
+        return max(0, clients + spare - there) * sum(t.nbytes for t in state.values())
 
     def _kept(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> ClientStates:
         """What the clients keep now; one whose update is not finite, what it had."""
@@ -354,7 +355,7 @@ def _magnitude(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     inexact = [t for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel()]
     if not inexact:
         return torch.zeros(())
-    return torch.stack([norm.double() for norm in torch._foreach_norm(inexact, 1)]).sum()
+    return torch.stack(torch._foreach_norm(inexact, 1)).sum(dtype=torch.float64)
 
 
 def _finite(result: RoundResult, sent: ModelState) -> npt.NDArray[np.bool_]:

@@ -109,11 +109,13 @@ class Updates:
 
 def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
     """Σ_k a_k·w_k for each tensor; whole-number entries (BatchNorm's counters) are rounded."""
+    in_dtype = {dtype: weights.to(dtype) for dtype in {t.dtype for t in stacked.values()} if dtype.is_floating_point}
 
     def mean(tensor: Tensor) -> Tensor:
+        rows = tensor.reshape(len(tensor), tensor.shape[1:].numel())
         if tensor.is_floating_point():
-            return torch.einsum("k,k...->...", weights.to(tensor), tensor)
-        return torch.einsum("k,k...->...", weights, tensor.to(weights.dtype)).round().to(tensor.dtype)
+            return (in_dtype[tensor.dtype] @ rows).view(tensor.shape[1:])
+        return (weights @ rows.to(weights.dtype)).round().to(tensor.dtype).view(tensor.shape[1:])
 
     return {name: mean(tensor) for name, tensor in stacked.items()}
 
