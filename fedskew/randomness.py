@@ -45,10 +45,10 @@ def sample(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
         return permutation(n, seed, purpose, *key)[:m]
     draws = 2 * m
     while True:
-        numbers = np.random.Philox(_sequence(seed, purpose, key)).random_raw(draws) % np.uint64(n)
-        _, first = np.unique(numbers, return_index=True)
+        bits: np.ndarray = np.random.Philox(_sequence(seed, purpose, key)).random_raw(draws)
+        numbers, first = np.unique(bits % np.uint64(n), return_index=True)
         if len(first) >= m:
-            return numbers[np.sort(first)[:m]].astype(np.int64)
+            return numbers[np.argsort(first)[:m]].astype(np.int64)
         draws *= 2
 
 

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
