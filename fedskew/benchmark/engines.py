@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fedskew.benchmark.cases import Case
 from fedskew.benchmark.loop import told
-from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic
+from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, StackedEngine, arithmetic
 from fedskew.experiment.server import Server
 from fedskew.methods import Objective, Tensors, make_method
 
@@ -48,16 +48,11 @@ class OwnEngine:
     def bare_steps(self) -> tuple[Callable[[], None], int]:
         """Local training without aggregation and evaluation, and the samples that one call of it trains on.
 
-        An engine that has no step to give trains one epoch.
+        An engine that has no step to give, or none of all clients at a time, trains one epoch.
         """
-        work = self.work()
-        engine = self._server.engine
-        precision = self._config.precision
-        if hasattr(engine, "bare_step"):
-            with arithmetic(precision):
-                step: Callable[[], object] = engine.bare_step(work)
-            samples = self._case.step_samples
-        else:
+        work, engine, precision = self.work(), self._server.engine, self._config.precision
+        step, samples = self._step_of_all(work)
+        if step is None:
             step, samples = lambda: engine.train(work), sum(len(a.samples) for a in work.assignments)
 
         def call() -> None:
@@ -65,6 +60,15 @@ class OwnEngine:
                 step()
 
         return call, samples
+
+    def _step_of_all(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
+        engine = self._server.engine
+        if not isinstance(engine, StackedEngine):
+            return None, 0
+        said = len(engine.notices)
+        with arithmetic(self._config.precision):
+            step = engine.bare_step(work)
+        return step if len(engine.notices) == said else None, self._case.step_samples
 
     def close(self) -> None:
         """End the workers of an engine that has some."""

@@ -90,10 +90,12 @@ def quick(device: str) -> Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Contenders that are timed in turn with one another."""
+    """Contenders that are compared."""
 
     title: str
     contenders: tuple[Contender, ...]
+    in_turn: bool = True
+    """Whether they are timed in turn; those that would not fit the device together, one after another."""
 
 
 def groups(plan: Plan) -> list[Group]:
@@ -129,7 +131,9 @@ def _steps(plan: Plan, case: Case) -> Group:
     if case.method == "fedavg":
         promising = _limit_precisions(plan, case.model)
         contenders += [_limit(each, plan.compiled_limit) for each in plain if each.precision in promising]
-    return Group(f"steps of {case.method} on {case.model}, {case.clients} clients", tuple(contenders))
+    return Group(
+        f"steps of {case.method} on {case.model}, {case.clients} clients", tuple(contenders), not _is_large(case)
+    )
 
 
 def _rounds(plan: Plan, case: Case) -> Group:
@@ -140,7 +144,12 @@ def _rounds(plan: Plan, case: Case) -> Group:
     if case.model == plan.models[0] and case.clients > 1:
         contenders.append(_rounds_of(replace(case, sizes="unequal"), engine))
     contenders.append(_loop_rounds(case))
-    return Group(f"rounds of {case.model}, {case.clients} clients, {case.precision}", tuple(contenders))
+    title = f"rounds of {case.model}, {case.clients} clients, {case.precision}"
+    return Group(title, tuple(contenders), not _is_large(case))
+
+
+def _is_large(case: Case) -> bool:
+    return case.model in ("mobilenetv2", "resnet18") and case.clients > SCALING_CLIENTS
 
 
 def _federations(plan: Plan) -> Group:

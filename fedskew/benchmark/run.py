@@ -44,10 +44,12 @@ class Benchmark:
         def say(line: str) -> None:
             tell(done, len(self._groups), f"{group.title}: {line}")
 
-        try:
-            self.results.measurements += self._stopwatch.measure(group.contenders, say)
-        except RuntimeError as error:  # such as out of memory: other groups may be smaller
-            self.results.failures.append(Failure.of(group.title, error))
+        contenders = group.contenders
+        for together in [contenders] if group.in_turn else [(alone,) for alone in contenders]:
+            try:
+                self.results.measurements += self._stopwatch.measure(together, say)
+            except RuntimeError as error:  # such as out of memory: others may be smaller
+                self.results.failures.append(Failure.of(group.title, error))
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._start

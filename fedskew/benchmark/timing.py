@@ -15,6 +15,9 @@ from fedskew.benchmark.cases import Case
 from fedskew.benchmark.measurement import Level, Measurement
 from fedskew.benchmark.memory import PeakMemory
 
+_ENOUGH = 3
+"""Repetitions of which a median can be taken, should the time be used up."""
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -91,6 +94,8 @@ class Stopwatch:
         warm = [w for contender in contenders if (w := self._warmed(contender, tell, closing))]
         times: list[list[float]] = [[] for _ in warm]
         for repetition in range(self._patience.repetitions if warm else 0):
+            if repetition >= _ENOUGH and self._is_late():
+                break
             tell(f"repetition {repetition + 1} of {self._patience.repetitions}")
             for each, collected in zip(warm, times, strict=True):
                 collected.append(self._seconds(each.ready, each.calls))
@@ -113,6 +118,7 @@ class Stopwatch:
                 once = self._seconds(ready, 1)
         except RuntimeError as error:  # out of memory, what cannot be compiled: the others are measured all the same
             self.failures.append(Failure.of(contender.label, error))
+            self._free_memory()
             return None
         self.notices += [f"{contender.label}: {line}" for line in ready.notices]
         calls = max(1, round(self._patience.seconds / max(once, 1e-9)))
@@ -141,9 +147,12 @@ class Stopwatch:
             torch.set_num_threads(self._threads)
 
     def _clean_up(self) -> None:
-        gc.collect()
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()
+        self._free_memory()
+
+    def _free_memory(self) -> None:
+        gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -87,6 +87,19 @@ def test_the_rows_with_a_target_come_first() -> None:
     assert len(titles) == len(set(titles))
 
 
+def test_large_contenders_are_not_kept_beside_one_another() -> None:
+    apart = {group.title for group in groups(usual("cuda")) if not group.in_turn}
+    assert "steps of fedavg on resnet18, 100 clients" in apart
+    assert not any("cnn" in title or ", 10 clients" in title for title in apart)
+
+
+def test_enough_repetitions_are_made_even_when_it_is_late() -> None:
+    late = iter([False, *100 * [True]])
+    stopwatch = Stopwatch(CPU, Patience(7, 0), lambda: next(late))
+    [measurement] = stopwatch.measure([contender("a", lambda: None)], silent)
+    assert len(measurement.seconds) == 3
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_group_compares_with_the_loop(device: str) -> None:
     for plan in (usual(device), quick(device)):
