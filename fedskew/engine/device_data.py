@@ -50,6 +50,11 @@ class DeviceSamples:
         """The model's inputs for some rows."""
         return self._normalised(self.x[indices])
 
+    def some_inputs(self) -> Tensor:
+        """A few; always the same, so that a resumed run finds what the first one did."""
+        rows = torch.linspace(0, len(self) - 1, 8, device=self.y.device)
+        return self.inputs(rows.long())
+
     def training_inputs(self, indices: Tensor, epoch_keys: Tensor) -> Tensor:
         """The same, augmented: a sample's changes depend on the epoch's key and on the sample alone."""
         if self._augmentation is None:

@@ -4,36 +4,34 @@ The module is taken apart by `torch.fx`. Each layer becomes one operation on all
 convolution, a linear layer a batched matrix product, BatchNorm one with clients × channels channels. What has no rule
 here is lifted by `vmap`, layer by layer.
 
-Values are in one of two layouts. `clients`: [K, B, …], the batch of each client. `channels`: [B, K·C, H, W], the
-clients side by side in the channel axis, as a grouped convolution wants them; values stay in it until a layer needs
-the other.
+A value is [K, B, …], the batch of each client, whatever its order in memory. Behind a grouped convolution the clients'
+channels lie side by side, [B, K·C, H, W]; behind the kernels for GPUs (`kernels`) the channels come last. A layer works
+in the order that it finds.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from fedskew.engine import kernels
 from fedskew.engine.layers import KeyedDropout
 from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold, uniform
 
-Layout = Literal["clients", "channels"]
-
 
 @dataclass(frozen=True)
 class Stacked:
-    """A value of all clients."""
+    """A value of all clients, [K, B, …]; anything else is the same for all."""
 
     tensor: Tensor
-    layout: Layout = "clients"
 
 
 @dataclass
@@ -43,8 +41,8 @@ class Pass:
     clients: int
     tensors: Callable[[str], Tensor | None]
     """A parameter or buffer of all clients by its qualified name; None if there is none of that name."""
-    valid: Tensor
-    """[K, B]: rows that do not pad the batch."""
+    valid: Tensor | None
+    """[K, B]: rows that do not pad the batch; None: no row does."""
     keys: Tensor | None
     """[K]: for dropout."""
     dropouts: int = 0
@@ -56,19 +54,8 @@ class Pass:
         qualified = f"{layer}.{name}" if layer else name
         return self.statistics[qualified] if qualified in self.statistics else self.tensors(qualified)
 
-    def as_clients(self, value: Stacked) -> Tensor:
-        if value.layout == "clients":
-            return value.tensor
-        batch, channels, *rest = value.tensor.shape
-        return value.tensor.view(batch, self.clients, channels // self.clients, *rest).transpose(0, 1)
 
-    def as_channels(self, value: Stacked) -> Tensor:
-        if value.layout == "channels":
-            return value.tensor
-        return value.tensor.transpose(0, 1).flatten(1, 2)
-
-
-Rule = Callable[[Pass, str, Any, Stacked], Stacked]
+Rule = Callable[[Pass, str, Any, Tensor], Tensor]
 """What a layer, by its name and module, makes of a value."""
 
 RULES: dict[type[nn.Module], Rule] = {}
@@ -123,7 +110,7 @@ class LiftedModel:
         """Tied tensors have several names; the clients' tensors go by the first."""
 
     def __call__(
-        self, tensors: Mapping[str, Tensor], x: Tensor, valid: Tensor, keys: Tensor | None
+        self, tensors: Mapping[str, Tensor], x: Tensor, valid: Tensor | None, keys: Tensor | None
     ) -> tuple[Any, Tensors]:
         """What the module returns, each tensor with a leading axis of clients; and BatchNorm's new statistics."""
 
@@ -139,7 +126,7 @@ class LiftedModel:
         for node in self._graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             if node.op == "output":
-                outputs = tree_map(lambda v: this.as_clients(v) if _is_stacked(v) else v, args[0], is_leaf=_is_stacked)
+                outputs = tree_map(lambda v: v.tensor if isinstance(v, Stacked) else v, args[0], is_leaf=_is_stacked)
                 return outputs, this.statistics
             values[node] = Stacked(x) if node.op == "placeholder" else self._apply(this, node, args, kwargs)
         raise ValueError("the model returns nothing")
@@ -152,145 +139,222 @@ class LiftedModel:
         if node.op == "call_module":
             return self._layer(this, target, args, kwargs)
         if node.op == "call_method":
-            return _function(this, getattr(Tensor, target), args, kwargs)
-        return _function(this, target, args, kwargs)
+            return _function(getattr(Tensor, target), args, kwargs)
+        return _function(target, args, kwargs)
 
     def _layer(self, this: Pass, name: str, args: Any, kwargs: Any) -> Any:
         layer = self._module.get_submodule(name)
         rule = RULES.get(type(layer))
         if rule is not None and not kwargs and len(args) == 1 and isinstance(args[0], Stacked):
-            return rule(this, name, layer, args[0])
+            return Stacked(rule(this, name, layer, args[0].tensor))
         own = {n: Stacked(t) for n in _tensor_names(layer) if (t := this.of(name, n)) is not None}
-        return _by_vmap(this, lambda t, *a, **k: torch.func.functional_call(layer, t, a, k), (own, *args), kwargs)
+        return _by_vmap(lambda t, *a, **k: torch.func.functional_call(layer, t, a, k), (own, *args), kwargs)
+
+
+# -- orders in memory --------------------------------------------------------------------------------------
+
+
+def _channels_adjoin(x: Tensor) -> bool:
+    """Whether the clients' channels lie side by side."""
+    return x.dim() > 2 and x.stride(0) == x.shape[2] * x.stride(2)
+
+
+def _as_channels(x: Tensor) -> Tensor:
+    """[B, K·C, …]"""
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def _from_channels(x: Tensor, clients: int) -> Tensor:
+    return _split(x, 1, (clients, -1)).transpose(0, 1)
+
+
+def _split(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
+    return x.view(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+
+
+def _per_channel(tensor: Tensor, x: Tensor) -> Tensor:
+    """[K, C], broadcast over the values of x."""
+    return tensor.view(len(tensor), 1, -1, *(1,) * (x.dim() - 3))
 
 
 # -- rules -------------------------------------------------------------------------------------------------
 
 
 @_rule(nn.Conv2d)
-def _convolution(this: Pass, name: str, layer: nn.Conv2d, value: Stacked) -> Stacked:
-    weight, bias = this.of(name, "weight"), this.of(name, "bias")
+def _convolution(this: Pass, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
+    weight, bias, padding = this.of(name, "weight"), this.of(name, "bias"), layer.padding
     assert weight is not None
-    x, padding = this.as_channels(value), layer.padding
     if layer.padding_mode != "zeros":
-        x, padding = F.pad(x, layer._reversed_padding_repeated_twice, layer.padding_mode), (0, 0)
+        wide = F.pad(x.flatten(0, 1), layer._reversed_padding_repeated_twice, layer.padding_mode)
+        x, padding = _split(wide, 0, x.shape[:2]), (0, 0)
+    if this.clients == 1:
+        own = None if bias is None else bias[0]
+        out = F.conv2d(x[0], weight[0], own, layer.stride, padding, layer.dilation, layer.groups)
+        return out.unsqueeze(0)
+    if not isinstance(padding, str) and layer.dilation == (1, 1) and kernels.supported(x, weight):
+        stride, padding = (layer.stride[0], layer.stride[1]), (padding[0], padding[1])
+        if layer.groups == 1 and layer.kernel_size == (1, 1) and padding == (0, 0):
+            return _pointwise(x[..., :: stride[0], :: stride[1]], weight, bias)
+        if layer.groups == 1:
+            return kernels.stacked_conv2d(x, weight, bias, stride, padding)
+        if layer.groups == layer.in_channels == layer.out_channels:
+            return kernels.stacked_depthwise_conv2d(x, weight, bias, stride, padding)
     flat_bias = None if bias is None else bias.flatten()
     groups = layer.groups * this.clients
-    out = F.conv2d(x, weight.flatten(0, 1), flat_bias, layer.stride, padding, layer.dilation, groups)
-    return Stacked(out, "channels")
+    out = F.conv2d(_as_channels(x), weight.flatten(0, 1), flat_bias, layer.stride, padding, layer.dilation, groups)
+    return _from_channels(out, this.clients)
+
+
+def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A 1×1 convolution: a matrix product over the channels, which come last in memory."""
+    pixels = x.permute(0, 1, 3, 4, 2)
+    out = _matrix_product(pixels.flatten(1, 3), weight.flatten(2), bias)
+    return out.view(*pixels.shape[:-1], -1).permute(0, 1, 4, 2, 3)
+
+
+def _matrix_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    matrices = weight.transpose(1, 2)
+    return torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, matrices)
 
 
 @_rule(nn.Linear)
-def _linear(this: Pass, name: str, layer: nn.Linear, value: Stacked) -> Stacked:
+def _linear(this: Pass, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
     weight, bias = this.of(name, "weight"), this.of(name, "bias")
     assert weight is not None
-    x = this.as_clients(value)
-    rows, matrices = x.flatten(1, -2), weight.transpose(1, 2)
-    out = torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, matrices)
-    return Stacked(out.view(*x.shape[:-1], layer.out_features))
+    return _matrix_product(x.flatten(1, -2), weight, bias).view(*x.shape[:-1], layer.out_features)
 
 
 @_rule(nn.Embedding)
-def _embedding(this: Pass, name: str, layer: nn.Embedding, value: Stacked) -> Stacked:
+def _embedding(this: Pass, name: str, layer: nn.Embedding, tokens: Tensor) -> Tensor:
     weight = this.of(name, "weight")
     assert weight is not None
     if layer.padding_idx is not None or layer.max_norm is not None:
-        own = {"weight": Stacked(weight)}
-        lifted = _by_vmap(this, lambda t, x: torch.func.functional_call(layer, t, (x,)), (own, value), {})
-        assert isinstance(lifted, Stacked)
+        lifted: Tensor = torch.func.vmap(lambda t, x: torch.func.functional_call(layer, {"weight": t}, (x,)))(
+            weight, tokens
+        )
         return lifted
-    tokens = this.as_clients(value)
     first = torch.arange(this.clients, device=tokens.device) * layer.num_embeddings
-    return Stacked(F.embedding(tokens + first.view(-1, *(1,) * (tokens.dim() - 1)), weight.flatten(0, 1)))
+    return F.embedding(tokens + first.view(-1, *(1,) * (tokens.dim() - 1)), weight.flatten(0, 1))
 
 
 @_rule(nn.BatchNorm1d, nn.BatchNorm2d)
-def _batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, value: Stacked) -> Stacked:
-    """Each client's statistics over its valid rows: the clients' channels are so many channels of one batch."""
-    x = value.tensor.unsqueeze(-1) if value.layout == "clients" and value.tensor.dim() == 3 else None
-    wide = this.as_channels(value if x is None else Stacked(x))
-    dtype = wide.dtype
-    wide = wide.to(torch.promote_types(dtype, torch.float32))  # as PyTorch's own does under autocast
-    running = [this.of(name, statistic) for statistic in ("running_mean", "running_var")]
-    if layer.training or running[0] is None or running[1] is None:
-        mean, var, count = _valid_statistics(this, wide)
+def _batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """Each client's statistics over its valid rows."""
+    running = [t for s in ("running_mean", "running_var") if (t := this.of(name, s)) is not None]
+    of_batch = layer.training or not running
+    if of_batch and this.valid is None and layer.momentum is not None and (x.dim() == 3 or _channels_adjoin(x)):
+        return _full_batch_norm(this, name, layer, x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
+    if of_batch:
+        mean, var, count = _batch_statistics(this, wide)
         if layer.training and layer.track_running_stats:
             _remember(this, name, layer, mean, var * count / (count - 1))
     else:
-        mean, var = running[0].flatten(), running[1].flatten()
+        mean, var = running
+
     scale, bias = (var + layer.eps).rsqrt(), this.of(name, "bias")
     if (weight := this.of(name, "weight")) is not None:
-        scale = scale * weight.flatten()
-    shape = (1, -1) + (1,) * (wide.dim() - 2)
-    normed = (wide - mean.view(shape)) * scale.view(shape)
-    out = Stacked((normed if bias is None else normed + bias.flatten().view(shape)).to(dtype), "channels")
-    return out if x is None else Stacked(this.as_clients(out).squeeze(-1))
+        scale = scale * weight
+    normed = (wide - _per_channel(mean, wide)) * _per_channel(scale, wide)
+    return (normed if bias is None else normed + _per_channel(bias, wide)).to(x.dtype)
 
 
-def _valid_statistics(this: Pass, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance and number of values of each client's channels [K·C]."""
-    per_client = x.shape[1] // this.clients
-    rows = this.valid.t().to(x.dtype).repeat_interleave(per_client, dim=1)
-    rows = rows.view(*rows.shape, *(1,) * (x.dim() - 2))
-    axes = (0, *range(2, x.dim()))
-    count = rows.sum(axes) * x[0, 0].numel()
+def _full_batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """PyTorch's own, for batches without padding: the clients' channels are so many channels of one batch."""
+    keep = layer.training and layer.track_running_stats
+    weight, bias = (None if t is None else t.flatten() for t in (this.of(name, "weight"), this.of(name, "bias")))
+    tracked = [this.of(name, statistic) if keep else None for statistic in ("running_mean", "running_var")]
+    new = [None if t is None else t.flatten().clone() for t in tracked]
+    out = F.batch_norm(_as_channels(x), new[0], new[1], weight, bias, True, layer.momentum or 0.0, layer.eps)
+    if keep:
+        for statistic, value in zip(("running_mean", "running_var"), new, strict=True):
+            assert value is not None
+            this.statistics[f"{name}.{statistic}"] = value.view(this.clients, -1)
+        _count_batch(this, name)
+    return _from_channels(out, this.clients)
+
+
+def _batch_statistics(this: Pass, x: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
+    """Mean, variance and number of values of each client's channels [K, C]."""
+    axes = (1, *range(3, x.dim()))
+    if this.valid is None:
+        var, mean = torch.var_mean(x, axes, correction=0)
+        return mean, var, x[0, :, 0].numel()
+    rows = this.valid.to(x.dtype).view(*x.shape[:2], *(1,) * (x.dim() - 2))
+    count = this.valid.sum(dim=1, keepdim=True).to(x.dtype) * x[0, 0, 0].numel()
     mean = (x * rows).sum(axes) / count
-    centred = (x - mean.view(1, -1, *(1,) * (x.dim() - 2))) * rows
+    centred = (x - _per_channel(mean, x)) * rows
     return mean, centred.square().sum(axes) / count, count
 
 
 def _remember(this: Pass, name: str, layer: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
-    seen = this.of(name, "num_batches_tracked")
-    assert seen is not None
-    factor = 1 / (seen + 1).to(mean.dtype).unsqueeze(-1) if layer.momentum is None else layer.momentum
+    seen = _count_batch(this, name)
+    factor = 1 / seen.to(mean.dtype).unsqueeze(-1) if layer.momentum is None else layer.momentum
     for statistic, value in (("running_mean", mean), ("running_var", var)):
         before = this.of(name, statistic)
         assert before is not None
-        this.statistics[f"{name}.{statistic}"] = before + factor * (value.detach().view_as(before) - before)
+        this.statistics[f"{name}.{statistic}"] = before + factor * (value.detach() - before)
+
+
+def _count_batch(this: Pass, name: str) -> Tensor:
+    seen = this.of(name, "num_batches_tracked")
+    assert seen is not None
     this.statistics[f"{name}.num_batches_tracked"] = seen + 1
+    return seen + 1
 
 
 @_rule(nn.GroupNorm)
-def _group_norm(this: Pass, name: str, layer: nn.GroupNorm, value: Stacked) -> Stacked:
-    weight, bias = (None if t is None else t.flatten() for t in (this.of(name, "weight"), this.of(name, "bias")))
-    groups = layer.num_groups * this.clients
-    return Stacked(F.group_norm(this.as_channels(value), groups, weight, bias, layer.eps), "channels")
+def _group_norm(this: Pass, name: str, layer: nn.GroupNorm, x: Tensor) -> Tensor:
+    weight, bias = this.of(name, "weight"), this.of(name, "bias")
+    out = _split(F.group_norm(x.flatten(0, 1), layer.num_groups, eps=layer.eps), 0, x.shape[:2])
+    if weight is None or bias is None:
+        return out
+    return out * _per_channel(weight, x) + _per_channel(bias, x)
 
 
 @_rule(KeyedDropout)
-def _dropout(this: Pass, name: str, layer: KeyedDropout, value: Stacked) -> Stacked:  # noqa: ARG001
+def _dropout(this: Pass, name: str, layer: KeyedDropout, x: Tensor) -> Tensor:  # noqa: ARG001
     """Each client's masks."""
     if not layer.training or layer.p == 0:
-        return value
+        return x
     if layer.p == 1:
-        return replace(value, tensor=torch.zeros_like(value.tensor))
+        return torch.zeros_like(x)
     if this.keys is None:
         raise RuntimeError("a network with dropout was run in train mode without a key")
     this.dropouts += 1
-    shape = this.as_clients(value).shape
-    if layer.whole_channels:
-        shape = shape[:3] + (1,) * (len(shape) - 3)
-    positions = torch.arange(shape[1:].numel(), device=value.tensor.device)
+    shape = x.shape[:3] + (1,) * (x.dim() - 3) if layer.whole_channels else x.shape
+    positions = torch.arange(shape[1:].numel(), device=x.device)
     drawn = uniform(fold(this.keys, this.dropouts).unsqueeze(-1), positions)
-    kept = Stacked((drawn >= layer.p).view(shape))
-    mask = this.as_channels(kept) if value.layout == "channels" else kept.tensor
-    return replace(value, tensor=value.tensor * mask.to(value.tensor.dtype) / (1 - layer.p))
+    return x * (drawn >= layer.p).view(shape).to(x.dtype) / (1 - layer.p)
 
 
 @_rule(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-def _pooling(this: Pass, name: str, layer: nn.Module, value: Stacked) -> Stacked:  # noqa: ARG001
-    return Stacked(layer(this.as_channels(value)), "channels")
+def _pooling(this: Pass, name: str, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG001
+    if _channels_adjoin(x):
+        return _from_channels(layer(_as_channels(x)), this.clients)
+    return _split(layer(x.flatten(0, 1)), 0, x.shape[:2])
 
 
 @_rule(nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Hardswish, nn.Identity)
-def _elementwise(this: Pass, name: str, layer: nn.Module, value: Stacked) -> Stacked:  # noqa: ARG001
-    return replace(value, tensor=layer(value.tensor))
+def _elementwise(this: Pass, name: str, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG001
+    out: Tensor = layer(x)
+    return out
+
+
+@_rule(nn.LayerNorm)
+def _layer_norm(this: Pass, name: str, layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    weight, bias = this.of(name, "weight"), this.of(name, "bias")
+    out = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    over = (len(x), *(1,) * (x.dim() - 1 - len(layer.normalized_shape)), *layer.normalized_shape)
+    if weight is not None:
+        out = out * weight.view(over)
+    return out if bias is None else out + bias.view(over)
 
 
 @_rule(nn.Flatten)
-def _flatten(this: Pass, name: str, layer: nn.Flatten, value: Stacked) -> Stacked:  # noqa: ARG001
+def _flatten(this: Pass, name: str, layer: nn.Flatten, x: Tensor) -> Tensor:  # noqa: ARG001
     first, last = (d + 1 if d >= 0 else d for d in (layer.start_dim, layer.end_dim))
-    return Stacked(this.as_clients(value).flatten(first, last))
+    return x.flatten(first, last)
 
 
 # -- functions, and what has no rule -----------------------------------------------------------------------
@@ -298,16 +362,15 @@ def _flatten(this: Pass, name: str, layer: nn.Flatten, value: Stacked) -> Stacke
 _ELEMENTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul, torch.relu, F.relu}
 
 
-def _function(this: Pass, function: Any, args: Any, kwargs: Any) -> Any:
+def _function(function: Any, args: Any, kwargs: Any) -> Any:
     given = [a for a in args if isinstance(a, Stacked)]
     if function in (getattr, Tensor.size, Tensor.dim) and given:
-        return function(this.as_clients(args[0])[0], *args[1:])
+        return function(args[0].tensor[0], *args[1:])
     if not given and not any(isinstance(v, Stacked) for v in kwargs.values()) and not _holds_stacked(args):
         return function(*args, **kwargs)
     if function in _ELEMENTWISE and not kwargs and _alike(args):
-        tensor = function(*(a.tensor if isinstance(a, Stacked) else a for a in args))
-        return Stacked(tensor, given[0].layout)
-    return _by_vmap(this, function, args, kwargs)
+        return Stacked(function(*(a.tensor if isinstance(a, Stacked) else a for a in args)))
+    return _by_vmap(function, args, kwargs)
 
 
 def _holds_stacked(args: Any) -> bool:
@@ -321,9 +384,9 @@ def _is_stacked(value: Any) -> bool:
 
 
 def _alike(args: Any) -> bool:
-    """Whether an elementwise function of these is the same in any layout."""
+    """Whether an elementwise function of these broadcasts nothing over clients."""
     given = [a for a in args if isinstance(a, Stacked)]
-    same = all(a.layout == given[0].layout and a.tensor.shape == given[0].tensor.shape for a in given)
+    same = all(a.tensor.shape == given[0].tensor.shape for a in given)
     return same and all(isinstance(a, Stacked | int | float) for a in args)
 
 
@@ -334,14 +397,14 @@ class _Slot:
     index: int
 
 
-def _by_vmap(this: Pass, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _by_vmap(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Lift any function of one client's values."""
     tensors: list[Tensor] = []
 
     def take(value: Any) -> Any:
         if not isinstance(value, Stacked):
             return value
-        tensors.append(this.as_clients(value))
+        tensors.append(value.tensor)
         return _Slot(len(tensors) - 1)
 
     structure = tree_map(take, (args, kwargs), is_leaf=_is_stacked)

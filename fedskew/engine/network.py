@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedskew.engine import kernels
 from fedskew.engine.layers import KeyedDropout, Step, ValidBatchNorm
 from fedskew.engine.lifting import LiftedModel, lifted_model
 from fedskew.methods.parts import Mode, Outputs, Tensors
@@ -78,14 +79,15 @@ class Network:
         return outputs, {**buffers, **self._step.buffers}
 
     def forward_stacked(
-        self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, keys: Tensor
+        self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor | None, mode: Mode, keys: Tensor
     ) -> tuple[Outputs, Tensors]:
-        """The same for a stack of clients, all tensors with a leading axis of clients."""
+        """The same for a stack of clients, all tensors with a leading axis of clients; `valid` None: no row pads."""
         self._stackable.train(mode == "train")
         if mode not in self._lifted:
             self._lifted[mode] = lifted_model(self._stackable)
         lifted = self._lifted[mode]
         if lifted is None:
+            valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
             return self._stacked_by_vmap(params, buffers, x, valid, mode, keys)
         with self._precision(x.device):
             (logits, features), statistics = lifted(_prefixed({**params, **buffers}), x, valid, keys)
@@ -131,6 +133,10 @@ class Network:
         if self._autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self._autocast)
+
+    def prefers_channels_last(self, samples: Tensor) -> bool:
+        """Whether stacked inputs should have their channels last in memory."""
+        return kernels.supported(samples, samples) and any(isinstance(m, nn.Conv2d) for m in self._model.modules())
 
     def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
         """Whether what the model says of a sample depends on the others in the batch, or on its place there."""

@@ -105,7 +105,7 @@ EDGES: dict[str, tuple[tuple[int, ...], ...]] = {
 def test_edge_clients(edge: str, method: str) -> None:
     federation = image_federation(EDGES[edge])
     for model in (norm_and_dropout(), linear()):
-        assert disagreement(federation, method, model, lr=0.02) < 1e-9
+        assert disagreement(federation, method, model, lr=0.01) < 1e-9
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 1000])

@@ -1,0 +1,61 @@
+"""How much memory there is, and how much one client's step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_SHARE = {"cpu": 0.5, "cuda": 0.8}
+"""Of the free memory, what the slots may take: evaluation and the server need some, too."""
+
+
+def spare_bytes(device: torch.device) -> int | None:
+    """What the slots may take; None where that cannot be known."""
+    free = _free_cuda_bytes(device) if device.type == "cuda" else _free_host_bytes()
+    return None if free is None else int(free * _SHARE[device.type])
+
+
+def _free_cuda_bytes(device: torch.device) -> int:
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _free_host_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    entries = dict(line.split(":", 1) for line in lines)
+    return int(entries["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in entries else None
+
+
+def bytes_taken(function: Callable[[], object], device: torch.device) -> int:
+    """The most memory that calling `function` takes at a time: measured on a GPU; elsewhere what autograd keeps for the
+    backward pass, twice over, for gradients take about as much."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        torch.cuda.synchronize(device)
+        return max(0, torch.cuda.max_memory_allocated(device) - before)
+    with _kept_by_autograd() as kept:
+        function()
+    return 2 * sum(kept.values())
+
+
+@contextmanager
+def _kept_by_autograd() -> Iterator[dict[int, int]]:
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept

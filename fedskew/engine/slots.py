@@ -1,0 +1,480 @@
+"""The slots of the stacked engine: memory for so many clients at once, filled and emptied as clients come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.batches import BatchPlan
+from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.execution import Memory, captured, compiled
+from fedskew.engine.local_step import Batches, directions, ends
+from fedskew.engine.network import ModelState, Network
+from fedskew.engine.rows import RowLayout
+from fedskew.engine.timetable import Event, Timetable
+from fedskew.engine.work import RoundResult, RoundWork, sgd_
+from fedskew.losses import IGNORE
+from fedskew.methods.parts import Tensors
+from fedskew.randomness import fold
+
+_STAGED_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
+_STAGED_STEPS = 128
+
+_PER_SLOT = ("params", "velocity", "buffers", "state", "sums", "label_counts")
+"""The kinds of memory with a row for each slot."""
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The shapes of what the clients of a kind of work have; the same in every round."""
+
+    params: RowLayout
+    buffers: RowLayout
+    state: RowLayout
+    downlink: RowLayout
+    companions: Mapping[str, tuple[RowLayout, RowLayout]]
+    tally: Mapping[str, torch.dtype]
+
+    @classmethod
+    def of(cls, work: RoundWork, tally: Mapping[str, torch.dtype]) -> Layouts:
+        used = [name for name in work.objective.companions() if name in work.companions]
+        return cls(
+            params=RowLayout(work.sent.params),
+            buffers=RowLayout(work.sent.buffers),
+            state=RowLayout(work.assignments[0].state),
+            downlink=RowLayout(work.downlink),
+            companions={
+                name: (RowLayout(work.companions[name].params), RowLayout(work.companions[name].buffers))
+                for name in used
+            },
+            tally=tally,
+        )
+
+    def common(self, work: RoundWork) -> Memory:
+        """What all clients of a round are given."""
+        memory = {
+            "sent": self.params.flat(_one_row(work.sent.params)),
+            "sent buffers": self.buffers.flat(_one_row(work.sent.buffers)),
+            "downlink": self.downlink.flat(_one_row(work.downlink)),
+        }
+        for name, (params, buffers) in self.companions.items():
+            memory[f"companion {name}"] = params.flat(_one_row(work.companions[name].params))
+            memory[f"companion buffers {name}"] = buffers.flat(_one_row(work.companions[name].buffers))
+        return memory
+
+    def work(self, work: RoundWork, memory: Memory) -> RoundWork:
+        """The same work with what is common to all clients read from memory."""
+
+        def model(kind: str, params: RowLayout, buffers: RowLayout) -> ModelState:
+            head, _, name = kind.partition(" ")
+            statistics = f"{head} buffers {name}".strip()
+            return ModelState(_row(params.views(memory[kind])), _row(buffers.views(memory[statistics])))
+
+        return replace(
+            work,
+            sent=model("sent", self.params, self.buffers),
+            downlink=_row(self.downlink.views(memory["downlink"])),
+            companions={name: model(f"companion {name}", *both) for name, both in self.companions.items()},
+        )
+
+
+@dataclass(frozen=True)
+class _SlotStep:
+    """One local step of all slots, from static memory to static memory."""
+
+    network: Network
+    work: RoundWork
+    layouts: Layouts
+    samples: Tensor
+    full: bool
+    """Whether no batch is padded."""
+    channels_last: bool
+    fused: bool
+    """Whether SGD is PyTorch's fused kernel, rather than arithmetic that a compiler may fuse with more."""
+
+    def __call__(self, memory: Memory) -> None:
+        """The step that memory says is next; all of it on the device."""
+        inputs = memory["inputs"]
+        at = inputs["at"]
+        now = {name: t.index_select(0, at).squeeze(0) for name, t in inputs.items() if name != "at"}
+        self.descend(memory, now, memory["rates"]["lr"])
+        at.copy_((at + 1) % len(inputs["y"]))
+
+    @torch.no_grad()
+    def descend(self, memory: Memory, now: Tensors, lr: Tensor | float) -> None:
+        work = self.layouts.work(self.work, memory)
+        valid = None if self.full else now["y"] != IGNORE
+        x = now["x"].movedim(-1, 2) if self.channels_last else now["x"]
+        state = self.layouts.state.views(memory["state"])
+        batches = Batches(x, now["y"], valid, now["keys"], memory["label_counts"][""], state)
+        params = self.layouts.params.views(memory["params"])
+        buffers = self.layouts.buffers.views(memory["buffers"])
+        found = directions(self.network, work, batches, params, buffers, self.samples)
+        direction = self.layouts.params.flat(found.direction)
+        for kind, p in memory["params"].items():
+            self._descend(p, memory["velocity"][kind], direction[kind], lr)
+        for kind, flat in self.layouts.buffers.flat(found.buffers).items():
+            memory["buffers"][kind].copy_(flat)
+        memory["sums"]["loss"] += found.loss.double() * now["lengths"]
+        for name, value in found.tally.items():
+            memory["sums"][f"tally {name}"] += value
+
+    def _descend(self, p: Tensor, v: Tensor, g: Tensor, lr: Tensor | float) -> None:
+        decay, momentum = self.work.local.weight_decay, self.work.local.momentum
+        if isinstance(lr, float):
+            sgd_([p], [v], [g], replace(self.work.local, lr=lr))
+        elif self.fused and p.dtype == torch.float32:
+            torch._fused_sgd_(
+                [p], [g], [v] if momentum else [], weight_decay=decay, momentum=momentum, lr=lr, dampening=0.0,
+                nesterov=False, maximize=False, is_first_step=False,
+            )  # fmt: skip
+        else:
+            g = g + decay * p if decay else g
+            if momentum:
+                g = momentum * v + g
+                v.copy_(g)
+            p.copy_(p - lr.to(p.dtype) * g)
+
+
+class Slots:
+    """Memory for some clients of one kind of work, and the programs that step them."""
+
+    def __init__(
+        self,
+        network: Network,
+        data: DeviceSamples,
+        work: RoundWork,
+        tally: Mapping[str, torch.dtype],
+        capacity: int,
+        compile_steps: bool,
+    ) -> None:
+        self._network, self._data, self._compile = network, data, compile_steps
+        self._device = data.y.device
+        self._layouts = Layouts.of(work, tally)
+        self._work = replace(work, sent=ModelState({}, {}), downlink={}, companions={}, assignments=[])
+        self.capacity = capacity
+        self._samples = data.some_inputs()
+        self._channels_last = self._samples.dim() == 4 and network.prefers_channels_last(self._samples)
+        layouts, rows = self._layouts, capacity
+        sums = {"loss": torch.zeros(rows, dtype=torch.float64, device=self._device)}
+        sums |= {f"tally {n}": torch.zeros(rows, dtype=dtype, device=self._device) for n, dtype in tally.items()}
+        self._memory: Memory = {
+            "params": layouts.params.zeros(rows, self._device),
+            "velocity": layouts.params.zeros(rows, self._device),
+            "buffers": layouts.buffers.zeros(rows, self._device),
+            "state": layouts.state.zeros(rows, self._device),
+            "sums": sums,
+            "label_counts": {"": torch.zeros(rows, data.classes, dtype=torch.int64, device=self._device)},
+            "rates": {"lr": torch.zeros((), dtype=torch.float32, device=self._device)},
+            **layouts.common(work),
+        }
+        if any(p.dtype == torch.float64 for p in work.sent.params.values()):
+            self._memory["rates"]["lr"] = self._memory["rates"]["lr"].double()
+        self._programs: dict[tuple[int, int], _Program] = {}
+        self._pool: object = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self.notices: list[str] = []
+
+    def train(self, work: RoundWork, plans: Sequence[BatchPlan], table: Timetable, width: int) -> RoundResult:
+        program = self._program(work, table.slots, width)
+        round_ = _Round(self._data, self._layouts, program, work, plans, table, width)
+        program.prepare(round_.kinds_of_step)
+        self._give(work)
+        return round_.train()
+
+    def bare_step(
+        self, work: RoundWork, plans: Sequence[BatchPlan], table: Timetable, width: int
+    ) -> Callable[[], None]:
+        """One step of the round's first clients, again and again on staged batches: for measurements."""
+        program = self._program(work, table.slots, width)
+        round_ = _Round(self._data, self._layouts, program, work, plans, table, width)
+        program.prepare({round_.full[0]})
+        self._give(work)
+        round_.begin()
+        positions = min(program.window, table.times)
+        state = {"next": 0}
+
+        def step() -> None:
+            program.run(state["next"], bool(round_.full[0]))
+            state["next"] = (state["next"] + 1) % positions
+
+        return step
+
+    def _give(self, work: RoundWork) -> None:
+        """What the server sends to all, where the programs read it."""
+        for kind, flats in self._layouts.common(work).items():
+            for name, flat in flats.items():
+                self._memory[kind][name].copy_(flat)
+        self._memory["rates"]["lr"].fill_(work.local.lr)
+
+    def _program(self, work: RoundWork, slots: int, width: int) -> _Program:
+        key = slots, width
+        if key not in self._programs:
+            memory = {kind: dict(tensors) for kind, tensors in self._memory.items()}
+            for kind in _PER_SLOT:
+                memory[kind] = {name: t[:slots] for name, t in self._memory[kind].items()}
+            memory["inputs"] = self._inputs(slots, width)
+            step = _SlotStep(
+                self._network, self._work, self._layouts, self._samples, True, self._channels_last, not self._compile
+            )
+            self._programs[key] = _Program(step, memory, self._pool, self._compile, self.notices)
+        return self._programs[key].of_round(work)
+
+    def _inputs(self, slots: int, width: int) -> Tensors:
+        """Room for the batches of some steps ahead."""
+        sample = self._samples[0]
+        shape = (*sample.shape[1:], sample.shape[0]) if self._channels_last else sample.shape
+        bytes_ = slots * width * sample.numel() * sample.element_size()
+        window = max(1, min(_STAGED_STEPS, _STAGED_BYTES[self._device.type] // max(bytes_, 1)))
+
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+
+        return {
+            "x": zeros(window, slots, width, *shape, dtype=sample.dtype),
+            "y": zeros(window, slots, width, dtype=torch.int64),
+            "keys": zeros(window, slots, dtype=torch.int64),
+            "lengths": zeros(window, slots, dtype=torch.float64),
+            "at": zeros(1, dtype=torch.int64),
+        }
+
+
+class _Program:
+    """The step for one number of slots and one width of batch, with and without padding."""
+
+    def __init__(self, step: _SlotStep, memory: Memory, pool: object, compile_steps: bool, notices: list[str]) -> None:
+        self.memory = memory
+        self._step, self._pool, self._compile, self._notices = step, pool, compile_steps, notices
+        self._runs: dict[bool, Callable[[int], None]] = {}
+        self._lr = 0.0
+
+    @property
+    def window(self) -> int:
+        """How many steps' batches are staged at a time."""
+        return len(self.memory["inputs"]["y"])
+
+    @property
+    def channels_last(self) -> bool:
+        return self._step.channels_last
+
+    def of_round(self, work: RoundWork) -> _Program:
+        self._lr = work.local.lr
+        return self
+
+    def prepare(self, kinds: set[bool]) -> None:
+        """Ready the steps that a round will take, before its clients enter: making ready writes into memory."""
+        if self._compile:
+            kinds = {False}  # the mask costs nothing where it is fused with the rest, and compiling twice costs much
+        for full in kinds:
+            if full not in self._runs:
+                self._runs[full] = self._ready(replace(self._step, full=full))
+
+    def run(self, position: int, full: bool) -> None:
+        self._runs.get(full, self._runs.get(False))(position)  # type: ignore[misc]
+
+    def _ready(self, step: _SlotStep) -> Callable[[int], None]:
+        if next(iter(self.memory["params"].values())).device.type == "cpu":
+            return lambda position: self._launch(step, position)
+        replay = self._replay(step)
+        return (lambda _: replay()) if replay else (lambda _: step(self.memory))
+
+    def _launch(self, step: _SlotStep, position: int) -> None:
+        now = {name: t[position] for name, t in self.memory["inputs"].items() if name != "at"}
+        step.descend(self.memory, now, self._lr)
+
+    def _replay(self, step: _SlotStep) -> Callable[[], None] | None:
+        if self._compile:
+            try:
+                return captured(compiled(step, self.memory), self.memory, self._pool)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a compiler may fail in any way
+                self._notice("cannot be compiled, so it runs as it is", error)
+        try:
+            return captured(replace(step, fused=True), self.memory, self._pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._notice("cannot be captured as a CUDA graph, so operations are launched one by one", error)
+            return None
+
+    def _notice(self, what: str, error: Exception) -> None:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self._notices.append(f"a step of this model or method {what}: {reason}")
+
+
+class _Round:
+    """One round through the slots."""
+
+    def __init__(
+        self,
+        data: DeviceSamples,
+        layouts: Layouts,
+        program: _Program,
+        work: RoundWork,
+        plans: Sequence[BatchPlan],
+        table: Timetable,
+        width: int,
+    ) -> None:
+        device = data.y.device
+        self._data, self._layouts, self._program, self._work, self._table = data, layouts, program, work, table
+        self._device, self._plans = device, plans
+        indices, epoch_keys, client_keys = _scheduled(plans, table, width)
+        lengths = (indices >= 0).sum(axis=2)
+        self.full = ((lengths == width) | (table.client < 0)).all(axis=1)
+        self._lengths = torch.from_numpy(lengths.astype(np.float64)).to(device)
+        self._indices = torch.from_numpy(indices).to(device)
+        self._epoch_keys = torch.from_numpy(epoch_keys).to(device)
+        self._keys = fold(torch.from_numpy(client_keys).to(device), torch.from_numpy(table.step).to(device))
+        self._label_counts = torch.from_numpy(np.stack([a.label_counts for a in work.assignments])).to(device)
+        self._moves = _Moves(table, device)
+        clients = len(plans)
+        self._results: Memory = {
+            "params": layouts.params.zeros(clients, device),
+            "buffers": layouts.buffers.zeros(clients, device),
+            "sums": {n: torch.zeros(clients, dtype=t.dtype, device=device) for n, t in program.memory["sums"].items()},
+        }
+
+    @property
+    def kinds_of_step(self) -> set[bool]:
+        return {bool(full) for full in np.unique(self.full)}
+
+    def train(self) -> RoundResult:
+        for time in range(self._table.times):
+            if time in self._table.arrivals:
+                self._enter(*self._moves.arrivals[time], self._table.arrivals[time].clients)
+            if time % self._program.window == 0:
+                self._stage(time)
+            self._program.run(time % self._program.window, bool(self.full[time]))
+            if time in self._table.departures:
+                self._leave(*self._moves.departures[time])
+        self._without_steps()
+        return self._end()
+
+    def begin(self) -> None:
+        """The first clients in their slots, their batches staged."""
+        self._enter(*self._moves.arrivals[0], self._table.arrivals[0].clients)
+        self._stage(0)
+
+    def _stage(self, first: int) -> None:
+        """Gather, augment and normalise the batches of the next steps, all in one go."""
+        inputs, rows = self._program.memory["inputs"], slice(first, first + self._program.window)
+        indices = self._indices[rows]
+        valid, steps = indices >= 0, len(indices)
+        indices = torch.where(valid, indices, 0)
+        x = self._data.training_inputs(indices, self._epoch_keys[rows].unsqueeze(-1))
+        inputs["x"][:steps].copy_(x.movedim(3, -1) if self._program.channels_last else x)
+        inputs["y"][:steps].copy_(torch.where(valid, self._data.y[indices], IGNORE))
+        inputs["keys"][:steps].copy_(self._keys[rows])
+        inputs["lengths"][:steps].copy_(self._lengths[rows])
+        inputs["at"].zero_()
+
+    def _enter(self, slots: Tensor, clients: Tensor, numbers: npt.NDArray[np.int64]) -> None:
+        memory = self._program.memory
+        for kind, source in (("params", "sent"), ("buffers", "sent buffers")):
+            for name, flat in memory[source].items():
+                memory[kind][name].index_copy_(0, slots, flat.expand(len(slots), -1))
+        for kind in ("velocity", "sums"):
+            for tensor in memory[kind].values():
+                tensor.index_fill_(0, slots, 0)
+        memory["label_counts"][""].index_copy_(0, slots, self._label_counts[clients])
+        for name, flat in self._layouts.state.flat(self._states(numbers)).items():
+            memory["state"][name].index_copy_(0, slots, flat)
+
+    def _states(self, numbers: npt.NDArray[np.int64]) -> Tensors:
+        """What these clients keep, brought to the device."""
+        states = [self._work.assignments[number].state for number in numbers]
+        return {name: torch.stack([s[name] for s in states]).to(self._device) for name in states[0]}
+
+    def _leave(self, slots: Tensor, clients: Tensor) -> None:
+        for kind, results in self._results.items():
+            for name, tensor in results.items():
+                tensor.index_copy_(0, clients, self._program.memory[kind][name][slots])
+
+    def _without_steps(self) -> None:
+        """Clients that had nothing to train on return what they were sent."""
+        idle = [number for number, plan in enumerate(self._plans) if not plan.steps]
+        memory = self._program.memory
+        for kind, source in (("params", "sent"), ("buffers", "sent buffers")):
+            for name, flat in memory[source].items():
+                self._results[kind][name][idle] = flat
+
+    @torch.no_grad()
+    def _end(self) -> RoundResult:
+        params = self._layouts.params.views(self._results["params"])
+        uplink, states = self._all_ends(params)
+        visits = np.array([plan.visits for plan in self._plans])
+        sums = self._results["sums"]
+        return RoundResult(
+            trained=ModelState(params, self._layouts.buffers.views(self._results["buffers"])),
+            uplink=uplink,
+            states=states,
+            loss=sums["loss"] / torch.from_numpy(visits).to(sums["loss"]).clamp(min=1),
+            tally={name: sums[f"tally {name}"] for name in self._layouts.tally},
+            visits=visits,
+        )
+
+    def _all_ends(self, params: Tensors) -> tuple[Tensors, Tensors]:
+        """What the clients send beside their models, and what they keep: as many at a time as there are slots."""
+        work = self._work
+        home = next((t.device for t in work.assignments[0].state.values()), self._device)
+        dtype = next(iter(params.values())).dtype
+        steps = torch.tensor([plan.steps for plan in self._plans], dtype=dtype).to(self._device)
+        uplinks, states = [], []
+        for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._table.slots)):
+            rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
+            own = {name: p[rows] for name, p in params.items()}
+            sent, kept = ends(work, own, steps[rows], self._label_counts[rows], self._states(numbers))
+            uplinks.append(sent)
+            states.append({name: t.to(home) for name, t in kept.items()})
+        return _joined(uplinks), _joined(states)
+
+
+class _Moves:
+    """Who enters and leaves which slot, by time, on the device: sent there at once, not as a round goes on."""
+
+    def __init__(self, table: Timetable, device: torch.device) -> None:
+        events = [*table.arrivals.values(), *table.departures.values()]
+        packed = np.concatenate([np.stack([event.slots, event.clients]) for event in events], axis=1)
+        self._packed, self._next = torch.from_numpy(packed).to(device), 0
+        self.arrivals = self._placed(table.arrivals)
+        self.departures = self._placed(table.departures)
+
+    def _placed(self, events: Mapping[int, Event]) -> dict[int, tuple[Tensor, Tensor]]:
+        return {time: self._take(len(event.slots)) for time, event in events.items()}
+
+    def _take(self, number: int) -> tuple[Tensor, Tensor]:
+        columns = slice(self._next, self._next + number)
+        self._next += number
+        return self._packed[0, columns], self._packed[1, columns]
+
+
+def _scheduled(
+    plans: Sequence[BatchPlan], table: Timetable, width: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows of the data [times, slots, width], and the epochs' and clients' keys [times, slots]."""
+    indices = np.full((table.times, table.slots, width), -1, dtype=np.int64)
+    epoch_keys, client_keys = np.zeros_like(table.client), np.zeros_like(table.client)
+    for time, event in table.arrivals.items():
+        for slot, client in zip(event.slots, event.clients, strict=True):
+            plan = plans[client]
+            rows = slice(time, time + plan.steps)
+            indices[rows, slot, : plan.indices.shape[1]] = plan.indices
+            epoch_keys[rows, slot], client_keys[rows, slot] = plan.epoch_keys, plan.client_key
+    return indices, epoch_keys, client_keys
+
+
+def _one_row(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: t.unsqueeze(0) for name, t in tensors.items()}
+
+
+def _row(tensors: Tensors) -> Tensors:
+    return {name: t[0] for name, t in tensors.items()}
+
+
+def _joined(parts: Sequence[Tensors]) -> Tensors:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
