@@ -8,14 +8,14 @@ leaves every kept checkpoint with the states of its own round.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from fedskew.errors import UserError
 from fedskew.experiment.client_states import ClientStates, Versions
-from fedskew.experiment.durable import reporting_os_errors
+from fedskew.experiment.durable import at_once, reporting_os_errors
 from fedskew.experiment.tensor_file import Unreadable, read_tensors, write_files
 from fedskew.methods.parts import Tensors
 
@@ -109,9 +109,12 @@ class FiledStates:
         self._files = files
         self.versions = versions
 
-    def of(self, model: str, client: int) -> Tensors:
-        number = self.versions.get(model, {}).get(client)
-        return {} if number is None else self._files.read(model, client, number)
+    def of(self, model: str, clients: Sequence[int]) -> list[Tensors]:
+        numbers = self.versions.get(model, {})
+        kept = [client for client in clients if client in numbers]
+        states = at_once(lambda client: self._files.read(model, client, numbers[client]), kept)
+        found = dict(zip(kept, states, strict=True))
+        return [found.get(client, {}) for client in clients]
 
     def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
         self._files.write(model, round, states, self.versions.get(model, {}))

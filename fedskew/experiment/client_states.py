@@ -6,7 +6,7 @@ folder keeps it in the host's memory, a run with one on disk (`client_files`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fedskew.methods.parts import Tensors
@@ -23,8 +23,8 @@ class ClientStates(Protocol):
         """Whose states there are."""
         ...
 
-    def of(self, model: str, client: int) -> Tensors:
-        """What the client keeps for this model, on the host; nothing if it never took part."""
+    def of(self, model: str, clients: Sequence[int]) -> list[Tensors]:
+        """What each of the clients keeps for this model, on the host; nothing if it never took part."""
         ...
 
     def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
@@ -42,8 +42,9 @@ class HeldStates:
     def versions(self) -> Versions:
         return {model: {client: number for client, (number, _) in of.items()} for model, of in self._held.items()}
 
-    def of(self, model: str, client: int) -> Tensors:
-        return self._held.get(model, {}).get(client, (0, {}))[1]
+    def of(self, model: str, clients: Sequence[int]) -> list[Tensors]:
+        held = self._held.get(model, {})
+        return [held[client][1] if client in held else {} for client in clients]
 
     def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
         copies = {client: (round, {name: t.clone() for name, t in state.items()}) for client, state in states.items()}

@@ -7,11 +7,18 @@ that what a kill leaves behind is overwritten by the next attempt; a run folder'
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from fedskew.errors import UserError
+
+_AT_ONCE = 8
+
+_Item = TypeVar("_Item")
+_Done = TypeVar("_Done")
 
 
 def temporary(path: Path) -> Path:
@@ -26,19 +33,30 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
     """The same for files of one folder, each whole or absent; the folder's list of names is forced to disk once."""
-    for path, write in writes.items():
+
+    def replace(path: Path) -> None:
         draft = temporary(path)
         with reporting_os_errors("write", path):
             try:
-                write(draft)
+                writes[path](draft)
                 sync(draft)
                 os.replace(draft, path)
             except BaseException:
                 draft.unlink(missing_ok=True)  # a full disk has the more room
                 raise
+
+    at_once(replace, list(writes))
     for folder in {path.parent for path in writes}:
         with reporting_os_errors("write", folder):
             sync(folder)
+
+
+def at_once(do: Callable[[_Item], _Done], items: Sequence[_Item]) -> list[_Done]:
+    """What `do` gives for each item, several at a time: most of their time is waiting for the disk."""
+    if len(items) < 2:
+        return [do(item) for item in items]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(items))) as pool:
+        return list(pool.map(do, items))
 
 
 def sync(path: Path) -> None:

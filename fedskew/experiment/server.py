@@ -189,14 +189,12 @@ class Server:
 
     def _assignments(self, this: _Round, kept: ClientStates) -> list[Assignment]:
         fresh = self._fresh_state(this.stage, this.trainee.model.params)
-        federation, model = this.federation, this.stage.model
+        federation, clients = this.federation, this.clients.tolist()
+        states = kept.of(this.stage.model, clients) if fresh else [{}] * len(clients)
         return [
-            Assignment(
-                client, federation.indices[client], federation.label_counts[client],
-                {**fresh, **kept.of(model, client)} if fresh else {},
-            )
-            for client in this.clients.tolist()
-        ]  # fmt: skip
+            Assignment(client, federation.indices[client], federation.label_counts[client], {**fresh, **state})
+            for client, state in zip(clients, states, strict=True)
+        ]
 
     def _fresh_state(self, stage: Stage, params: Tensors) -> Tensors:
         """What a client keeps before its first round: one for all of them, on the host as the others are."""

@@ -140,8 +140,8 @@ def everything(state: RunState) -> Tensors:
     """All tensors of a run, on the host, its clients' included."""
     tensors = {name: t.cpu() for name, t in state.tensors().items()}
     for model, clients in state.clients.versions.items():
-        for client in clients:
-            tensors |= pack(f"{model}:client:{client}", state.clients.of(model, client))
+        for client, kept in zip(clients, state.clients.of(model, list(clients)), strict=True):
+            tensors |= pack(f"{model}:client:{client}", kept)
     return tensors
 
 

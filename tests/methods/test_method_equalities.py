@@ -125,4 +125,4 @@ def test_scaffold_learns_nothing_of_a_client_that_takes_no_step() -> None:
     last = states[-1]
     assert rows[-1]["clients"] == [0, 1]
     assert last.trainees["global"].server["control/head.weight"].abs().max() > 0
-    assert (last.clients.of("global", 1)["control/head.weight"] == 0).all()
+    assert (last.clients.of("global", [1])[0]["control/head.weight"] == 0).all()

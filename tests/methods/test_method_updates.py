@@ -190,7 +190,7 @@ def test_the_servers_control_variate_is_the_mean_of_all_clients() -> None:
     last = played(server)[0][-1]
     met = last.clients.versions["global"]
     assert len(met) > 1
-    total = sum(last.clients.of("global", client)["control/head.weight"] for client in met)
+    total = sum(state["control/head.weight"] for state in last.clients.of("global", list(met)))
     close(last.trainees["global"].server["control/head.weight"].numpy(), total.numpy() / len(sites(federation())))
 
 

@@ -122,7 +122,7 @@ def test_a_solvers_state_lives_beside_any_server_rule(counting: None, server_rul
     states, rows = played(serve(f"counting+{server_rule}", engine=engine, clients_per_round=2, rounds=4))
     last = states[-1]
     times = {k: sum(k in row["clients"] for row in rows) for k in range(3)}
-    counted = {k: int(last.clients.of("global", k)["rounds"]) for k in last.clients.versions["global"]}
+    counted = {k: int(last.clients.of("global", [k])[0]["rounds"]) for k in last.clients.versions["global"]}
     assert counted == {k: n for k, n in times.items() if n}
     assert last.trainees["global"].server["scale"].item() == 0.5
 
