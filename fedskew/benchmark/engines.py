@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from fedskew.benchmark.cases import Case
 from fedskew.benchmark.loop import told
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, StackedEngine, arithmetic
+from fedskew.experiment.preparation import prepare
 from fedskew.experiment.server import Server
-from fedskew.methods import Objective, Tensors, make_method
+from fedskew.methods import Objective, Tensors
 
 
 class OwnEngine:
@@ -16,9 +18,9 @@ class OwnEngine:
 
     def __init__(self, case: Case, engine: str) -> None:
         self._case = case
-        self._config = case.config(engine)
-        self._method = make_method(case.method)
-        self._server = Server(case.federation(), self._method, case.fresh_model(), self._config)
+        prepared = prepare(case.config(engine), case.federation())
+        self._config, self._method = prepared.config, prepared.method
+        self._server = Server(prepared.federation, prepared.method, prepared.model, prepared.config)
         self._state = self._server.start()
         self.visits = 0
         """Samples trained on in the last round."""
@@ -35,7 +37,8 @@ class OwnEngine:
     @property
     def threads(self) -> int | None:
         """As the command line gives them to such a run."""
-        return 1 if self.name == "stacked" and self._config.device == "cpu" else None
+        one = self._config.engine == "stacked" and self._config.device == "cpu"
+        return 1 if one and "OMP_NUM_THREADS" not in os.environ else None
 
     def round(self) -> None:
         """One round, with everything that belongs to it."""

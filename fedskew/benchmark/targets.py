@@ -17,9 +17,9 @@ OF_LIMIT = {
     "cuda": {("cnn", 10): 0.60, ("cnn", 100): 0.50, ("mobilenetv2", 10): 0.60, ("dnn", 10): 0.50},
 }
 ROUND_OF_STEPS = 0.8
-"""Samples a second of whole rounds over those of bare steps."""
+"""On a GPU: samples a second of whole rounds over those of bare steps."""
 FEDVLS_OVER_FEDAVG = 1.45
-"""Seconds of a whole round."""
+"""On a GPU: seconds of a whole round."""
 FEDERATION_GROWTH = 0.10
 """From the smallest federation to the largest."""
 COST_GROWTH = 1.10
@@ -46,7 +46,8 @@ class Target:
 
 def targets(results: Results) -> list[Target]:
     """Those of which the benchmark measured both sides."""
-    return [*_steps(results), *_rounds(results), *_growth(results)]
+    rounds = _rounds(results) if results.kind == "cuda" else ()
+    return [*_steps(results), *rounds, *_growth(results)]
 
 
 def _steps(results: Results) -> Iterator[Target]:
