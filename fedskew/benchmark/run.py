@@ -13,8 +13,8 @@ from fedskew.benchmark.plan import Group, Plan, groups
 from fedskew.benchmark.results import Results
 from fedskew.benchmark.timing import Failure, Stopwatch
 
-Tell = Callable[[int, int, str], None]
-"""Is told how many groups are done, of how many, and what is going on."""
+Tell = Callable[[int, int, str, str], None]
+"""Is told how many groups are done, of how many, which one is measured, and what of it."""
 
 
 class Benchmark:
@@ -29,20 +29,23 @@ class Benchmark:
         self.results = Results(machine(self._device), versions(), command, now)
         self.results.failures, self.results.notices = self._stopwatch.failures, self._stopwatch.notices
 
-    def run(self, tell: Tell) -> Results:
+    def run(self, tell: Tell, keep: Callable[[Results], None] = lambda _: None) -> Results:
+        """`keep` is given the results after each group: a benchmark that is killed leaves what it has."""
         try:
             for done, group in enumerate(self._groups):
                 if self._is_late():
                     self.results.left_out = [left.title for left in self._groups[done:]]
                     break
                 self._measure(group, done, tell)
+                self.results.seconds = round(self._elapsed(), 1)
+                keep(self.results)
         finally:
             self.results.seconds = round(self._elapsed(), 1)
         return self.results
 
     def _measure(self, group: Group, done: int, tell: Tell) -> None:
         def say(line: str) -> None:
-            tell(done, len(self._groups), f"{group.title}: {line}")
+            tell(done, len(self._groups), group.title, line)
 
         contenders = group.contenders
         for together in [contenders] if group.in_turn else [(alone,) for alone in contenders]:

@@ -77,22 +77,23 @@ def _command(
         return
     said = {"models": models, "clients": clients, "methods": methods, "precisions": precisions, "only": only}
     plan = _plan(device, quick, said, budget)
-    if out is not None:
-        _check_writable(Path(out))
     from fedskew.benchmark.run import Benchmark
 
     interrupted = False
     benchmark = Benchmark(plan, _spelled(context))
+    _keep(benchmark.results, out)  # a file that cannot be written is found before the measuring, not after it
     try:
         with _progress(as_json or quiet) as tell:
-            benchmark.run(tell)
+            benchmark.run(tell, lambda results: _keep(results, out))
     except KeyboardInterrupt:
         interrupted = True
-    _report(benchmark.results, as_json, out)
+    _keep(benchmark.results, out)
+    _report(benchmark.results, as_json)
     if interrupted:
         from fedskew.cli.terminal import notice
 
-        notice("stopped; the tables hold what was measured until then")
+        measured = benchmark.results.measurements
+        notice("stopped; " + ("the rest was not measured" if measured else "nothing was measured yet"))
         raise typer.Exit(INTERRUPTED)
 
 
@@ -138,14 +139,6 @@ def _names(kind: str, text: str | None, choices: Any) -> tuple[str, ...]:
     return names
 
 
-def _check_writable(path: Path) -> None:
-    """Before the measuring, not after it."""
-    try:
-        path.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Tell]:
     """A bar in a terminal, a line for each group elsewhere."""
@@ -161,31 +154,41 @@ def _progress(quiet: bool) -> Iterator[Tell]:
         told: set[int] = set()
         start = time.monotonic()
 
-        def say(done: int, total: int, line: str) -> None:
+        def say(done: int, total: int, group: str, _: str) -> None:
             if done not in told:
                 told.add(done)
-                notice(f"{time.monotonic() - start:.0f} s: {done + 1}/{total} {line.partition(':')[0]}")
+                notice(f"{time.monotonic() - start:.0f} s: {done + 1}/{total} {group}")
 
         yield say
         return
     columns = (BarColumn(bar_width=12), TextColumn("{task.completed:.0f}/{task.total:.0f}"), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as bar:
         task = bar.add_task("preparing", total=1)
-        yield lambda done, total, line: bar.update(task, completed=done, total=total, description=line)
+        yield lambda done, total, _, line: bar.update(task, completed=done, total=total, description=line)
 
 
-def _report(results: Results, as_json: bool, out: str | None) -> None:
+def _json(results: Results) -> dict[str, Any]:
+    from fedskew.benchmark.targets import targets
+
+    return results.to_json() | {"targets": [target.to_json() for target in targets(results)]}
+
+
+def _keep(results: Results, out: str | None) -> None:
     import json
 
+    if out is not None:
+        try:
+            Path(out).write_text(json.dumps(_json(results), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _report(results: Results, as_json: bool) -> None:
     from fedskew.benchmark.tables import remarks, tables
-    from fedskew.benchmark.targets import targets
     from fedskew.cli.terminal import notice, print_json, stdout
 
-    value = results.to_json() | {"targets": [target.to_json() for target in targets(results)]}
-    if out is not None:
-        Path(out).write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
-        print_json(value)
+        print_json(_json(results))
         return
     console = stdout()
     console.width = max(console.width, _WIDE)

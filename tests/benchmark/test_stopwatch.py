@@ -74,6 +74,16 @@ def test_what_there_is_no_time_for_is_said() -> None:
     assert len(results.left_out) == len(groups(plan)) == 4
 
 
+def test_results_are_kept_after_each_group() -> None:
+    plan = Plan(
+        "cpu", ("dnn",), (2,), ("fedavg",), ("float32",), ("plain",), Scale(1, 1, 10), Patience(1, 0), 100,
+        federations=(10, 20), participants=(1, 2), levels=("federation", "participants"),
+    )  # fmt: skip
+    kept: list[int] = []
+    Benchmark(plan, "fedskew bench").run(lambda *_: None, lambda results: kept.append(len(results.measurements)))
+    assert kept == [2, 4]
+
+
 def test_the_rows_with_a_target_come_first() -> None:
     titles = [group.title for group in groups(usual("cuda"))]
     assert titles[:4] == [
