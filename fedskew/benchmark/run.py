@@ -12,6 +12,7 @@ from fedskew.benchmark.machine import machine, versions
 from fedskew.benchmark.plan import Group, Plan, groups
 from fedskew.benchmark.results import Results
 from fedskew.benchmark.timing import Failure, Stopwatch
+from fedskew.errors import UserError
 
 Tell = Callable[[int, int, str, str], None]
 """Is told how many groups are done, of how many, which one is measured, and what of it."""
@@ -51,7 +52,7 @@ class Benchmark:
         for together in [contenders] if group.in_turn else [(alone,) for alone in contenders]:
             try:
                 self.results.measurements += self._stopwatch.measure(together, say)
-            except RuntimeError as error:  # such as out of memory: others may be smaller
+            except (RuntimeError, UserError) as error:  # such as out of memory: others may be smaller
                 self.results.failures.append(Failure.of(group.title, error))
 
     def _elapsed(self) -> float:

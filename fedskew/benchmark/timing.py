@@ -14,6 +14,7 @@ import torch
 from fedskew.benchmark.cases import Case
 from fedskew.benchmark.measurement import Level, Measurement
 from fedskew.benchmark.memory import PeakMemory
+from fedskew.errors import UserError
 
 _ENOUGH = 3
 """Repetitions of which a median can be taken, should the time be used up."""
@@ -116,7 +117,7 @@ class Stopwatch:
                 for _ in range(self._patience.warm_up):
                     ready.call()
                 once = self._seconds(ready, 1)
-        except RuntimeError as error:  # out of memory, what cannot be compiled: the others are measured all the same
+        except (RuntimeError, UserError) as error:  # does not fit or compile: the others are measured all the same
             self.failures.append(Failure.of(contender.label, error))
             self._free_memory()
             return None

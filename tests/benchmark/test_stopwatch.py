@@ -11,6 +11,7 @@ from fedskew.benchmark.cases import Case, Scale
 from fedskew.benchmark.plan import Plan, groups, quick, usual
 from fedskew.benchmark.run import Benchmark
 from fedskew.benchmark.timing import Contender, Patience, Ready, Stopwatch
+from fedskew.errors import UserError
 
 CASE = Case("dnn", 2, Scale(1, 1, 10), "cpu")
 CPU = torch.device("cpu")
@@ -36,9 +37,12 @@ def test_contenders_take_turns() -> None:
     assert [(m.contender, len(m.seconds), m.samples) for m in measured] == [("a", 3, 7), ("b", 3, 7)]
 
 
-def test_one_that_fails_is_noted_and_all_are_closed() -> None:
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"), UserError("CUDA out of memory.")]
+)
+def test_one_that_fails_is_noted_and_all_are_closed(error: Exception) -> None:
     def fail() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        raise error
 
     closed: list[str] = []
     stopwatch = Stopwatch(CPU, Patience(1, 0))
