@@ -119,6 +119,14 @@ def test_too_large_a_learning_rate_leaves_the_model_finite() -> None:
     json.dumps(rows, allow_nan=False)
 
 
+def test_numbers_too_large_to_add_up_are_finite_all_the_same() -> None:
+    model = linear()
+    model.register_buffer("scale", torch.full((4,), 3e38))
+    state, rows = trained(image_federation(), "fedavg", model, precision="float32")
+    assert [row["diverged"] for row in rows] == [[], []]
+    assert torch.equal(state.model.buffers["scale"], torch.full((4,), 3e38))
+
+
 @dataclass(frozen=True)
 class Everyone(Objective):
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:

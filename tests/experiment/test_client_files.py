@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from pathlib import Path
 
@@ -138,6 +139,20 @@ def test_a_run_that_starts_again_keeps_no_states(tmp_path: Path) -> None:
         assert folder.load_checkpoint() is None
         folder.client_states()
     assert list((tmp_path / "clients").iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_states_before(tmp_path: Path) -> None:
+    before = advanced(ClientFiles(tmp_path / "clients").take_up({}, "run"), 1)
+    there = sorted((tmp_path / "clients").iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*client-[12]\.round-2\.safetensors: File too large"):
+            before.updated("global", 2, {client: {"w": torch.ones(1000)} for client in (1, 2)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted((tmp_path / "clients").iterdir()) == there
+    assert_as_of(before, 1)
 
 
 def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
