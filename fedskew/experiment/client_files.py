@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -40,6 +41,7 @@ class ClientFiles:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._run = ""
+        self._lock = Lock()  # a checkpoint is written, and what it replaced dropped, beside the next round
         self._replaced: list[tuple[int, _File]] = []
         """Files with a newer state of the same client, and the round that made it."""
 
@@ -78,14 +80,17 @@ class ClientFiles:
             self._path.mkdir(exist_ok=True)
         files = {_File(model, client, round): state for client, state in states.items()}
         write_files({self._path / file.name: (state, self._identity(file)) for file, state in files.items()})
-        self._replaced += [(round, _File(model, client, before[client])) for client in states if client in before]
+        replaced = [(round, _File(model, client, before[client])) for client in states if client in before]
+        with self._lock:
+            self._replaced += replaced
 
     def drop_replaced(self, oldest: int) -> None:
         """Remove what no checkpoint from round `oldest` on names."""
-        for number, file in self._replaced:
-            if number <= oldest:
-                self._remove(file)
-        self._replaced = [(number, file) for number, file in self._replaced if number > oldest]
+        with self._lock:
+            idle = [file for number, file in self._replaced if number <= oldest]
+            self._replaced = [(number, file) for number, file in self._replaced if number > oldest]
+        for file in idle:
+            self._remove(file)
 
     def _identity(self, file: _File) -> dict[str, object]:
         return {"run": self._run, **file._asdict()}

@@ -218,7 +218,7 @@ class _Run:
         ahead = self._server.rounds_ahead(state)
         if self._folder is not None and (ahead == 0 or state.round % self._prepared.config.checkpoint_every == 0):
             meta = state.meta() | {"split": self._prepared.federation.hash, "threads": torch.get_num_threads()}
-            self._folder.save_checkpoint(state.round, state.tensors(), meta, state.clients.versions)
+            self._folder.save_checkpoint(state.round, state.tensors(), meta, state.clients.versions, wait=False)
         self._notify(self._server.engine.notices)
         for callback in self._callbacks:
             callback.on_round(row, ahead)

@@ -25,6 +25,7 @@ import yaml
 from torch import Tensor
 
 from fedskew.errors import UserError
+from fedskew.experiment.background import Background
 from fedskew.experiment.client_files import ClientFiles
 from fedskew.experiment.client_states import ClientStates, Versions
 from fedskew.experiment.config import Config, config_hash, differing_keys, load_yaml
@@ -62,6 +63,7 @@ class RunFolder:
         """One line for each thing that was damaged and worked around."""
         self._rounds = RoundsFile(self.rounds_path)
         self._clients = ClientFiles(self.clients_path)
+        self._background = Background()
         self._lock: FolderLock | None = None
         self._last_round = -1
         self._run = ""
@@ -83,10 +85,14 @@ class RunFolder:
         return self
 
     def close(self) -> None:
-        """Let others write."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        """Finish writing and let others write."""
+        try:
+            self._background.wait()
+        finally:
+            self._background.close()
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +100,11 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except UserError:
+            if error is None:  # else that came first
+                raise
 
     @property
     def config(self) -> Config:
@@ -121,8 +131,9 @@ class RunFolder:
         return value if isinstance(value, dict) else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the result; with `status: finished` in it, the run is finished."""
+        """Write the result, after all else; with `status: finished` in it, the run is finished."""
         self._require_open()
+        self._background.wait()
         _write_text(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def rounds(self) -> list[Row]:
@@ -168,17 +179,34 @@ class RunFolder:
         return self._clients.take_up(versions or {}, self._run)
 
     def save_checkpoint(
-        self, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], clients: Versions | None = None
+        self,
+        round: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        clients: Versions | None = None,
+        *,
+        wait: bool = True,
     ) -> None:
-        """Secure the state after a round, whose row must be there; keep this one and the one before."""
+        """Secure the state after a round, whose row must be there; keep this one and the one before.
+
+        Without `wait` the tensors, which must not change, are written while the run goes on; an error is raised by
+        the next checkpoint, `write_summary` or `close`.
+        """
         self._require_open()
         if round < 0 or 0 < round != self._last_round:
             raise ValueError(f"checkpoint of round {round} when the last row is of round {self._last_round}")
         with reporting_os_errors("write", self.checkpoint_path):
             self.checkpoint_path.mkdir(exist_ok=True)
+        held = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
         identity = {"format": _FORMAT, "run": self._run, "round": round, "meta": dict(meta), "clients": clients or {}}
-        write_tensors(self.checkpoint_path / f"round-{round:06d}.safetensors", tensors, identity)
-        self._clients.drop_replaced(self._drop_checkpoints(round))
+
+        def write() -> None:
+            write_tensors(self.checkpoint_path / f"round-{round:06d}.safetensors", held, identity)
+            self._clients.drop_replaced(self._drop_checkpoints(round))
+
+        self._background.start(write)
+        if wait:
+            self._background.wait()
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest state that is whole and belongs to this run, or None; what is passed over gives a warning."""

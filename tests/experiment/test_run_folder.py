@@ -329,6 +329,37 @@ def test_a_full_disk_is_one_line_and_loses_nothing(played: Path) -> None:
         assert_at(folder, 4)
 
 
+def test_checkpoints_written_beside_the_run_are_there_when_it_ends(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).open(CONFIG) as folder:
+        for number in (1, 2, 3):
+            folder.append_round(row(number))
+            folder.save_checkpoint(number, state(number), {"note": number}, wait=False)
+    names = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
+    assert names == ["round-000002.safetensors", "round-000003.safetensors"]
+    assert_at(RunFolder(tmp_path), 3)
+
+
+def fail_beside_the_run(path: Path, then: BaseException | None) -> None:
+    with largest_file(400), RunFolder(path).open(CONFIG) as folder:
+        folder.save_checkpoint(3, {"w": torch.ones(1000)}, {}, wait=False)
+        if then is not None:
+            raise then
+
+
+def test_a_checkpoint_that_fails_beside_the_run_is_no_secret(played: Path) -> None:
+    with pytest.raises(UserError, match=r"round-000003.safetensors: File too large"):
+        fail_beside_the_run(played, None)
+    with pytest.raises(KeyboardInterrupt):
+        fail_beside_the_run(played, KeyboardInterrupt())
+    with RunFolder(played).open(CONFIG) as folder:
+        assert_at(folder, 3)
+        with largest_file(400):
+            folder.save_checkpoint(3, {"w": torch.ones(1000)}, {}, wait=False)
+            with pytest.raises(UserError, match=r"round-000003.safetensors: File too large"):
+                folder.write_summary({"status": "finished"})
+        assert not folder.finished
+
+
 def test_a_disk_too_small_is_refused_before_training(tmp_path: Path) -> None:
     with RunFolder(tmp_path).open(CONFIG) as folder:
         folder.require_space(1)
