@@ -189,15 +189,15 @@ class RunFolder:
     ) -> None:
         """Secure the state after a round, whose row must be there; keep this one and the one before.
 
-        Without `wait` the tensors, which must not change, are written while the run goes on; an error is raised by
-        the next checkpoint, `write_summary` or `close`.
+        Without `wait` it is written while the run goes on; an error is raised by the next checkpoint, `write_summary`
+        or `close`.
         """
         self._require_open()
         if round < 0 or 0 < round != self._last_round:
             raise ValueError(f"checkpoint of round {round} when the last row is of round {self._last_round}")
         with reporting_os_errors("write", self.checkpoint_path):
             self.checkpoint_path.mkdir(exist_ok=True)
-        held = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         identity = {"format": _FORMAT, "run": self._run, "round": round, "meta": dict(meta), "clients": clients or {}}
 
         def write() -> None:
