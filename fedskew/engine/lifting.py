@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,11 +49,15 @@ class Pass:
     """How many masks were drawn: a layer may be called more than once."""
     statistics: Tensors = field(default_factory=dict)
     """New running statistics of BatchNorm."""
+    activation: Activation = "none"
+    """What follows the layer at once: BatchNorm does it in the same pass over its values."""
 
     def of(self, layer: str, name: str) -> Tensor | None:
         qualified = f"{layer}.{name}" if layer else name
         return self.statistics[qualified] if qualified in self.statistics else self.tensors(qualified)
 
+
+Activation = Literal["none", "relu", "relu6"]
 
 Rule = Callable[[Pass, str, Any, Tensor], Tensor]
 """What a layer, by its name and module, makes of a value."""
@@ -106,6 +110,7 @@ class LiftedModel:
         self._graph = _Tracer().trace(module)
         if any(_writes(node) for node in self._graph.nodes):
             raise ValueError("the model changes tensors in place")
+        self._activations, self._done = _activations_after_norms(self._graph, module)
         self._canonical = _canonical_names(module)
         """Tied tensors have several names; the clients' tensors go by the first."""
 
@@ -133,6 +138,9 @@ class LiftedModel:
 
     def _apply(self, this: Pass, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target: Any = node.target
+        if node in self._done:
+            return args[0]
+        this.activation = self._activations.get(node, "none")
         if node.op == "get_attr":
             found = this.of("", target)
             return _attribute(self._module, target) if found is None else Stacked(found)
@@ -149,6 +157,26 @@ class LiftedModel:
             return Stacked(rule(this, name, layer, args[0].tensor))
         own = {n: Stacked(t) for n in _tensor_names(layer) if (t := this.of(name, n)) is not None}
         return _by_vmap(lambda t, *a, **k: torch.func.functional_call(layer, t, a, k), (own, *args), kwargs)
+
+
+_ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", F.relu: "relu", torch.relu: "relu"}
+
+
+def _activations_after_norms(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node, Activation], set[fx.Node]]:
+    """BatchNorm layers whose values go to an activation and nowhere else; and those activations' own nodes."""
+    found: dict[fx.Node, Activation] = {}
+    done: set[fx.Node] = set()
+    for node in graph.nodes:
+        source = node.args[0] if node.args else None
+        kind = type(module.get_submodule(node.target)) if node.op == "call_module" else node.target
+        if kind in _ACTIVATIONS and isinstance(source, fx.Node) and _is_norm(source, module) and len(source.users) == 1:
+            found[source] = _ACTIVATIONS[kind]
+            done.add(node)
+    return found, done
+
+
+def _is_norm(node: fx.Node, module: nn.Module) -> bool:
+    return node.op == "call_module" and RULES.get(type(module.get_submodule(str(node.target)))) is _batch_norm
 
 
 # -- orders in memory --------------------------------------------------------------------------------------
@@ -187,10 +215,6 @@ def _convolution(this: Pass, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
     if layer.padding_mode != "zeros":
         wide = F.pad(x.flatten(0, 1), layer._reversed_padding_repeated_twice, layer.padding_mode)
         x, padding = _split(wide, 0, x.shape[:2]), (0, 0)
-    if this.clients == 1:
-        own = None if bias is None else bias[0]
-        out = F.conv2d(x[0], weight[0], own, layer.stride, padding, layer.dilation, layer.groups)
-        return out.unsqueeze(0)
     if not isinstance(padding, str) and layer.dilation == (1, 1) and kernels.supported(x, weight):
         stride, padding = (layer.stride[0], layer.stride[1]), (padding[0], padding[1])
         if layer.groups == 1 and layer.kernel_size == (1, 1) and padding == (0, 0):
@@ -199,6 +223,10 @@ def _convolution(this: Pass, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
             return kernels.stacked_conv2d(x, weight, bias, stride, padding)
         if layer.groups == layer.in_channels == layer.out_channels:
             return kernels.stacked_depthwise_conv2d(x, weight, bias, stride, padding)
+    if this.clients == 1:
+        own = None if bias is None else bias[0]
+        out = F.conv2d(x[0], weight[0], own, layer.stride, padding, layer.dilation, layer.groups)
+        return out.unsqueeze(0)
     flat_bias = None if bias is None else bias.flatten()
     groups = layer.groups * this.clients
     out = F.conv2d(_as_channels(x), weight.flatten(0, 1), flat_bias, layer.stride, padding, layer.dilation, groups)
@@ -256,7 +284,13 @@ def _batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tens
     if (weight := this.of(name, "weight")) is not None:
         scale = scale * weight
     normed = (wide - _per_channel(mean, wide)) * _per_channel(scale, wide)
-    return (normed if bias is None else normed + _per_channel(bias, wide)).to(x.dtype)
+    return _activated((normed if bias is None else normed + _per_channel(bias, wide)).to(x.dtype), this.activation)
+
+
+def _activated(x: Tensor, activation: Activation) -> Tensor:
+    if activation == "none":
+        return x
+    return F.relu(x) if activation == "relu" else F.relu6(x)
 
 
 def _full_batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
@@ -271,7 +305,7 @@ def _full_batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) ->
             assert value is not None
             this.statistics[f"{name}.{statistic}"] = value.view(this.clients, -1)
         _count_batch(this, name)
-    return _from_channels(out, this.clients)
+    return _from_channels(_activated(out, this.activation), this.clients)
 
 
 def _batch_statistics(this: Pass, x: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:

@@ -25,6 +25,9 @@ from fedskew.randomness import fold
 _STAGED_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _STAGED_STEPS = 128
 
+Places = slice | Tensor
+"""Rows of a stack."""
+
 _PER_SLOT = ("params", "velocity", "buffers", "state", "sums", "label_counts")
 """The kinds of memory with a row for each slot."""
 
@@ -373,27 +376,27 @@ class _Round:
         inputs["lengths"][:steps].copy_(self._lengths[rows])
         inputs["at"].zero_()
 
-    def _enter(self, slots: Tensor, clients: Tensor, numbers: npt.NDArray[np.int64]) -> None:
+    def _enter(self, slots: Places, clients: Places, numbers: npt.NDArray[np.int64]) -> None:
         memory = self._program.memory
         for kind, source in (("params", "sent"), ("buffers", "sent buffers")):
             for name, flat in memory[source].items():
-                memory[kind][name].index_copy_(0, slots, flat.expand(len(slots), -1))
+                memory[kind][name][slots] = flat
         for kind in ("velocity", "sums"):
             for tensor in memory[kind].values():
-                tensor.index_fill_(0, slots, 0)
-        memory["label_counts"][""].index_copy_(0, slots, self._label_counts[clients])
+                tensor[slots] = 0
+        memory["label_counts"][""][slots] = self._label_counts[clients]
         for name, flat in self._layouts.state.flat(self._states(numbers)).items():
-            memory["state"][name].index_copy_(0, slots, flat)
+            memory["state"][name][slots] = flat
 
     def _states(self, numbers: npt.NDArray[np.int64]) -> Tensors:
         """What these clients keep, brought to the device."""
         states = [self._work.assignments[number].state for number in numbers]
         return {name: torch.stack([s[name] for s in states]).to(self._device) for name in states[0]}
 
-    def _leave(self, slots: Tensor, clients: Tensor) -> None:
+    def _leave(self, slots: Places, clients: Places) -> None:
         for kind, results in self._results.items():
             for name, tensor in results.items():
-                tensor.index_copy_(0, clients, self._program.memory[kind][name][slots])
+                tensor[clients] = self._program.memory[kind][name][slots]
 
     def _without_steps(self) -> None:
         """Clients that had nothing to train on return what they were sent."""
@@ -441,16 +444,20 @@ class _Moves:
         events = [*table.arrivals.values(), *table.departures.values()]
         packed = np.concatenate([np.stack([event.slots, event.clients]) for event in events], axis=1)
         self._packed, self._next = torch.from_numpy(packed).to(device), 0
-        self.arrivals = self._placed(table.arrivals)
-        self.departures = self._placed(table.departures)
+        self.arrivals = {time: self._places(event) for time, event in table.arrivals.items()}
+        self.departures = {time: self._places(event) for time, event in table.departures.items()}
 
-    def _placed(self, events: Mapping[int, Event]) -> dict[int, tuple[Tensor, Tensor]]:
-        return {time: self._take(len(event.slots)) for time, event in events.items()}
+    def _places(self, event: Event) -> tuple[Places, Places]:
+        columns = slice(self._next, self._next + len(event.slots))
+        self._next = columns.stop
+        return _place(event.slots, self._packed[0, columns]), _place(event.clients, self._packed[1, columns])
 
-    def _take(self, number: int) -> tuple[Tensor, Tensor]:
-        columns = slice(self._next, self._next + number)
-        self._next += number
-        return self._packed[0, columns], self._packed[1, columns]
+
+def _place(numbers: npt.NDArray[np.int64], on_device: Tensor) -> Places:
+    """A slice where there is one: a plain copy is faster than one by indices."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    in_a_row = np.array_equal(numbers, np.arange(first, last + 1))
+    return slice(first, last + 1) if in_a_row else on_device
 
 
 def _scheduled(
