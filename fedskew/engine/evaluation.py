@@ -57,4 +57,4 @@ def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tens
         return
     # Of equal sizes: a model may take its batch's statistics in tests, too, and a rest of one sample has none.
     for batch in rows.tensor_split(-(-len(rows) // _BATCH)):
-        yield batch, network.forward(model.params, model.buffers, data.inputs(batch)).logits
+        yield batch, network.logits(model, data.inputs(batch))

@@ -272,6 +272,10 @@ def _batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tens
     of_batch = layer.training or not running
     if of_batch and this.valid is None and layer.momentum is not None and (x.dim() == 3 or _channels_adjoin(x)):
         return _full_batch_norm(this, name, layer, x)
+    if not of_batch and this.clients == 1:
+        weight, bias = (None if t is None else t[0] for t in (this.of(name, "weight"), this.of(name, "bias")))
+        out = F.batch_norm(x[0], running[0][0], running[1][0], weight, bias, eps=layer.eps)
+        return _activated(out, this.activation).unsqueeze(0)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
     if of_batch:
         mean, var, count = _batch_statistics(this, wide)
