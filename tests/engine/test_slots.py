@@ -1,0 +1,135 @@
+"""However few clients train at a time, and however their step is run, a round comes to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from toy_runs import SKEWED, distance, finished, image_federation, linear, norm_and_dropout, server
+
+import fedskew.engine.slots
+import fedskew.engine.stacked
+from fedskew.engine import execution
+from fedskew.engine.slots import Slots
+from fedskew.engine.stacked import StackedEngine
+from fedskew.errors import UserError
+from fedskew.experiment.run_state import RunState
+from fedskew.experiment.server import Server
+
+METHODS = ["fedavg", "fedvls", "scaffold", "fedgr", "fedlmd+scaffold", "pkd"]
+PARAMS: dict[str, dict[str, Any]] = {"pkd": {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 2}}
+
+
+def stacked(method: str, **options: Any) -> Server:
+    this = server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), lr=0.01)
+    this.engine = StackedEngine(this.network, this._train, 2, **options)
+    return this
+
+
+def plain(method: str) -> RunState:
+    return finished(server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), lr=0.01))[0]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_fewer_slots_than_clients(method: str, most: int) -> None:
+    this = stacked(method, most_slots=most)
+    assert distance(finished(this)[0], plain(method)) < 1e-9
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_batches_staged_in_several_windows(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedskew.engine.slots, "_STAGED_STEPS", window)
+    assert distance(finished(stacked("fedvls"))[0], plain("fedvls")) < 1e-9
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """A device that has room for so many clients at a time; the numbers that were tried."""
+
+    def of(most: int) -> list[int]:
+        tried, real = [], Slots.train
+
+        def train(self: Slots, work: Any, plans: Any, table: Any, width: int) -> Any:
+            tried.append(table.slots)
+            if table.slots > most:
+                raise torch.OutOfMemoryError("no room")
+            return real(self, work, plans, table, width)
+
+        monkeypatch.setattr(Slots, "train", train)
+        return tried
+
+    return of
+
+
+def test_a_round_that_runs_out_of_memory_begins_again_with_fewer_clients(
+    small_memory: Callable[[int], list[int]],
+) -> None:
+    tried = small_memory(1)
+    this = stacked("scaffold")
+    state = finished(this)[0]
+    assert distance(state, plain("scaffold")) < 1e-9
+    assert tried[0] > 1
+    assert set(tried[-2:]) == {1}  # the second round knows what the first one learnt
+    assert this.engine.notices == ["the round's clients do not fit the memory together: 1 are trained at a time"]
+
+
+def test_a_client_that_does_not_fit_alone_is_refused(small_memory: Callable[[int], list[int]]) -> None:
+    small_memory(0)
+    with pytest.raises(UserError, match="one client's step does not fit the memory of cpu"):
+        finished(stacked("fedavg"))
+
+
+def test_how_many_fit_is_known_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedskew.engine.stacked, "spare_bytes", lambda device: 90_000)
+    this = stacked("fedavg")
+    tried: list[int] = []
+    real = Slots.train
+    monkeypatch.setattr(
+        Slots, "train", lambda self, w, p, table, n: (tried.append(table.slots), real(self, w, p, table, n))[1]
+    )
+    state = finished(this)[0]
+    assert 1 <= max(tried) < len(SKEWED)
+    assert "are trained at a time" in this.engine.notices[0]
+    assert distance(state, plain("fedavg")) < 1e-9
+
+
+@pytest.fixture
+def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps run as the operations that the compiler is given."""
+    monkeypatch.setattr(torch, "compile", lambda program, **options: program)
+
+    def ready(self: Any, step: Any) -> Callable[[int], None]:
+        run = execution.compiled(replace(step, fused=False), self.memory)
+
+        def at(position: int) -> None:
+            self.memory["inputs"]["at"].fill_(position)
+            run(self.memory)
+
+        return at
+
+    monkeypatch.setattr(fedskew.engine.slots._Program, "_ready", ready)
+
+
+@pytest.mark.usefixtures("recorded_steps")
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_compiled_is_the_step(method: str) -> None:
+    assert distance(finished(stacked(method))[0], plain(method)) < 1e-9
+
+
+def test_bare_steps_train_the_round_s_clients() -> None:
+    this = server(image_federation(), "fedavg", linear(), engine="stacked")
+    state = this.start()
+    stage = this.stage(state)
+    assert stage is not None
+    work = this._work(this._prepare(stage, state), state)
+    assert isinstance(this.engine, StackedEngine)
+    step = this.engine.bare_step(work)
+    before = {kind: t.clone() for kind, t in this.engine._slots[1]._memory["params"].items()}  # type: ignore[index]
+    for _ in range(30):
+        step()
+    after = this.engine._slots[1]._memory["params"]  # type: ignore[index]
+    assert all(not torch.equal(after[kind], t) for kind, t in before.items())
