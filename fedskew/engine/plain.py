@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedskew.engine.batches import BatchPlan
+from fedskew.engine.channels_last import Layout
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.work import Assignment, RoundResult, RoundWork, clipped, companion, companion_key, sgd_
@@ -25,12 +27,13 @@ class PlainEngine:
         self._network = network
         self._data = data
         self._smallest = smallest_batch
+        self._layout = Layout(network, data)
         self.notices: list[str] = []
 
     def train(self, work: RoundWork) -> RoundResult:
         plans = work.plans(self._smallest)
         runs = [
-            _ClientRun(self._network, self._data, work, assignment, plan).train()
+            _ClientRun(self._network, self._data, self._layout, work, assignment, plan).train()
             for assignment, plan in zip(work.assignments, plans, strict=True)
         ]
         ends = [run.end() for run in runs]
@@ -44,22 +47,32 @@ class PlainEngine:
         )
 
 
+_STAGED = 1 << 19
+"""Numbers in the inputs that are made ready at a time: few enough for a processor's cache, and enough that the calls
+that make them do not count."""
+
+
 class _ClientRun:
     """One client's local training."""
 
     def __init__(
-        self, network: Network, data: DeviceSamples, work: RoundWork, assignment: Assignment, plan: BatchPlan
+        self,
+        network: Network,
+        data: DeviceSamples,
+        layout: Layout,
+        work: RoundWork,
+        assignment: Assignment,
+        plan: BatchPlan,
     ) -> None:
         device = data.y.device
-        self._network, self._data, self._work, self._plan = network, data, work, plan
+        self._network, self._data, self._layout, self._work, self._plan = network, data, layout, work, plan
         self.params = {name: p.clone() for name, p in work.sent.params.items()}
         self.buffers = {name: b.clone() for name, b in work.sent.buffers.items()}
         self.tally: Tensors = {}
         self._velocity = [torch.zeros_like(p) for p in self.params.values()]
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._indices = torch.from_numpy(plan.indices).to(device)
-        self._epoch_keys = torch.from_numpy(plan.epoch_keys).to(device)
-        self._key = torch.tensor(plan.client_key, device=device)
+        client_key = torch.tensor(plan.client_key, device=device)
+        self._keys = fold(client_key, torch.arange(plan.steps, device=device))
         self._client = Client(
             label_counts=torch.tensor(assignment.label_counts, device=device),
             received=work.sent.params,
@@ -71,15 +84,27 @@ class _ClientRun:
         device = self._loss.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             _seed(device, self._plan.client_key)  # for a user's layers that draw from torch's own stream
-            for step in range(self._plan.steps):
-                self._descend(step)
+            for key, (x, y) in zip(self._keys, self._batches(), strict=True):
+                self._descend(x, y, key)
         return self
 
-    def _descend(self, step: int) -> None:
-        batch = self._indices[step, : int((self._plan.indices[step] >= 0).sum())]
-        x = self._data.training_inputs(batch, self._epoch_keys[step])
-        y = self._data.y[batch]
-        key = fold(self._key, step)
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The inputs and labels of each step; those of several steps are made at once."""
+        plan, device = self._plan, self._loss.device
+        valid = plan.indices >= 0
+        entries = plan.indices.shape[1] * self._data.x[0].numel()
+        at_once = max(1, _STAGED // max(entries, 1))
+        for first, end in pairwise([*range(0, plan.steps, at_once), plan.steps]):
+            chunk = slice(first, end)
+            lengths = valid[chunk].sum(axis=1)
+            rows = torch.from_numpy(plan.indices[chunk][valid[chunk]]).to(device)
+            keys = torch.from_numpy(np.repeat(plan.epoch_keys[chunk], lengths)).to(device)
+            x, y = self._data.training_inputs(rows, keys), self._data.y[rows]
+            sizes = lengths.tolist()
+            yield from zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
+
+    def _descend(self, x: Tensor, y: Tensor, key: Tensor) -> None:
+        x = self._layout.of_inputs(x)
         companions = self._companions(x, key)
         seen: list[tuple[Tensor, Tensors]] = []
 
@@ -90,13 +115,13 @@ class _ClientRun:
             loss = self._work.objective.loss(out, y, self._client)
             seen.append((loss.detach(), self._work.objective.tally(out, y)))
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            return dict(zip(leaves, grads, strict=True))
+            return {name: g.contiguous() for name, g in zip(leaves, grads, strict=True)}
 
         local = self._work.local
         direction = clipped(self._work.solver.direction(gradient, self.params, self._client), local.clip_norm)
         sgd_(list(self.params.values()), self._velocity, [direction[name] for name in self.params], local)
         loss, tally = seen[0]
-        self._loss += loss.double() * len(batch)
+        self._loss += loss.double() * len(y)
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
 
     @torch.no_grad()

@@ -51,7 +51,7 @@ def difference_of_moves(start: RunState, one: RunState, other: RunState) -> floa
 @pytest.mark.parametrize("method", [*METHODS, "fedlmd+scaffold", "fedvls+fedprox+fedavgm"])
 def test_every_method(method: str, precision: str) -> None:
     params = PARAMS.get(method)
-    lr = 0.05 if "scaffold" in method else 0.01  # a control variate is a move over lr: rounding grows as lr shrinks
+    lr = 0.07 if "scaffold" in method else 0.01  # a control variate is a move over lr: rounding grows as lr shrinks
     difference = disagreement(
         image_federation(), method, norm_and_dropout(), params, precision=precision, clients_per_round=3, lr=lr
     )

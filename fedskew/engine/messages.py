@@ -1,0 +1,103 @@
+"""Tensors and small facts between processes of one machine.
+
+Facts travel as JSON over a socket, tensors in anonymous shared memory whose descriptor travels with them: the receiver
+maps it, and nothing is pickled or copied on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedskew.methods.parts import Tensors
+
+Facts = dict[str, Any]
+
+_ALIGNMENT = 64
+_LENGTH = 8
+
+
+class Parcel:
+    """Tensors in shared memory, written once for any number of receivers."""
+
+    def __init__(self, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
+        """A list of tensors of one shape arrives as one tensor with a leading axis."""
+        self._memory = os.memfd_create("fedskew", os.MFD_CLOEXEC)
+        self._table: Facts = {}
+        end = 0
+        for name, tensor in tensors.items():
+            rows = [tensor] if isinstance(tensor, Tensor) else tensor
+            shape = tensor.shape if isinstance(tensor, Tensor) else (len(tensor), *tensor[0].shape)
+            self._table[name] = (str(rows[0].dtype).removeprefix("torch."), list(shape), end)
+            for row in rows:
+                end = self._write(row, end)
+            end += -end % _ALIGNMENT
+        os.ftruncate(self._memory, max(end, 1))
+
+    def _write(self, tensor: Tensor, position: int) -> int:
+        """Where the tensor ends; numpy knows bytes, but not every number type of torch."""
+        content = memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        while content:
+            written = os.pwrite(self._memory, content, position)
+            position, content = position + written, content[written:]
+        return position
+
+    def send(self, to: socket.socket, facts: Facts) -> None:
+        body = json.dumps({"facts": facts, "tensors": self._table}).encode()
+        socket.send_fds(to, [len(body).to_bytes(_LENGTH, "big")], [self._memory])
+        to.sendall(body)
+
+    def close(self) -> None:
+        """Receivers keep their own hold on the memory."""
+        os.close(self._memory)
+
+
+def send(to: socket.socket, facts: Facts, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
+    """One message to one receiver."""
+    parcel = Parcel(tensors)
+    try:
+        parcel.send(to, facts)
+    finally:
+        parcel.close()
+
+
+def receive(from_: socket.socket) -> tuple[Facts, Tensors] | None:
+    """The next message; None if the sender is gone."""
+    try:
+        head, descriptors, _, _ = socket.recv_fds(from_, _LENGTH, 1)
+        if not descriptors:
+            return None
+        try:
+            body = _exactly(from_, int.from_bytes(head + _exactly(from_, _LENGTH - len(head)), "big"))
+            memory = mmap.mmap(descriptors[0], 0, flags=mmap.MAP_PRIVATE)
+        finally:
+            os.close(descriptors[0])
+    except (ConnectionError, EOFError):
+        return None
+    message = json.loads(body)
+    return message["facts"], dict(_mapped(memory, message["tensors"]))
+
+
+def _mapped(memory: mmap.mmap, table: Facts) -> Iterator[tuple[str, Tensor]]:
+    for name, (dtype, shape, start) in table.items():
+        kind: torch.dtype = getattr(torch, dtype)
+        count = int(torch.Size(shape).numel())
+        empty = torch.empty(0, dtype=kind)
+        yield name, (torch.frombuffer(memory, dtype=kind, count=count, offset=start) if count else empty).view(shape)
+
+
+def _exactly(from_: socket.socket, count: int) -> bytes:
+    content = bytearray()
+    while len(content) < count:
+        piece = from_.recv(min(count - len(content), 1 << 20))
+        if not piece:
+            raise EOFError
+        content += piece
+    return bytes(content)

@@ -1,0 +1,103 @@
+"""A round's work and its result as facts and named tensors, in which form they go from process to process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.engine.batches import RoundKey
+from fedskew.engine.messages import Facts
+from fedskew.engine.network import ModelState
+from fedskew.engine.work import Assignment, LocalTraining, RoundResult, RoundWork
+from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Tensors, pack, unpack
+
+
+def work_facts(work: RoundWork) -> Facts:
+    """What is not tensors; the parts of the method are known to the receiver."""
+    return {
+        "companions": _needed(work),
+        "clients": [a.client for a in work.assignments],
+        "ends": np.cumsum([len(a.samples) for a in work.assignments]).tolist(),
+        "local": asdict(work.local),
+        "key": asdict(work.key),
+    }
+
+
+def work_tensors(work: RoundWork) -> Mapping[str, Tensor | Sequence[Tensor]]:
+    states = [a.state for a in work.assignments]
+    tensors: dict[str, Tensor | Sequence[Tensor]] = {
+        **_model("sent", work.sent),
+        **pack("downlink", work.downlink),
+        "samples": torch.from_numpy(np.concatenate([a.samples for a in work.assignments])),
+        "label_counts": torch.from_numpy(np.stack([a.label_counts for a in work.assignments])),
+        **{f"state/{name}": [state[name] for state in states] for name in states[0]},
+    }
+    for place, name in enumerate(_needed(work)):
+        tensors |= _model(f"companion{place}", work.companions[name])
+    return tensors
+
+
+def work_of(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWork:
+    """The share of the round that `facts["share"]` names."""
+    objective, solver, server = parts
+    starts = [0, *facts["ends"]]
+    samples, counts = tensors["samples"].numpy(), tensors["label_counts"].numpy()
+    states = unpack("state", tensors)
+    return RoundWork(
+        objective=cast(Objective, objective),
+        solver=cast(Solver, solver),
+        server=cast(ServerRule, server),
+        sent=_model_of("sent", tensors),
+        downlink=unpack("downlink", tensors),
+        companions={name: _model_of(f"companion{i}", tensors) for i, name in enumerate(facts["companions"])},
+        assignments=[
+            Assignment(
+                client=facts["clients"][row],
+                samples=samples[starts[row] : starts[row + 1]],
+                label_counts=counts[row],
+                state={name: t[row] for name, t in states.items()},
+            )
+            for row in facts["share"]
+        ],
+        local=LocalTraining(**facts["local"]),
+        key=RoundKey(**facts["key"]),
+    )
+
+
+def result_tensors(result: RoundResult) -> Tensors:
+    return {
+        **_model("trained", result.trained),
+        **pack("uplink", result.uplink),
+        **pack("states", result.states),
+        **pack("tally", result.tally),
+        "loss": result.loss,
+        "visits": torch.from_numpy(result.visits),
+    }
+
+
+def result_of(tensors: Tensors) -> RoundResult:
+    return RoundResult(
+        trained=_model_of("trained", tensors),
+        uplink=unpack("uplink", tensors),
+        states=unpack("states", tensors),
+        loss=tensors["loss"],
+        tally=unpack("tally", tensors),
+        visits=tensors["visits"].numpy(),
+    )
+
+
+def _needed(work: RoundWork) -> list[str]:
+    return [name for name in work.objective.companions() if name in work.companions]
+
+
+def _model(name: str, model: ModelState) -> Tensors:
+    return pack(f"{name}:params", model.params) | pack(f"{name}:buffers", model.buffers)
+
+
+def _model_of(name: str, tensors: Tensors) -> ModelState:
+    return ModelState(unpack(f"{name}:params", tensors), unpack(f"{name}:buffers", tensors))

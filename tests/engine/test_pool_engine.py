@@ -1,0 +1,222 @@
+"""The pool gives the plain engine's bits, survives the death of a worker, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_engine_agreement import PARAMS
+from torch import Tensor, nn
+from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, same_bits, server, text_federation
+
+import fedskew as fs
+from fedskew.engine import PlainEngine, StackedEngine
+from fedskew.engine.pool import PoolEngine
+from fedskew.errors import UserError
+from fedskew.experiment.run_state import RunState
+from fedskew.experiment.server import Row, Server
+from fedskew.methods import METHODS
+from fedskew.models import Inputs, make_model
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked under Linux only"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="torch with a GPU cannot take gradients in a forked process"),
+]
+
+HERE = Path(__file__).parent
+
+
+def pooled(this: Server, inner: type[PlainEngine] | type[StackedEngine] = PlainEngine, workers: int = 2) -> PoolEngine:
+    """Give a server an engine of two workers, however many cores there are."""
+    smallest = this.network.smallest_batch(this._train.inputs(torch.zeros(1, dtype=torch.int64)))
+    this.engine = engine = PoolEngine(inner(this.network, this._train, smallest), workers)
+    return engine
+
+
+def in_a_pool(this: Server, inner: type[PlainEngine] | type[StackedEngine] = PlainEngine) -> tuple[RunState, list[Row]]:
+    engine = pooled(this, inner)
+    try:
+        end = finished(this)
+    finally:
+        engine.close()
+    assert engine.notices == []
+    return end
+
+
+@pytest.mark.parametrize("method", [*METHODS, "fedlmd+scaffold", "fedvls+fedprox+fedavgm"])
+def test_every_method_has_the_plain_engine_s_bits(method: str) -> None:
+    settings: dict[str, Any] = {"precision": "float32", "clients_per_round": 3, "lr": 0.02}
+
+    def fresh() -> Server:
+        return server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **settings)
+
+    plain, pool = finished(fresh()), in_a_pool(fresh())
+    assert same_bits(plain[0], pool[0])
+    assert plain[1] == pool[1]
+
+
+@pytest.mark.parametrize("method", ["fedvls", "scaffold", "pkd"])
+def test_stacked_workers_agree_to_rounding(method: str) -> None:
+    def fresh() -> Server:
+        return server(image_federation(), method, linear(), PARAMS.get(method), rounds=3)
+
+    assert distance(finished(fresh())[0], in_a_pool(fresh(), StackedEngine)[0]) < 1e-9
+
+
+def test_texts() -> None:
+    federation = text_federation()
+    model = make_model("fasttext", Inputs(federation.dataset.input_shape, 4, federation.dataset.vocabulary))
+    plain, pool = finished(server(federation, "fedvls", model)), in_a_pool(server(federation, "fedvls", model))
+    assert same_bits(plain[0], pool[0])
+
+
+def test_more_workers_than_clients_and_clients_without_a_step() -> None:
+    this = server(image_federation(((0, 1, 0, 0), (0, 0, 1, 0))), "fedlmd", norm_and_dropout(), batch_size=3)
+    expected = finished(
+        server(image_federation(((0, 1, 0, 0), (0, 0, 1, 0))), "fedlmd", norm_and_dropout(), batch_size=3)
+    )
+    engine = pooled(this, workers=5)
+    assert same_bits(finished(this)[0], expected[0])
+    assert len(engine._workers) == 2
+    engine.close()
+
+
+def test_it_tells_what_the_workers_noticed_once() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.out(x.flatten(1))
+            return logits * 2 if logits.sum() > 0 else logits
+
+    this = server(image_federation(), "fedavg", Branching())
+    engine = pooled(this, StackedEngine)
+    finished(this)
+    engine.close()
+    assert len(engine.notices) == 1
+    assert "cannot be stacked" in engine.notices[0]
+
+
+# -- what can go wrong ------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_was_killed_is_replaced() -> None:
+    this = server(image_federation(), "scaffold", norm_and_dropout(), precision="float32", rounds=3)
+    engine = pooled(this)
+    state, _ = this.advance(this.start())
+    victim = engine._workers[0].process
+    os.kill(victim, signal.SIGKILL)
+    state, _ = finished(this, state)
+    assert engine._workers[0].process != victim
+    engine.close()
+    expected = finished(server(image_federation(), "scaffold", norm_and_dropout(), precision="float32", rounds=3))
+    assert same_bits(state, expected[0])
+
+
+@dataclass(frozen=True)
+class Deadly(fs.Objective):
+    """Ends whatever process computes it, but for the tests'."""
+
+    spared: int = 0
+
+    def loss(self, out: fs.Outputs, y: Tensor, client: fs.Client) -> Tensor:
+        if os.getpid() != self.spared:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return fs.losses.cross_entropy(out.logits, y)
+
+
+def test_workers_that_die_again_are_reported_in_one_line() -> None:
+    this = server(image_federation(), Deadly(os.getpid()), linear())
+    engine = pooled(this)
+    with pytest.raises(UserError, match=r"died twice \(signal 9\)") as caught:
+        this.advance(this.start())
+    assert "\n" not in str(caught.value)
+    assert engine._workers == []
+
+
+@dataclass(frozen=True)
+class Failing(fs.Objective):
+    """Raises what it is told to."""
+
+    error: Exception
+
+    def loss(self, out: fs.Outputs, y: Tensor, client: fs.Client) -> Tensor:
+        raise self.error
+
+
+def test_a_worker_s_error_is_raised_here() -> None:
+    this = server(image_federation(), Failing(ValueError("no such thing")), linear())
+    engine = pooled(this)
+    with pytest.raises(RuntimeError, match="ValueError: no such thing"):
+        this.advance(this.start())
+    this = server(image_federation(), Failing(UserError("it is refused")), linear())
+    engine = pooled(this)
+    with pytest.raises(UserError, match="it is refused"):
+        this.advance(this.start())
+    assert engine._workers == []
+
+
+def is_gone(process: int) -> bool:
+    return not Path(f"/proc/{process}").exists()
+
+
+def test_no_process_outlives_its_engine() -> None:
+    this = server(image_federation(), "fedavg", linear())
+    engine = pooled(this)
+    this.advance(this.start())
+    processes = [worker.process for worker in engine._workers]
+    assert len(processes) == 2
+    engine.close()
+    assert all(map(is_gone, processes))
+    this.advance(this.start())
+    processes = [worker.process for worker in engine._workers]
+    del engine, this
+    assert all(map(is_gone, processes))
+
+
+SCRIPT = """
+import os, signal, sys, time
+from dataclasses import dataclass
+sys.path.insert(0, {here!r})
+from test_pool_engine import pooled
+from toy_runs import image_federation, linear, server
+import fedskew as fs
+
+@dataclass(frozen=True)
+class Endless(fs.Objective):
+    def loss(self, out, y, client):
+        os.write(1, b"training\\n")
+        time.sleep(3600)
+
+this = server(image_federation(), Endless(), linear())
+pooled(this)
+try:
+    this.advance(this.start())
+except KeyboardInterrupt:
+    os.write(1, b"stopped\\n")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent_in_the_middle_of_a_round(number: signal.Signals) -> None:
+    """Its output ends only when the last process that could write to it is gone."""
+    script = SCRIPT.format(here=str(HERE))
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"training\n"
+    if number == signal.SIGINT:
+        os.killpg(parent.pid, number)  # as a terminal does
+    else:
+        parent.send_signal(number)
+    rest, _ = parent.communicate(timeout=120)
+    assert (b"stopped" in rest) == (number == signal.SIGINT)
+    assert parent.returncode == (0 if number == signal.SIGINT else -number)
