@@ -5,25 +5,18 @@ Without a GPU they run in Triton's interpreter: TRITON_INTERPRET=1 with Triton i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_cases import DEVICE, INTERPRETED, assert_close, made, needs_triton
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedskew.engine.kernels import stacked_conv2d, stacked_depthwise_conv2d, supported
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None or (DEVICE == "cpu" and not INTERPRETED),
-    reason="needs Triton, and a GPU or TRITON_INTERPRET=1",
-)
 Case = tuple[Tensor, Tensor, Tensor | None, int, int]
 Convolution = Callable[[Tensor, Tensor, Tensor | None, tuple[int, int], tuple[int, int]], Tensor]
 
@@ -51,11 +44,6 @@ DEPTHWISE = {
 }
 
 
-def made(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return drawn.to(dtype).to(DEVICE)
-
-
 def results(
     convolve: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
 ) -> list[Tensor]:
@@ -72,13 +60,6 @@ def by_client(
     groups = x.shape[2] // weight.shape[2]
     biases = [None] * len(x) if bias is None else list(bias)
     return torch.stack([F.conv2d(*one, stride, padding, 1, groups) for one in zip(x, weight, biases, strict=True)])
-
-
-def assert_close(found: list[Tensor], exact: list[Tensor], tolerance: float) -> None:
-    for one, other in zip(found, exact, strict=True):
-        assert one.shape == other.shape
-        difference = (one.double() - other).norm() / other.norm()
-        assert difference < tolerance
 
 
 def wide(*tensors: Tensor | None) -> list[Tensor | None]:

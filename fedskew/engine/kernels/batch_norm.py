@@ -1,0 +1,311 @@
+"""BatchNorm of stacked clients over their valid rows, with the activation that follows it.
+
+Bound by memory: the images are read twice forwards and twice backwards, and nothing but the images is kept between.
+The operations take and give images as contiguous [K, B, H, W, C]. Sums are made in two stages of a fixed order, so
+that results are the same bits each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedskew.engine.kernels.geometry import blocks, channels_first, channels_last, power_of_two
+
+Activation = Literal["none", "relu", "relu6"]
+
+
+def stacked_batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, valid: Tensor | None, eps: float, activation: Activation
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Images [K, B, C, H, W] normalised by each client's batch, scaled by weight and bias [K, C], and activated.
+
+    Also the mean and biased variance [K, C] in float32, through which no gradient flows. Rows that are not `valid`
+    [K, B] are normalised but count neither in the statistics nor in the sums over a batch that the gradient needs.
+    """
+    y, mean, var = _forward(channels_last(x), weight, bias, valid, eps, activation)
+    return channels_first(y), mean.detach(), var.detach()
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a pass over the images is cut into programs; a row is a pixel of a sample."""
+
+    rows: int
+    channels: int
+    warps: int
+    splits: int
+    """Of a client's rows."""
+
+    def constants(self) -> dict[str, int]:
+        return {"ROWS": self.rows, "CHANNELS": self.channels, "num_warps": self.warps}
+
+
+# -- the rule of shapes ------------------------------------------------------------------------------------
+
+_MULTIPROCESSORS = 132
+"""Of an H200."""
+
+
+def _channel_block(channels: int) -> int:
+    """The widest power of two up to 128 of which no more than a quarter is padding."""
+    fitting = (c for c in (128, 64, 32) if blocks(channels, c) * c * 3 <= channels * 4)
+    return next(fitting, power_of_two(16, 32, channels))
+
+
+def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
+    """Two loads of 16 bytes in flight in each thread; backwards one is of the images and one of their gradient.
+
+    As many programs as run at once, by the registers they then need: a multiprocessor has seven forwards and six
+    backwards. None has fewer than four blocks of rows.
+    """
+    wide = _channel_block(channels)
+    high = 4 * 32 * (16 if backwards else 32) // dtype.itemsize // wide
+    programs = _MULTIPROCESSORS * (6 if backwards else 7)
+    splits = min(blocks(rows, 4 * high), max(1, programs // (clients * blocks(channels, wide))))
+    return Tiling(high, wide, 4, splits)
+
+
+# -- launches ----------------------------------------------------------------------------------------------
+
+
+def _cut(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
+    """The grid of programs, and the rows of a split."""
+    clients, samples, h, w, channels = x.shape
+    chunk = blocks(blocks(samples * h * w, tiling.rows), tiling.splits) * tiling.rows
+    return (blocks(channels, tiling.channels), clients, tiling.splits), chunk
+
+
+def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
+    """[K, C] whose rows are contiguous, and their distance; the images stand in for what there is not."""
+    if values is None:
+        return x, 0
+    values = values if values.stride(1) == 1 or values.shape[1] == 1 else values.contiguous()
+    return values, values.stride(0)
+
+
+def _as_bytes(valid: Tensor | None, x: Tensor) -> Tensor:
+    return x if valid is None else valid.contiguous().view(torch.uint8)
+
+
+def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> Tensor:
+    """[splits, K, 3, C]: count, mean and the sum of squared distances from it."""
+    from fedskew.engine.kernels.batch_norm_programs import statistics_program
+
+    clients, samples, h, w, channels = x.shape
+    grid, chunk = _cut(x, tiling)
+    partial = x.new_empty(tiling.splits, clients, 3, channels, dtype=torch.float32)
+    statistics_program[grid](
+        x,
+        _as_bytes(valid, x),
+        partial,
+        samples,
+        chunk,
+        PIXELS=h * w,
+        C=channels,
+        HAS_VALID=valid is not None,
+        **tiling.constants(),
+    )
+    return partial
+
+
+def launch_normalisation(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    partial: Tensor,
+    eps: float,
+    activation: str,
+    tiling: Tiling,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from fedskew.engine.kernels.batch_norm_programs import normalisation_program
+
+    clients, samples, h, w, channels = x.shape
+    grid, chunk = _cut(x, tiling)
+    y = torch.empty_like(x)
+    mean, var = (x.new_empty(clients, channels, dtype=torch.float32) for _ in range(2))
+    scale, scale_stride = _by_client(weight, x)
+    shift, shift_stride = _by_client(bias, x)
+    normalisation_program[grid](
+        x,
+        scale,
+        shift,
+        partial,
+        y,
+        mean,
+        var,
+        samples,
+        chunk,
+        len(partial),
+        scale_stride,
+        shift_stride,
+        eps,
+        PIXELS=h * w,
+        C=channels,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=activation,
+        **tiling.constants(),
+    )
+    return y, mean, var
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the backward pass has of the forward one."""
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    valid: Tensor | None
+    mean: Tensor
+    var: Tensor
+    eps: float
+    activation: str
+
+    def pointers(self) -> tuple[Tensor, ...]:
+        x = self.x
+        scale, shift = _by_client(self.weight, x)[0], _by_client(self.bias, x)[0]
+        return x, scale, shift, _as_bytes(self.valid, x), self.mean, self.var
+
+    def numbers(self) -> tuple[int | float, ...]:
+        return _by_client(self.weight, self.x)[1], _by_client(self.bias, self.x)[1], self.eps
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "PIXELS": self.x.shape[2] * self.x.shape[3],
+            "C": self.x.shape[4],
+            "HAS_WEIGHT": self.weight is not None,
+            "HAS_BIAS": self.bias is not None,
+            "HAS_VALID": self.valid is not None,
+            "ACTIVATION": self.activation,
+        }
+
+
+def launch_gradient_sums(grad: Tensor, kept: Kept, tiling: Tiling) -> Tensor:
+    """[splits, K, 3, C]: count, and sums of the gradient and of its product with the normalised images."""
+    from fedskew.engine.kernels.batch_norm_programs import gradient_sums_program
+
+    x = kept.x
+    grid, chunk = _cut(x, tiling)
+    partial = x.new_empty(tiling.splits, x.shape[0], 3, x.shape[4], dtype=torch.float32)
+    gradient_sums_program[grid](
+        grad,
+        *kept.pointers(),
+        partial,
+        x.shape[1],
+        chunk,
+        *kept.numbers(),
+        **kept.constants(),
+        **tiling.constants(),
+    )
+    return partial
+
+
+def launch_input_gradient(grad: Tensor, kept: Kept, partial: Tensor, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
+    """And those of weight and bias."""
+    from fedskew.engine.kernels.batch_norm_programs import input_gradient_program
+
+    x = kept.x
+    grid, chunk = _cut(x, tiling)
+    grad_x = torch.empty_like(x)
+    grad_weight, grad_bias = torch.empty_like(kept.mean), torch.empty_like(kept.mean)
+    input_gradient_program[grid](
+        grad,
+        *kept.pointers(),
+        partial,
+        grad_x,
+        grad_weight,
+        grad_bias,
+        x.shape[1],
+        chunk,
+        len(partial),
+        *kept.numbers(),
+        **kept.constants(),
+        **tiling.constants(),
+    )
+    return grad_x, grad_weight, grad_bias
+
+
+# -- operations --------------------------------------------------------------------------------------------
+
+
+def _rule(x: Tensor, *, backwards: bool) -> Tiling:
+    clients, samples, h, w, channels = x.shape
+    return tiling(clients, samples * h * w, channels, x.dtype, backwards=backwards)
+
+
+@torch.library.custom_op("fedskew::stacked_batch_norm", mutates_args=())
+def _forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, valid: Tensor | None, eps: float, activation: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, mean and variance."""
+    x = x.contiguous()
+    rule = _rule(x, backwards=False)
+    return launch_normalisation(x, weight, bias, launch_statistics(x, valid, rule), eps, activation, rule)
+
+
+@torch.library.custom_op("fedskew::stacked_batch_norm_gradient", mutates_args=())
+def _gradient(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    valid: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of images, weight and bias."""
+    grad, x = grad.contiguous(), x.contiguous()
+    rule = _rule(x, backwards=True)
+    kept = Kept(x, weight, bias, valid, mean.contiguous(), var.contiguous(), eps, activation)
+    return launch_input_gradient(grad, kept, launch_gradient_sums(grad, kept, rule), rule)
+
+
+@_forward.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor | None,  # noqa: ARG001
+    bias: Tensor | None,  # noqa: ARG001
+    valid: Tensor | None,  # noqa: ARG001
+    eps: float,  # noqa: ARG001
+    activation: str,  # noqa: ARG001
+) -> tuple[Tensor, Tensor, Tensor]:
+    mean, var = (x.new_empty(x.shape[0], x.shape[4], dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), mean, var
+
+
+@_gradient.register_fake
+def _(
+    grad: Tensor,  # noqa: ARG001
+    x: Tensor,
+    weight: Tensor | None,  # noqa: ARG001
+    bias: Tensor | None,  # noqa: ARG001
+    valid: Tensor | None,  # noqa: ARG001
+    mean: Tensor,
+    var: Tensor,
+    eps: float,  # noqa: ARG001
+    activation: str,  # noqa: ARG001
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), mean.new_empty(mean.shape), var.new_empty(var.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.eps, ctx.activation = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, weight, bias, valid, mean, var = ctx.saved_tensors
+    found = _gradient(grad.contiguous(), x, weight, bias, valid, mean, var, ctx.eps, ctx.activation)
+    wanted = zip(found, (x, weight, bias), ctx.needs_input_grad, strict=False)
+    return *(g.to(t.dtype) if needed else None for g, t, needed in wanted), None, None, None
+
+
+_forward.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,289 @@
+# mypy: ignore-errors
+"""The Triton programs of BatchNorm: each takes one block of a client's channels through one split of its rows.
+
+A row is a pixel of a sample. Memory: images [K, rows, C], partial sums [splits, K, 3, C], statistics [K, C], all
+contiguous; weight and bias [K, C] with any distance between clients; `valid` [K, samples]. Both passes over the images
+are cut the same way. The second begins with what the first left for its channels, summed anew by each program, which
+saves a launch; it runs backwards, for what was read last is still in the cache. Numbers in capitals are compiled in.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _counted(valid, row, rows, PIXELS: tl.constexpr, HAS_VALID: tl.constexpr):
+    """Which rows there are, and count."""
+    counted = row < rows
+    if HAS_VALID:
+        counted = counted & (tl.load(valid + row // PIXELS, mask=counted, other=0) != 0)
+    return counted
+
+
+@triton.jit
+def _per_channel(values, channel, known, EXISTS: tl.constexpr, OTHERWISE: tl.constexpr):
+    found = tl.full(channel.shape, OTHERWISE, dtype=tl.float32)
+    if EXISTS:
+        found = tl.load(values + channel, mask=known, other=OTHERWISE).to(tl.float32)
+    return found
+
+
+@triton.jit
+def _total(partial, field, splits, channel, known, C: tl.constexpr):
+    """The sum over splits of one of the three fields; `partial` points at the client's in the first split."""
+    apart = tl.num_programs(1).to(tl.int64) * (3 * C)
+    total = tl.zeros(channel.shape, dtype=tl.float32)
+    for first in range(0, splits, 16):
+        split = first + tl.arange(0, 16)
+        at = partial + split[:, None] * apart + (field * C + channel)[None, :]
+        total += tl.sum(tl.load(at, mask=(split < splits)[:, None] & known[None, :], other=0.0), 0)
+    return total
+
+
+@triton.jit
+def _slope(grad, normed, scale, bias, ACTIVATION: tl.constexpr):
+    """The gradient before the activation, which passes it on inside its bounds only."""
+    before = normed * scale[None, :] + bias[None, :]
+    if ACTIVATION == "relu":
+        grad = tl.where(before <= 0.0, 0.0, grad)
+    if ACTIVATION == "relu6":
+        grad = tl.where((before <= 0.0) | (before >= 6.0), 0.0, grad)
+    return grad
+
+
+@triton.jit
+def statistics_program(
+    x,
+    valid,
+    partial,
+    samples,
+    chunk,
+    PIXELS: tl.constexpr,
+    C: tl.constexpr,
+    HAS_VALID: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Count, mean and squared distance from it, by Welford's recurrence: as sound for numbers far from zero."""
+    client = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < C
+    rows = samples * PIXELS
+    x += client * rows * C
+    valid += client * samples
+    count = tl.zeros((ROWS,), dtype=tl.float32)
+    mean = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    spread = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    for start in range(split * chunk, tl.minimum(split * chunk + chunk, rows), ROWS):
+        row = start + tl.arange(0, ROWS)
+        counted = _counted(valid, row, rows, PIXELS, HAS_VALID)
+        at = x + (row * C)[:, None] + channel[None, :]
+        value = tl.load(at, mask=counted[:, None] & known[None, :], other=0.0).to(tl.float32)
+        weight = counted.to(tl.float32)
+        count += weight
+        away = value - mean
+        mean += away * (weight / tl.maximum(count, 1.0))[:, None]
+        spread += away * (value - mean) * weight[:, None]
+    counts = tl.sum(count, 0)
+    whole = tl.sum(mean * count[:, None], 0) / tl.maximum(counts, 1.0)
+    apart = mean - whole[None, :]
+    partial += (split * tl.num_programs(1) + client) * (3 * C) + channel
+    tl.store(partial, tl.zeros((CHANNELS,), dtype=tl.float32) + counts, mask=known)
+    tl.store(partial + C, whole, mask=known)
+    tl.store(partial + 2 * C, tl.sum(spread + apart * apart * count[:, None], 0), mask=known)
+
+
+@triton.jit
+def normalisation_program(
+    x,
+    weight,
+    bias,
+    partial,
+    y,
+    batch_mean,
+    batch_var,
+    samples,
+    chunk,
+    splits,
+    weight_client,
+    bias_client,
+    eps,
+    PIXELS: tl.constexpr,
+    C: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """The images normalised; the programs of the first split keep the statistics."""
+    client = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < C
+    rows = samples * PIXELS
+    partial += client * (3 * C)
+    apart = tl.num_programs(1).to(tl.int64) * (3 * C)
+    count = tl.maximum(_total(partial, 0, splits, channel, known, C), 1.0)
+    mean = tl.zeros((CHANNELS,), dtype=tl.float32)
+    for first in range(0, splits, 16):
+        each = first + tl.arange(0, 16)
+        at = partial + each[:, None] * apart + channel[None, :]
+        seen = (each < splits)[:, None] & known[None, :]
+        mean += tl.sum(tl.load(at, mask=seen, other=0.0) * tl.load(at + C, mask=seen, other=0.0), 0)
+    mean = mean / count
+    var = tl.zeros((CHANNELS,), dtype=tl.float32)
+    for first in range(0, splits, 16):
+        each = first + tl.arange(0, 16)
+        at = partial + each[:, None] * apart + channel[None, :]
+        seen = (each < splits)[:, None] & known[None, :]
+        away = tl.load(at + C, mask=seen, other=0.0) - mean[None, :]
+        inner = tl.load(at + 2 * C, mask=seen, other=0.0)
+        var += tl.sum(inner + away * away * tl.load(at, mask=seen, other=0.0), 0)
+    var = var / count
+    if split == 0:
+        tl.store(batch_mean + client * C + channel, mean, mask=known)
+        tl.store(batch_var + client * C + channel, var, mask=known)
+    scale = _per_channel(weight + client * weight_client, channel, known, HAS_WEIGHT, 1.0) / tl.sqrt(var + eps)
+    shift = _per_channel(bias + client * bias_client, channel, known, HAS_BIAS, 0.0)
+    x += client * rows * C
+    y += client * rows * C
+    length = tl.minimum(chunk, rows - split * chunk)
+    end = split * chunk + (length + ROWS - 1) // ROWS * ROWS
+    for back in range(0, length, ROWS):
+        row = end - ROWS - back + tl.arange(0, ROWS)
+        offset = (row * C)[:, None] + channel[None, :]
+        mask = (row < rows)[:, None] & known[None, :]
+        value = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
+        value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
+        if ACTIVATION != "none":
+            value = tl.where(value < 0.0, 0.0, value)
+        if ACTIVATION == "relu6":
+            value = tl.where(value > 6.0, 6.0, value)
+        tl.store(y + offset, value.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gradient_sums_program(
+    grad,
+    x,
+    weight,
+    bias,
+    valid,
+    batch_mean,
+    batch_var,
+    partial,
+    samples,
+    chunk,
+    weight_client,
+    bias_client,
+    eps,
+    PIXELS: tl.constexpr,
+    C: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_VALID: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Count, and the sums of the gradient and of its product with the normalised images, over the rows that count."""
+    client = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < C
+    rows = samples * PIXELS
+    mean = tl.load(batch_mean + client * C + channel, mask=known, other=0.0)
+    inverse = 1.0 / tl.sqrt(tl.load(batch_var + client * C + channel, mask=known, other=0.0) + eps)
+    scale = _per_channel(weight + client * weight_client, channel, known, HAS_WEIGHT, 1.0)
+    shift = _per_channel(bias + client * bias_client, channel, known, HAS_BIAS, 0.0)
+    grad += client * rows * C
+    x += client * rows * C
+    valid += client * samples
+    count = tl.zeros((ROWS,), dtype=tl.float32)
+    first = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    second = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    for start in range(split * chunk, tl.minimum(split * chunk + chunk, rows), ROWS):
+        row = start + tl.arange(0, ROWS)
+        counted = _counted(valid, row, rows, PIXELS, HAS_VALID)
+        offset = (row * C)[:, None] + channel[None, :]
+        mask = counted[:, None] & known[None, :]
+        normed = (tl.load(x + offset, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        slope = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
+        slope = _slope(slope, normed, scale, shift, ACTIVATION)
+        count += counted.to(tl.float32)
+        first += slope
+        second += slope * normed
+    partial += (split * tl.num_programs(1) + client) * (3 * C) + channel
+    tl.store(partial, tl.zeros((CHANNELS,), dtype=tl.float32) + tl.sum(count, 0), mask=known)
+    tl.store(partial + C, tl.sum(first, 0), mask=known)
+    tl.store(partial + 2 * C, tl.sum(second, 0), mask=known)
+
+
+@triton.jit
+def input_gradient_program(
+    grad,
+    x,
+    weight,
+    bias,
+    valid,
+    batch_mean,
+    batch_var,
+    partial,
+    grad_x,
+    grad_weight,
+    grad_bias,
+    samples,
+    chunk,
+    splits,
+    weight_client,
+    bias_client,
+    eps,
+    PIXELS: tl.constexpr,
+    C: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_VALID: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """The gradient of the images; the programs of the first split keep that of weight and bias."""
+    client = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < C
+    rows = samples * PIXELS
+    partial += client * (3 * C)
+    count = tl.maximum(_total(partial, 0, splits, channel, known, C), 1.0)
+    first = _total(partial, 1, splits, channel, known, C)
+    second = _total(partial, 2, splits, channel, known, C)
+    if split == 0:
+        tl.store(grad_bias + client * C + channel, first, mask=known)
+        tl.store(grad_weight + client * C + channel, second, mask=known)
+    first = first / count
+    second = second / count
+    mean = tl.load(batch_mean + client * C + channel, mask=known, other=0.0)
+    inverse = 1.0 / tl.sqrt(tl.load(batch_var + client * C + channel, mask=known, other=0.0) + eps)
+    scale = _per_channel(weight + client * weight_client, channel, known, HAS_WEIGHT, 1.0)
+    shift = _per_channel(bias + client * bias_client, channel, known, HAS_BIAS, 0.0)
+    grad += client * rows * C
+    x += client * rows * C
+    grad_x += client * rows * C
+    valid += client * samples
+    length = tl.minimum(chunk, rows - split * chunk)
+    end = split * chunk + (length + ROWS - 1) // ROWS * ROWS
+    for back in range(0, length, ROWS):
+        row = end - ROWS - back + tl.arange(0, ROWS)
+        offset = (row * C)[:, None] + channel[None, :]
+        mask = (row < rows)[:, None] & known[None, :]
+        normed = (tl.load(x + offset, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        slope = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
+        slope = _slope(slope, normed, scale, shift, ACTIVATION)
+        common = first[None, :] + normed * second[None, :]
+        if HAS_VALID:
+            counted = _counted(valid, row, rows, PIXELS, HAS_VALID)
+            common = tl.where(counted[:, None], common, 0.0)
+        value = (slope - common) * (scale * inverse)[None, :]
+        tl.store(grad_x + offset, value.to(grad_x.dtype.element_ty), mask=mask)
