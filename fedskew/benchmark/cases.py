@@ -78,6 +78,8 @@ class Case:
     members: int | None = None
     """Clients in the federation; none: those of a round, all of which take part."""
     augmented: bool = True
+    compiled: bool = True
+    """Whether stacked steps are compiled on a GPU, as they are in a long run."""
 
     def __post_init__(self) -> None:
         if self.model not in SETTINGS:
@@ -122,6 +124,7 @@ class Case:
             engine=engine,
             device=self.device,
             precision=self.precision,
+            compile="always" if self.compiled else "never",
         )
 
 

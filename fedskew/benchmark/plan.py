@@ -125,11 +125,14 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
 
 def _steps(plan: Plan, case: Case) -> Group:
     """Local steps alone, in every number format."""
-    plain = [replace(case, precision=precision, augmented=False) for precision in plan.precisions]
+    promising = _promising(plan, case.model)
+    plain = [
+        replace(case, precision=precision, augmented=False, compiled=precision in promising)
+        for precision in plan.precisions
+    ]
     contenders = [_bare(each, engine, engine) for each in plain for engine in plan.engines]
     contenders += [_loop_steps(each, tuned) for each in plain for tuned in (False, True)]
     if case.method == "fedavg":
-        promising = _limit_precisions(plan, case.model)
         contenders += [_limit(each, plan.compiled_limit) for each in plain if each.precision in promising]
     return Group(
         f"steps of {case.method} on {case.model}, {case.clients} clients", tuple(contenders), not _is_large(case)
@@ -176,8 +179,8 @@ def _small(plan: Plan) -> Case:
     return Case(plan.models[0], 1, scale, plan.device, precision=plan.precisions[0])
 
 
-def _limit_precisions(plan: Plan, model: str) -> tuple[str, ...]:
-    """Where the limit may be fastest; compiling it takes up to a minute each time."""
+def _promising(plan: Plan, model: str) -> tuple[str, ...]:
+    """Where the fastest may be found; compiling takes up to a minute each time."""
     candidates = ("bf16", "tf32") if model in ("dnn", "cnn") else ("bf16",)
     return tuple(p for p in plan.precisions if p in candidates) or plan.precisions[:1]
 

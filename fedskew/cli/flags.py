@@ -91,6 +91,7 @@ FLAGS: dict[str, Flag] = {
         Flag("engine", "NAME", MACHINE),
         Flag("device", "NAME", MACHINE),
         Flag("precision", "NAME", MACHINE),
+        Flag("compile", "WHEN", MACHINE),
     )
 }
 

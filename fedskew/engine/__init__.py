@@ -1,7 +1,7 @@
 """Execution of a round's local training."""
 
 from fedskew.engine.batches import RoundKey
-from fedskew.engine.choice import arithmetic, choose_device, choose_engine, make_engine, number_format
+from fedskew.engine.choice import arithmetic, choose_device, choose_engine, make_engine, number_format, worth_compiling
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.evaluation import confusion, survey
 from fedskew.engine.network import ModelState, Network
@@ -28,4 +28,5 @@ __all__ = [
     "make_engine",
     "number_format",
     "survey",
+    "worth_compiling",
 ]

@@ -15,6 +15,9 @@ from fedskew.engine.stacked import StackedEngine
 from fedskew.engine.work import Engine
 from fedskew.errors import UserError
 
+_WORTH_COMPILING = 5_000
+"""Local steps: compiling costs what a few thousand steps gain by it, or a second when it was done before."""
+
 
 def choose_device(name: str) -> torch.device:
     """`auto` is a GPU where there is one."""
@@ -56,7 +59,16 @@ def choose_engine(name: str, model: nn.Module, device: torch.device) -> str:
     return "plain" if convolutional and device.type == "cpu" else "stacked"
 
 
-def make_engine(name: str, network: Network, data: DeviceSamples, smallest_batch: int) -> Engine:
-    """The engine of that name."""
-    engine = StackedEngine if name == "stacked" else PlainEngine
-    return engine(network, data, smallest_batch)
+def worth_compiling(wish: str, steps: float) -> bool:
+    """Whether to compile the stacked step of a run with so many local steps one after another, if the user leaves that
+    open. A rule and no measurement: the same run must take the same decision every time, or its last bits differ."""
+    return wish == "always" or (wish == "auto" and steps >= _WORTH_COMPILING)
+
+
+def make_engine(
+    name: str, network: Network, data: DeviceSamples, smallest_batch: int, compile_steps: bool = False
+) -> Engine:
+    """The engine of that name; only stacked steps on a GPU are ever compiled."""
+    if name == "stacked":
+        return StackedEngine(network, data, smallest_batch, compile_steps=compile_steps)
+    return PlainEngine(network, data, smallest_batch)

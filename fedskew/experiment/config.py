@@ -112,6 +112,9 @@ class Config:
     precision: str = _option(
         "float32", choice("float32", "float64", "tf32", "bf16"), "number format of the local training"
     )
+    compile: str = _option(
+        "auto", choice("auto", "always", "never"), "compile stacked steps on a GPU; auto: in long runs"
+    )
     seed: int = _option(0, integer(0), "seed of every random choice")
     eval_every: int = _option(1, integer(1), "rounds from one evaluation to the next")
     eval_local: bool = _option(False, flag, "evaluate each client's model before and after its update, too")

@@ -30,6 +30,7 @@ from fedskew.engine import (
     make_engine,
     number_format,
     survey,
+    worth_compiling,
 )
 from fedskew.errors import UserError
 from fedskew.experiment.client_states import ClientStates, HeldStates
@@ -79,7 +80,12 @@ class Server:
                 "BatchNorm cannot train on a batch of one sample here"
             )
         engine = choose_engine(config.engine, model, self.device)
-        self.engine = make_engine(engine, self.network, self._train, smallest)
+        self.engine = make_engine(engine, self.network, self._train, smallest, self._compiles())
+
+    def _compiles(self) -> bool:
+        config = self._config
+        steps = -(-float(self._federation.sizes.mean()) // config.batch_size)
+        return worth_compiling(config.compile, config.rounds * config.local_epochs * steps)
 
     # -- the schedule ------------------------------------------------------------------------------------
 
