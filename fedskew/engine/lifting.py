@@ -267,28 +267,41 @@ def _embedding(this: Pass, name: str, layer: nn.Embedding, tokens: Tensor) -> Te
 
 @_rule(nn.BatchNorm1d, nn.BatchNorm2d)
 def _batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """Each client's statistics over its valid rows."""
     running = [t for s in ("running_mean", "running_var") if (t := this.of(name, s)) is not None]
-    of_batch = layer.training or not running
-    if of_batch and this.valid is None and layer.momentum is not None and (x.dim() == 3 or _channels_adjoin(x)):
+    if running and not layer.training:
+        return _norm_by_running_statistics(this, name, layer, x, running)
+    if this.valid is None and layer.momentum is not None and (x.dim() == 3 or _channels_adjoin(x)):
         return _full_batch_norm(this, name, layer, x)
-    if not of_batch and this.clients == 1:
-        weight, bias = (None if t is None else t[0] for t in (this.of(name, "weight"), this.of(name, "bias")))
-        out = F.batch_norm(x[0], running[0][0], running[1][0], weight, bias, eps=layer.eps)
-        return _activated(out, this.activation).unsqueeze(0)
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
-    if of_batch:
-        mean, var, count = _batch_statistics(this, wide)
-        if layer.training and layer.track_running_stats:
-            _remember(this, name, layer, mean, var * count / (count - 1))
+    if x.dim() == 5 and kernels.supported(x, x):
+        weight, bias = this.of(name, "weight"), this.of(name, "bias")
+        out, mean, var = kernels.stacked_batch_norm(x, weight, bias, this.valid, layer.eps, this.activation)
     else:
-        mean, var = running
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
+        mean, var = _batch_statistics(this, wide)
+        out = _normed(this, name, layer, wide, mean, var).to(x.dtype)
+    if layer.training and layer.track_running_stats:
+        count = _values(this, x)
+        _remember(this, name, layer, mean, var * count / (count - 1))
+    return out
 
+
+def _norm_by_running_statistics(
+    this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor, running: Sequence[Tensor]
+) -> Tensor:
+    if this.clients > 1:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return _normed(this, name, layer, wide, running[0], running[1]).to(x.dtype)
+    weight, bias = (None if t is None else t[0] for t in (this.of(name, "weight"), this.of(name, "bias")))
+    out = F.batch_norm(x[0], running[0][0], running[1][0], weight, bias, eps=layer.eps)
+    return _activated(out, this.activation).unsqueeze(0)
+
+
+def _normed(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     scale, bias = (var + layer.eps).rsqrt(), this.of(name, "bias")
     if (weight := this.of(name, "weight")) is not None:
         scale = scale * weight
-    normed = (wide - _per_channel(mean, wide)) * _per_channel(scale, wide)
-    return _activated((normed if bias is None else normed + _per_channel(bias, wide)).to(x.dtype), this.activation)
+    out = (x - _per_channel(mean, x)) * _per_channel(scale, x)
+    return _activated(out if bias is None else out + _per_channel(bias, x), this.activation)
 
 
 def _activated(x: Tensor, activation: Activation) -> Tensor:
@@ -312,17 +325,23 @@ def _full_batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) ->
     return _from_channels(_activated(out, this.activation), this.clients)
 
 
-def _batch_statistics(this: Pass, x: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
-    """Mean, variance and number of values of each client's channels [K, C]."""
+def _batch_statistics(this: Pass, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each client's channels [K, C] over its valid rows."""
     axes = (1, *range(3, x.dim()))
     if this.valid is None:
         var, mean = torch.var_mean(x, axes, correction=0)
-        return mean, var, x[0, :, 0].numel()
-    rows = this.valid.to(x.dtype).view(*x.shape[:2], *(1,) * (x.dim() - 2))
-    count = this.valid.sum(dim=1, keepdim=True).to(x.dtype) * x[0, 0, 0].numel()
+        return mean, var
+    rows, count = this.valid.to(x.dtype).view(*x.shape[:2], *(1,) * (x.dim() - 2)), _values(this, x)
     mean = (x * rows).sum(axes) / count
     centred = (x - _per_channel(mean, x)) * rows
-    return mean, centred.square().sum(axes) / count, count
+    return mean, centred.square().sum(axes) / count
+
+
+def _values(this: Pass, x: Tensor) -> Tensor | int:
+    """How many values a statistic of each client is over, [K, 1] or the same for all."""
+    if this.valid is None:
+        return x[0, :, 0].numel()
+    return this.valid.sum(dim=1, keepdim=True) * x[0, 0, 0].numel()
 
 
 def _remember(this: Pass, name: str, layer: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
