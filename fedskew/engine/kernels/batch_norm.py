@@ -50,23 +50,31 @@ _MULTIPROCESSORS = 132
 """Of an H200."""
 
 
-def _channel_block(channels: int) -> int:
-    """The widest power of two up to 128 of which no more than a quarter is padding."""
-    fitting = (c for c in (128, 64, 32) if blocks(channels, c) * c * 3 <= channels * 4)
-    return next(fitting, power_of_two(16, 32, channels))
+_MOST_SPLITS = 128
+"""Each program of a second pass reads what all splits left."""
+
+
+def _channel_block(clients: int, channels: int) -> int:
+    """The widest power of two up to 128 of which no more than a quarter is padding; narrower for want of clients."""
+    wide = next(
+        (c for c in (128, 64, 32) if blocks(channels, c) * c * 3 <= channels * 4), power_of_two(16, 32, channels)
+    )
+    while wide > 32 and clients * blocks(channels, wide) * _MOST_SPLITS < 2 * _MULTIPROCESSORS:
+        wide //= 2
+    return wide
 
 
 def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
     """Two loads of 16 bytes in flight in each thread; backwards one is of the images and one of their gradient.
 
-    As many programs as run at once, by the registers they then need: a multiprocessor has seven forwards and six
-    backwards. None has fewer than four blocks of rows.
+    As many programs as run at once, by the registers they then need: a multiprocessor has four forwards and three
+    backwards. None has fewer than two blocks of rows.
     """
-    wide = _channel_block(channels)
-    high = 4 * 32 * (16 if backwards else 32) // dtype.itemsize // wide
-    programs = _MULTIPROCESSORS * (6 if backwards else 7)
-    splits = min(blocks(rows, 4 * high), max(1, programs // (clients * blocks(channels, wide))))
-    return Tiling(high, wide, 4, splits)
+    wide = _channel_block(clients, channels)
+    high = 8 * 32 * (16 if backwards else 32) // dtype.itemsize // wide
+    programs = _MULTIPROCESSORS * (3 if backwards else 4)
+    splits = min(blocks(rows, 2 * high), max(1, programs // (clients * blocks(channels, wide))), _MOST_SPLITS)
+    return Tiling(high, wide, 8, splits)
 
 
 # -- launches ----------------------------------------------------------------------------------------------
@@ -91,17 +99,19 @@ def _as_bytes(valid: Tensor | None, x: Tensor) -> Tensor:
     return x if valid is None else valid.contiguous().view(torch.uint8)
 
 
-def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> Tensor:
-    """[splits, K, 3, C]: count, mean and the sum of squared distances from it."""
+def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[Tensor, Tensor]:
+    """[splits, K, 2, C]: mean and the sum of squared distances from it; [splits, K]: of how many rows."""
     from fedskew.engine.kernels.batch_norm_programs import statistics_program
 
     clients, samples, h, w, channels = x.shape
     grid, chunk = _cut(x, tiling)
-    partial = x.new_empty(tiling.splits, clients, 3, channels, dtype=torch.float32)
+    partial = x.new_empty(tiling.splits, clients, 2, channels, dtype=torch.float32)
+    counts = x.new_empty(tiling.splits, clients, dtype=torch.float32)
     statistics_program[grid](
         x,
         _as_bytes(valid, x),
         partial,
+        counts,
         samples,
         chunk,
         PIXELS=h * w,
@@ -109,14 +119,14 @@ def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> Tensor
         HAS_VALID=valid is not None,
         **tiling.constants(),
     )
-    return partial
+    return partial, counts
 
 
 def launch_normalisation(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    partial: Tensor,
+    partial: tuple[Tensor, Tensor],
     eps: float,
     activation: str,
     tiling: Tiling,
@@ -133,13 +143,13 @@ def launch_normalisation(
         x,
         scale,
         shift,
-        partial,
+        *partial,
         y,
         mean,
         var,
         samples,
         chunk,
-        len(partial),
+        tiling.splits,
         scale_stride,
         shift_stride,
         eps,
@@ -186,12 +196,12 @@ class Kept:
 
 
 def launch_gradient_sums(grad: Tensor, kept: Kept, tiling: Tiling) -> Tensor:
-    """[splits, K, 3, C]: count, and sums of the gradient and of its product with the normalised images."""
+    """[splits, K, 2, C]: sums of the gradient and of its product with the normalised images."""
     from fedskew.engine.kernels.batch_norm_programs import gradient_sums_program
 
     x = kept.x
     grid, chunk = _cut(x, tiling)
-    partial = x.new_empty(tiling.splits, x.shape[0], 3, x.shape[4], dtype=torch.float32)
+    partial = x.new_empty(tiling.splits, x.shape[0], 2, x.shape[4], dtype=torch.float32)
     gradient_sums_program[grid](
         grad,
         *kept.pointers(),

@@ -1,10 +1,11 @@
 # mypy: ignore-errors
 """The Triton programs of BatchNorm: each takes one block of a client's channels through one split of its rows.
 
-A row is a pixel of a sample. Memory: images [K, rows, C], partial sums [splits, K, 3, C], statistics [K, C], all
-contiguous; weight and bias [K, C] with any distance between clients; `valid` [K, samples]. Both passes over the images
-are cut the same way. The second begins with what the first left for its channels, summed anew by each program, which
-saves a launch; it runs backwards, for what was read last is still in the cache. Numbers in capitals are compiled in.
+A row is a pixel of a sample. Memory: images [K, rows, C], partial results [splits, K, 2, C] and counts [splits, K],
+statistics [K, C], all contiguous; weight and bias [K, C] with any distance between clients; `valid` [K, samples]. Both
+passes over the images are cut the same way. The second begins with what the first left for its channels, combined anew
+by each program, which saves a launch; it runs backwards, for what was read last is still in the cache. Numbers in
+capitals are compiled in.
 """
 
 import triton
@@ -29,15 +30,55 @@ def _per_channel(values, channel, known, EXISTS: tl.constexpr, OTHERWISE: tl.con
 
 
 @triton.jit
-def _total(partial, field, splits, channel, known, C: tl.constexpr):
-    """The sum over splits of one of the three fields; `partial` points at the client's in the first split."""
-    apart = tl.num_programs(1).to(tl.int64) * (3 * C)
-    total = tl.zeros(channel.shape, dtype=tl.float32)
+def _all_statistics(partial, counts, splits, client, channel, known, C: tl.constexpr):
+    """Mean and variance of all splits, from each split's count, mean and squared distance from that (Chan et al.)."""
+    clients = tl.num_programs(1)
+    count = 0.0
+    mean = tl.zeros(channel.shape, dtype=tl.float32)
+    spread = tl.zeros(channel.shape, dtype=tl.float32)
     for first in range(0, splits, 16):
         split = first + tl.arange(0, 16)
-        at = partial + split[:, None] * apart + (field * C + channel)[None, :]
-        total += tl.sum(tl.load(at, mask=(split < splits)[:, None] & known[None, :], other=0.0), 0)
-    return total
+        at = partial + ((split * clients + client) * (2 * C))[:, None] + channel[None, :]
+        mask = (split < splits)[:, None] & known[None, :]
+        number = tl.load(counts + split * clients + client, mask=split < splits, other=0.0)
+        means = tl.load(at, mask=mask, other=0.0)
+        numbers = tl.sum(number, 0)
+        whole = tl.sum(means * number[:, None], 0) / tl.maximum(numbers, 1.0)
+        apart = means - whole[None, :]
+        inner = tl.sum(tl.load(at + C, mask=mask, other=0.0) + apart * apart * number[:, None], 0)
+        total = tl.maximum(count + numbers, 1.0)
+        away = whole - mean
+        spread += inner + away * away * (count * numbers / total)
+        mean += away * (numbers / total)
+        count += numbers
+    return mean, spread / tl.maximum(count, 1.0)
+
+
+@triton.jit
+def _all_sums(partial, splits, client, channel, known, C: tl.constexpr):
+    """Both sums over all splits."""
+    clients = tl.num_programs(1)
+    one = tl.zeros(channel.shape, dtype=tl.float32)
+    other = tl.zeros(channel.shape, dtype=tl.float32)
+    for first in range(0, splits, 16):
+        split = first + tl.arange(0, 16)
+        at = partial + ((split * clients + client) * (2 * C))[:, None] + channel[None, :]
+        mask = (split < splits)[:, None] & known[None, :]
+        one += tl.sum(tl.load(at, mask=mask, other=0.0), 0)
+        other += tl.sum(tl.load(at + C, mask=mask, other=0.0), 0)
+    return one, other
+
+
+@triton.jit
+def _count(valid, samples, PIXELS: tl.constexpr, HAS_VALID: tl.constexpr):
+    """How many rows of the client count."""
+    found = samples
+    if HAS_VALID:
+        found = samples * 0
+        for first in range(0, samples, 128):
+            sample = first + tl.arange(0, 128)
+            found += tl.sum((tl.load(valid + sample, mask=sample < samples, other=0) != 0).to(tl.int32), 0)
+    return tl.maximum(found * PIXELS, 1).to(tl.float32)
 
 
 @triton.jit
@@ -56,6 +97,7 @@ def statistics_program(
     x,
     valid,
     partial,
+    counts,
     samples,
     chunk,
     PIXELS: tl.constexpr,
@@ -85,13 +127,14 @@ def statistics_program(
         away = value - mean
         mean += away * (weight / tl.maximum(count, 1.0))[:, None]
         spread += away * (value - mean) * weight[:, None]
-    counts = tl.sum(count, 0)
-    whole = tl.sum(mean * count[:, None], 0) / tl.maximum(counts, 1.0)
+    number = tl.sum(count, 0)
+    whole = tl.sum(mean * count[:, None], 0) / tl.maximum(number, 1.0)
     apart = mean - whole[None, :]
-    partial += (split * tl.num_programs(1) + client) * (3 * C) + channel
-    tl.store(partial, tl.zeros((CHANNELS,), dtype=tl.float32) + counts, mask=known)
-    tl.store(partial + C, whole, mask=known)
-    tl.store(partial + 2 * C, tl.sum(spread + apart * apart * count[:, None], 0), mask=known)
+    place = split * tl.num_programs(1) + client
+    tl.store(counts + place, number, mask=tl.program_id(0) == 0)
+    partial += place * (2 * C) + channel
+    tl.store(partial, whole, mask=known)
+    tl.store(partial + C, tl.sum(spread + apart * apart * count[:, None], 0), mask=known)
 
 
 @triton.jit
@@ -100,6 +143,7 @@ def normalisation_program(
     weight,
     bias,
     partial,
+    counts,
     y,
     batch_mean,
     batch_var,
@@ -123,25 +167,7 @@ def normalisation_program(
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < C
     rows = samples * PIXELS
-    partial += client * (3 * C)
-    apart = tl.num_programs(1).to(tl.int64) * (3 * C)
-    count = tl.maximum(_total(partial, 0, splits, channel, known, C), 1.0)
-    mean = tl.zeros((CHANNELS,), dtype=tl.float32)
-    for first in range(0, splits, 16):
-        each = first + tl.arange(0, 16)
-        at = partial + each[:, None] * apart + channel[None, :]
-        seen = (each < splits)[:, None] & known[None, :]
-        mean += tl.sum(tl.load(at, mask=seen, other=0.0) * tl.load(at + C, mask=seen, other=0.0), 0)
-    mean = mean / count
-    var = tl.zeros((CHANNELS,), dtype=tl.float32)
-    for first in range(0, splits, 16):
-        each = first + tl.arange(0, 16)
-        at = partial + each[:, None] * apart + channel[None, :]
-        seen = (each < splits)[:, None] & known[None, :]
-        away = tl.load(at + C, mask=seen, other=0.0) - mean[None, :]
-        inner = tl.load(at + 2 * C, mask=seen, other=0.0)
-        var += tl.sum(inner + away * away * tl.load(at, mask=seen, other=0.0), 0)
-    var = var / count
+    mean, var = _all_statistics(partial, counts, splits, client, channel, known, C)
     if split == 0:
         tl.store(batch_mean + client * C + channel, mean, mask=known)
         tl.store(batch_var + client * C + channel, var, mask=known)
@@ -188,7 +214,7 @@ def gradient_sums_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Count, and the sums of the gradient and of its product with the normalised images, over the rows that count."""
+    """The sums of the gradient and of its product with the normalised images, over the rows that count."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -201,7 +227,6 @@ def gradient_sums_program(
     grad += client * rows * C
     x += client * rows * C
     valid += client * samples
-    count = tl.zeros((ROWS,), dtype=tl.float32)
     first = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     second = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     for start in range(split * chunk, tl.minimum(split * chunk + chunk, rows), ROWS):
@@ -212,13 +237,11 @@ def gradient_sums_program(
         normed = (tl.load(x + offset, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
         slope = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
         slope = _slope(slope, normed, scale, shift, ACTIVATION)
-        count += counted.to(tl.float32)
         first += slope
         second += slope * normed
-    partial += (split * tl.num_programs(1) + client) * (3 * C) + channel
-    tl.store(partial, tl.zeros((CHANNELS,), dtype=tl.float32) + tl.sum(count, 0), mask=known)
-    tl.store(partial + C, tl.sum(first, 0), mask=known)
-    tl.store(partial + 2 * C, tl.sum(second, 0), mask=known)
+    partial += (split * tl.num_programs(1) + client) * (2 * C) + channel
+    tl.store(partial, tl.sum(first, 0), mask=known)
+    tl.store(partial + C, tl.sum(second, 0), mask=known)
 
 
 @triton.jit
@@ -255,13 +278,12 @@ def input_gradient_program(
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < C
     rows = samples * PIXELS
-    partial += client * (3 * C)
-    count = tl.maximum(_total(partial, 0, splits, channel, known, C), 1.0)
-    first = _total(partial, 1, splits, channel, known, C)
-    second = _total(partial, 2, splits, channel, known, C)
+    valid += client * samples
+    first, second = _all_sums(partial, splits, client, channel, known, C)
     if split == 0:
         tl.store(grad_bias + client * C + channel, first, mask=known)
         tl.store(grad_weight + client * C + channel, second, mask=known)
+    count = _count(valid, samples, PIXELS, HAS_VALID)
     first = first / count
     second = second / count
     mean = tl.load(batch_mean + client * C + channel, mask=known, other=0.0)
@@ -271,7 +293,6 @@ def input_gradient_program(
     grad += client * rows * C
     x += client * rows * C
     grad_x += client * rows * C
-    valid += client * samples
     length = tl.minimum(chunk, rows - split * chunk)
     end = split * chunk + (length + ROWS - 1) // ROWS * ROWS
     for back in range(0, length, ROWS):

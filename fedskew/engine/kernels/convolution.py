@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedskew.engine.kernels.availability import tf32_allowed, working_dtype
+from fedskew.engine.kernels.channel_sums import channel_sums
 from fedskew.engine.kernels.geometry import Geometry, blocks, channels_first, channels_last, power_of_two
 
 
@@ -26,9 +28,11 @@ def stacked_conv2d(
     The result is in channels-last memory, in which the images are best given.
     """
     dtype = working_dtype(x)
-    packed = weight.permute(0, 1, 3, 4, 2).to(dtype).contiguous()
+    images, packed = channels_last(x.to(dtype)), weight.permute(0, 1, 3, 4, 2).to(dtype).contiguous()
+    if x.shape[2] == 3:  # a fourth channel of zeros: pixels are then loaded whole
+        images, packed = F.pad(images, (0, 1)), F.pad(packed, (0, 1))
     flat_bias = None if bias is None else bias.to(dtype)
-    return channels_first(_forward(channels_last(x.to(dtype)), packed, flat_bias, stride, padding, tf32_allowed()))
+    return channels_first(_forward(images, packed, flat_bias, stride, padding, tf32_allowed()))
 
 
 @dataclass(frozen=True)
@@ -59,23 +63,27 @@ def _precision(dtype: torch.dtype, tf32: bool) -> str:
 
 # -- rules of shapes ---------------------------------------------------------------------------------------
 
-_PROGRAMS = 528
-"""Four for each of the H200's 132 multiprocessors: what the gradient of the weights is split into at least."""
+_MULTIPROCESSORS = 132
+"""Of an H200."""
 
 
-def product_tiling(columns: int, channels: int, dtype: torch.dtype, tf32: bool) -> Tiling:
+def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, tf32: bool) -> Tiling:
     """For the forward pass and the input's gradient: `columns` of the result, a reduction over `channels` per tap.
 
     As wide as the result, for then the images are read once. A block of the reduction lies inside one tap if the
-    channels allow it, and is a padded 32 if they do not. Exact float32 has no tensor cores: small blocks, else it
-    spills registers.
+    channels allow it. If they do not, it holds all taps where the pixels of four channels can be loaded whole, and is
+    a padded 32 elsewhere. Exact float32 has no tensor cores: small blocks, else it spills registers.
     """
     if _precision(dtype, tf32) == "ieee":
         return Tiling(64, power_of_two(16, 64, columns), 16, warps=4, stages=2)
-    deepest = 64 if dtype != torch.float32 else 32
-    depth = next((d for d in (deepest, 32, 16) if channels % d == 0), 32)
     wide = power_of_two(16, 128, columns)
-    return Tiling(128, wide, depth, warps=8 if wide == 128 else 4, stages=3)
+    short = dtype != torch.float32
+    in_tap = next((d for d in (64 if short else 32, 32, 16) if channels % d == 0), None)
+    if in_tap is not None:
+        many = wide == 128 or short
+        return Tiling(128, wide, in_tap, warps=8 if many else 4, stages=2 if short and wide < 128 else 3)
+    depth = power_of_two(32, 128, taps * channels) if channels == 4 and short else 32
+    return Tiling(128, wide, depth, warps=8 if wide == 128 else 4, stages=2)
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype, tf32: bool) -> Tiling:
@@ -89,8 +97,19 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: t
     pixels = 16 if exact else 64 if dtype != torch.float32 and shape.c % 8 == 0 else 32
     programs = clients * blocks(shape.depth, depth) * blocks(shape.o, wide)
     most = max(1, samples * shape.ho * shape.wo // (8 * pixels))
-    splits = min(most, blocks(_PROGRAMS, programs))
+    splits = min(most, _even_splits(programs))
     return Tiling(pixels, wide, depth, warps=8 if depth * wide == 128 * 128 else 4, stages=3, splits=splits)
+
+
+def _even_splits(programs: int) -> int:
+    """Into how many to cut each program so that every multiprocessor has the same two to four: few, if they can be."""
+    choices = [max(1, each * _MULTIPROCESSORS // programs) for each in (2, 3, 4)]
+
+    def busy(splits: int) -> float:
+        total = programs * splits
+        return total / (blocks(total, _MULTIPROCESSORS) * _MULTIPROCESSORS)
+
+    return next((splits for splits in choices if busy(splits) >= 0.9), max(choices, key=busy))
 
 
 # -- launches ----------------------------------------------------------------------------------------------
@@ -173,7 +192,7 @@ def _forward(
 ) -> Tensor:
     """Images [K, B, H, W, C], weights [K, O, kh, kw, C]."""
     shape = Geometry.of(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
-    return launch_forward(x, weight, bias, shape, tf32, product_tiling(shape.o, shape.c, x.dtype, tf32))
+    return launch_forward(x, weight, bias, shape, tf32, product_tiling(shape.o, shape.c, shape.taps, x.dtype, tf32))
 
 
 @torch.library.custom_op("fedskew::stacked_conv2d_input_gradient", mutates_args=())
@@ -182,7 +201,7 @@ def _input_gradient(
 ) -> Tensor:
     """Of images of the given shape."""
     shape = Geometry.of(image, weight.shape[1], weight.shape[2:4], stride, padding)
-    tiling = product_tiling(shape.c, shape.o, grad.dtype, tf32)
+    tiling = product_tiling(shape.c, shape.o, shape.taps, grad.dtype, tf32)
     return launch_input_gradient(grad, weight, image[1], shape, tf32, tiling)
 
 
@@ -249,7 +268,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         whole = partial.sum(0).view(clients, kh, kw, channels, out_channels)
         grad_weight = whole.permute(0, 4, 1, 2, 3).to(weight.dtype)
     if ctx.needs_input_grad[2]:
-        grad_bias = grad.flatten(1, 3).sum(1, dtype=torch.float32).to(ctx.bias_dtype)
+        grad_bias = channel_sums(grad).to(ctx.bias_dtype)
     return grad_x, grad_weight, grad_bias, None, None, None
 
 

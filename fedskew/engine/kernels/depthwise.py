@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.kernels.availability import working_dtype
+from fedskew.engine.kernels.channel_sums import channel_sums
 from fedskew.engine.kernels.geometry import Geometry, blocks, channels_first, channels_last, power_of_two
 
 
@@ -211,7 +212,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         partial = _weight_gradient(x, grad, weight.shape[1:3], ctx.stride, ctx.padding)
         grad_weight = partial.sum(0).view_as(weight).to(weight.dtype)
     if ctx.needs_input_grad[2]:
-        grad_bias = grad.flatten(1, 3).sum(1, dtype=torch.float32).to(ctx.bias_dtype)
+        grad_bias = channel_sums(grad).to(ctx.bias_dtype)
     return grad_x, grad_weight, grad_bias, None, None
 
 

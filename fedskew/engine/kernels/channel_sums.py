@@ -1,0 +1,53 @@
+"""Sums of images over samples and pixels: what the gradient of a convolution's bias is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedskew.engine.kernels.geometry import blocks, power_of_two
+
+_PROGRAMS = 1056
+"""Eight for each of the H200's 132 multiprocessors."""
+
+
+def channel_sums(images: Tensor) -> Tensor:
+    """[K, C] in float32 of images [K, B, H, W, C], in two stages of a fixed order."""
+    partial: Tensor = _partial_sums(images)
+    return partial.sum(0)
+
+
+def _cut(images: Tensor) -> tuple[int, int, int]:
+    """Rows and channels of a block, and splits of the rows: each thread has two loads of 16 bytes in flight."""
+    clients, samples, h, w, channels = images.shape
+    wide = power_of_two(16, 64, channels)
+    high = 4 * 32 * 32 // images.dtype.itemsize // wide
+    splits = min(blocks(samples * h * w, 4 * high), max(1, _PROGRAMS // (clients * blocks(channels, wide))))
+    return high, wide, splits
+
+
+@torch.library.custom_op("fedskew::stacked_channel_sums", mutates_args=())
+def _partial_sums(images: Tensor) -> Tensor:
+    """[splits, K, C]"""
+    from fedskew.engine.kernels.channel_sums_programs import sums_program
+
+    clients, samples, h, w, channels = images.shape
+    high, wide, splits = _cut(images)
+    rows = samples * h * w
+    partial = images.new_empty(splits, clients, channels, dtype=torch.float32)
+    sums_program[(blocks(channels, wide), clients, splits)](
+        images.contiguous(),
+        partial,
+        rows,
+        blocks(blocks(rows, high), splits) * high,
+        C=channels,
+        ROWS=high,
+        CHANNELS=wide,
+        num_warps=4,
+    )
+    return partial
+
+
+@_partial_sums.register_fake
+def _(images: Tensor) -> Tensor:
+    return images.new_empty(_cut(images)[2], images.shape[0], images.shape[4], dtype=torch.float32)
