@@ -15,6 +15,11 @@ settings.register_profile("fedskew", deadline=None, derandomize=True, suppress_h
 settings.load_profile("fedskew")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_traces_in_the_user_s_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["FEDSKEW_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of publishers' files that FEDSKEW_DATA names; without it the test is skipped."""

@@ -1,30 +1,50 @@
 """Execution of a round's local training."""
 
+from fedskew.engine.auto import ENGINES, AutoEngine
 from fedskew.engine.batches import RoundKey
-from fedskew.engine.choice import arithmetic, choose_device, choose_engine, make_engine, number_format, worth_compiling
+from fedskew.engine.choice import (
+    arithmetic,
+    choose_device,
+    choose_devices,
+    choose_engine,
+    close_engine,
+    make_engine,
+    number_format,
+    worth_compiling,
+)
+from fedskew.engine.cost import estimated_seconds
 from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.devices import DevicesEngine
 from fedskew.engine.evaluation import confusion, survey
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
+from fedskew.engine.pool import PoolEngine
 from fedskew.engine.stacked import StackedEngine
 from fedskew.engine.work import Assignment, Engine, LocalTraining, RoundResult, RoundWork
 
 __all__ = [
+    "ENGINES",
     "Assignment",
+    "AutoEngine",
     "DeviceSamples",
+    "DevicesEngine",
     "Engine",
     "LocalTraining",
     "ModelState",
     "Network",
     "PlainEngine",
+    "PoolEngine",
     "RoundKey",
     "RoundResult",
     "RoundWork",
     "StackedEngine",
     "arithmetic",
     "choose_device",
+    "choose_devices",
     "choose_engine",
+    "close_engine",
     "confusion",
+    "estimated_seconds",
     "make_engine",
     "number_format",
     "survey",

@@ -1,34 +1,46 @@
-"""Which engine, device and number format a run uses."""
+"""Which engine, devices and number format a run uses."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+from fedskew.engine.auto import AutoEngine, engine_of_name, usual_engine
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.network import Network
-from fedskew.engine.plain import PlainEngine
 from fedskew.engine.stacked import StackedEngine
 from fedskew.engine.work import Engine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 5_000
 """Local steps: compiling costs what a few thousand steps gain by it, or a second when it was done before."""
+SHORT_RUN = 20.0
+"""Estimated seconds below which no second is spent on finding the fastest engine."""
+
+
+def choose_devices(name: str) -> tuple[torch.device, ...]:
+    """`auto` is a GPU where there is one, `cuda:all` every GPU; a list names several."""
+    found = torch.cuda.device_count()
+    if name == "auto":
+        return (torch.device("cuda" if torch.cuda.is_available() else "cpu"),)
+    if name == "cuda:all":
+        if not found:
+            raise UserError("device 'cuda:all' is not there: no CUDA device found; choose cpu or auto")
+        return tuple(torch.device("cuda", index) for index in range(found))
+    devices = tuple(torch.device(part) for part in name.split(","))
+    for device in devices:
+        if device.type == "cuda" and (device.index or 0) >= found:
+            raise UserError(f"device {str(device)!r} is not there: {found} CUDA devices found; choose cpu or auto")
+    return devices
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda":
-        found = torch.cuda.device_count()
-        if (device.index or 0) >= found:
-            raise UserError(f"device {name!r} is not there: {found} CUDA devices found; choose cpu or auto")
-    return device
+    """The one that holds the global model."""
+    return choose_devices(name)[0]
 
 
 def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
@@ -51,12 +63,18 @@ def arithmetic(precision: str) -> Iterator[None]:
         products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
 
 
-def choose_engine(name: str, model: nn.Module, device: torch.device) -> str:
-    """`auto` stacks, but not convolutions on a CPU, where one client after another is faster."""
+def choose_engine(name: str, model: nn.Module, device: torch.device, seconds: float = 0.0) -> str:
+    """What `auto` comes to as far as it is known before the run, which is estimated to take so many `seconds`.
+
+    A GPU stacks. On a CPU a short run takes the usual engine, and a long one measures (`auto` stays).
+    """
+    if name.startswith("pool") and (device.type != "cpu" or sys.platform != "linux"):
+        raise UserError(f"engine {name!r} is for a CPU under Linux; expected plain, stacked or auto here")
     if name != "auto":
         return name
-    convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
-    return "plain" if convolutional and device.type == "cpu" else "stacked"
+    if device.type != "cpu":
+        return "stacked"
+    return "auto" if seconds > SHORT_RUN else usual_engine(model)
 
 
 def worth_compiling(wish: str, steps: float) -> bool:
@@ -69,6 +87,16 @@ def make_engine(
     name: str, network: Network, data: DeviceSamples, smallest_batch: int, compile_steps: bool = False
 ) -> Engine:
     """The engine of that name; only stacked steps on a GPU are ever compiled."""
-    if name == "stacked":
+    on_cpu = data.y.device.type == "cpu"
+    if name == "auto" and on_cpu:
+        return AutoEngine(network, data, smallest_batch)
+    if name in ("auto", "stacked") and not on_cpu:
         return StackedEngine(network, data, smallest_batch, compile_steps=compile_steps)
-    return PlainEngine(network, data, smallest_batch)
+    return engine_of_name(name, network, data, smallest_batch)
+
+
+def close_engine(engine: Engine) -> None:
+    """End the processes and threads that an engine may have."""
+    close = getattr(engine, "close", None)
+    if close is not None:
+        close()

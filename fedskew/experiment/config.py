@@ -107,8 +107,12 @@ class Config:
     clip_norm: float | None = _option(None, optional(real(above=0)), "largest gradient norm of a local step")
     average: str = _option("samples", choice("samples", "uniform"), "weights of the clients in the mean")
     augment: tuple[str, ...] = _option((), names, "augmentations of training images, in order")
-    engine: str = _option("auto", choice("auto", "plain", "stacked"), "what executes the local training")
-    device: str = _option("auto", device, "auto, cpu, cuda or cuda:N")
+    engine: str = _option(
+        "auto",
+        choice("auto", "plain", "stacked", "pool", "pool-stacked"),
+        "what executes the local training: plain, stacked, pool, pool-stacked, or auto: a fast one",
+    )
+    device: str = _option("auto", device, "auto, cpu, cuda, cuda:N, a list such as cuda:0,cuda:1, or cuda:all")
     precision: str = _option(
         "float32", choice("float32", "float64", "tf32", "bf16"), "number format of the local training"
     )

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from fedskew.data import PARTITIONS, Dataset, Federation, Partition, federation, load, make_partition
-from fedskew.engine import choose_device, choose_engine
+from fedskew.engine import choose_devices, choose_engine, estimated_seconds
 from fedskew.errors import expect
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import Method, Part, make_method
@@ -50,7 +52,7 @@ def prepare(
 ) -> Prepared:
     """Resolve every choice that `config` leaves open; the federation, method or model may be given as objects."""
     chosen = make_method(config.method if method is None else method, config.method_params)
-    device = choose_device(config.device)
+    devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
     check_participants(config.clients_per_round, fed.clients)
     inputs = inputs_of(fed.dataset)
@@ -66,10 +68,20 @@ def prepare(
         model=name if model is None else type(model).__name__,
         method=chosen.name,
         method_params=_plain(chosen.params),
-        engine=choose_engine(config.engine, module, device),
-        device=str(device),
+        engine=choose_engine(config.engine, module, devices[0], _seconds(config, fed, module)),
+        device=",".join(map(str, devices)),
     )
     return Prepared(resolved, fed, chosen, module)
+
+
+def _seconds(config: Config, fed: Federation, module: nn.Module) -> float:
+    """How long the run may take on a CPU."""
+    participants = min(config.clients_per_round or fed.clients, fed.clients)
+    passes = config.rounds * config.local_epochs * participants
+    steps = passes * float(np.ceil(fed.sizes / config.batch_size).mean())
+    sample = fed.dataset.train.x[:1]
+    kind = torch.int64 if fed.dataset.kind == "text" else next(module.parameters()).dtype
+    return estimated_seconds(module, torch.tensor(sample).to(kind), steps, passes * float(fed.sizes.mean()))
 
 
 def inputs_of(dataset: Dataset) -> Inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class Result:
     """Best, last and mean-of-last accuracy."""
     model: nn.Module
     seconds: float
+    engine: str
+    """What executed the local training: what `auto` came to, if that was asked for."""
     folder: Path | None = None
 
     @property
@@ -78,6 +81,7 @@ class Result:
             "compute": self.compute,
             "notes": self.history[-1].get("notes", {}),
             "seconds": self.seconds,
+            "engine": self.engine,
         }
 
 
@@ -133,10 +137,11 @@ def run_prepared(prepared: Prepared, out: str | Path | None = None, callbacks: S
     """Run what `prepare` made ready."""
     # The server first: what it refuses must not leave a folder behind.
     server = Server(prepared.federation, prepared.method, prepared.model, prepared.config)
-    if out is None:
-        return _Run(prepared, server, None, callbacks).go()
-    with RunFolder(out).open(prepared.config) as folder:
-        return _Run(prepared, server, folder, callbacks).go()
+    with contextlib.closing(server):
+        if out is None:
+            return _Run(prepared, server, None, callbacks).go()
+        with RunFolder(out).open(prepared.config) as folder:
+            return _Run(prepared, server, folder, callbacks).go()
 
 
 class _Run:
@@ -172,6 +177,7 @@ class _Run:
                 self._check_split(checkpoint.meta)
                 self._check_model(unpack("global:params", checkpoint.tensors))
                 self._use_threads(checkpoint.meta.get("threads", torch.get_num_threads()))
+                self._server.resume_with(checkpoint.meta.get("engine"))
                 self._folder.truncate_rounds(checkpoint.round)
                 self._rows = self._folder.rounds()
                 clients = self._folder.client_states(checkpoint.clients)
@@ -217,12 +223,20 @@ class _Run:
         self._record(row)
         ahead = self._server.rounds_ahead(state)
         if self._folder is not None and (ahead == 0 or state.round % self._prepared.config.checkpoint_every == 0):
-            meta = state.meta() | {"split": self._prepared.federation.hash, "threads": torch.get_num_threads()}
+            meta = state.meta() | self._circumstances()
             self._folder.save_checkpoint(state.round, state.tensors(), meta, state.clients.versions, wait=False)
         self._notify(self._server.engine.notices)
         for callback in self._callbacks:
             callback.on_round(row, ahead)
         return state
+
+    def _circumstances(self) -> dict[str, Any]:
+        """What must be the same when the run goes on, for it to end with the same bits."""
+        return {
+            "split": self._prepared.federation.hash,
+            "threads": torch.get_num_threads(),
+            "engine": self._server.engine.name,
+        }
 
     def _record(self, row: Row) -> None:
         self._rows.append(row)
@@ -236,7 +250,7 @@ class _Run:
         lines.clear()
 
     def _end(self, state: RunState) -> Result:
-        result = self._result(self._server.network.module(state.model), self._rows)
+        result = self._result(self._server.network.module(state.model), self._rows, self._server.engine.name)
         if self._folder is not None:
             self._folder.save_model(
                 {**state.model.params, **state.model.buffers}, {"config": self._prepared.config.to_mapping()}
@@ -253,13 +267,14 @@ class _Run:
         self._check_model({name: t for name, t in tensors.items() if name not in buffers})
         module = self._server.network.module(self._server.network.state())
         module.load_state_dict({name: t.to(self._server.device) for name, t in tensors.items()}, strict=False)
-        result = self._result(module, folder.rounds())
+        engine = (folder.summary() or {}).get("engine", self._prepared.config.engine)
+        result = self._result(module, folder.rounds(), engine)
         for callback in self._callbacks:
             callback.on_notice(f"{folder.path} is finished already; nothing was run")
             callback.on_end(result)
         return result
 
-    def _result(self, module: nn.Module, rows: list[Row]) -> Result:
+    def _result(self, module: nn.Module, rows: list[Row], engine: str) -> Result:
         evaluated = _evaluated(rows)
         return Result(
             config=self._prepared.config,
@@ -268,6 +283,7 @@ class _Run:
             curve=CurveSummary.of(_accuracy_curve(evaluated), self._prepared.config.mean_last),
             model=module.to(torch.device("cpu")),
             seconds=sum(row["seconds"] for row in rows),
+            engine=engine,
             folder=None if self._folder is None else self._folder.path,
         )
 

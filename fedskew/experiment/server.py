@@ -16,7 +16,10 @@ from fedskew.data.augmentation.augment import make_augmentation
 from fedskew.data.federation import Federation
 from fedskew.engine import (
     Assignment,
+    AutoEngine,
     DeviceSamples,
+    DevicesEngine,
+    Engine,
     LocalTraining,
     ModelState,
     Network,
@@ -24,8 +27,8 @@ from fedskew.engine import (
     RoundResult,
     RoundWork,
     arithmetic,
-    choose_device,
-    choose_engine,
+    choose_devices,
+    close_engine,
     confusion,
     make_engine,
     number_format,
@@ -66,11 +69,16 @@ class Server:
         self._federations: dict[tuple[int, ...] | None, Federation] = {None: federation}
         self._method = method
         self._config = config
-        self.device = choose_device(config.device)
+        devices = choose_devices(config.device)
+        self.device = devices[0]
         dtype, autocast = number_format(config.precision)
         dataset = federation.dataset
         augmentation = make_augmentation(config.augment, dataset.input_shape) if config.augment else None
-        self._train = DeviceSamples(dataset, dataset.train, self.device, dtype, augmentation)
+
+        def training_samples(device: torch.device) -> DeviceSamples:
+            return DeviceSamples(dataset, dataset.train, device, dtype, augmentation)
+
+        self._train = training_samples(self.device)
         self._test = DeviceSamples(dataset, dataset.test, self.device, dtype)
         self.network = Network(model, dtype, autocast).to(self.device)
         smallest = self.network.smallest_batch(self._train.inputs(torch.zeros(1, dtype=torch.int64)))
@@ -79,13 +87,27 @@ class Server:
                 f"batch_size is {config.batch_size}; expected at least {smallest}: "
                 "BatchNorm cannot train on a batch of one sample here"
             )
-        engine = choose_engine(config.engine, model, self.device)
-        self.engine = make_engine(engine, self.network, self._train, smallest, self._compiles())
+        networks = [self.network, *(Network(model, dtype, autocast).to(device) for device in devices[1:])]
+        samples = [self._train, *map(training_samples, devices[1:])]
+        engines = [
+            make_engine(config.engine, *there, smallest, self._compiles())
+            for there in zip(networks, samples, strict=True)
+        ]
+        self.engine: Engine = engines[0] if len(engines) == 1 else DevicesEngine(engines, devices)
 
     def _compiles(self) -> bool:
         config = self._config
         steps = -(-float(self._federation.sizes.mean()) // config.batch_size)
         return worth_compiling(config.compile, config.rounds * config.local_epochs * steps)
+
+    def close(self) -> None:
+        """End the processes and threads of the engine."""
+        close_engine(self.engine)
+
+    def resume_with(self, engine: str | None) -> None:
+        """The engine that the run began with, where `auto` might take another now."""
+        if engine is not None and isinstance(self.engine, AutoEngine):
+            self.engine.take(engine)
 
     # -- the schedule ------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def _numbers(result: Result, classes: Sequence[str]) -> Table:
-    curve, config = result.curve, result.config
+    curve = result.curve
     table = Table(title=_title(result), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("accuracy", Text(percent(result.accuracy), style="bold"), f"after round {curve.last.round}")
     table.add_row("  best", percent(curve.best.accuracy), f"after round {curve.best.round}")
@@ -39,7 +39,7 @@ def _numbers(result: Result, classes: Sequence[str]) -> Table:
     if result.diverged:
         table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and left out")
     rounds = max(1, len(result.history) - 1)
-    table.add_row("time", f"{result.seconds:.1f} s", f"{result.seconds / rounds:.2f} s a round, {config.engine} engine")
+    table.add_row("time", f"{result.seconds:.1f} s", f"{result.seconds / rounds:.2f} s a round, {result.engine} engine")
     return table
 
 

@@ -1,0 +1,72 @@
+"""Clients spread over several devices give the run of one; two CPU "devices" stand for GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_engine_agreement import PARAMS
+from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, same_bits, server
+
+from fedskew.engine import DeviceSamples, DevicesEngine, Network, PlainEngine, StackedEngine
+from fedskew.engine.choice import choose_devices
+from fedskew.errors import UserError
+from fedskew.experiment.server import Server
+
+CPU = torch.device("cpu")
+
+
+def spread(this: Server, model: torch.nn.Module, engine: type[PlainEngine] | type[StackedEngine]) -> DevicesEngine:
+    """Give a server an engine of two devices, each with a network and data of its own."""
+    data = this._federation.dataset
+    engines = [
+        engine(Network(model, torch.float64), DeviceSamples(data, data.train, CPU, torch.float64), 2) for _ in range(2)
+    ]
+    this.engine = spread = DevicesEngine(engines, [CPU, CPU])
+    return spread
+
+
+@pytest.mark.parametrize("method", ["fedvls", "scaffold", "fedgr", "pkd"])
+@pytest.mark.parametrize("engine", [PlainEngine, StackedEngine])
+def test_two_devices_agree_with_one(method: str, engine: type[PlainEngine] | type[StackedEngine]) -> None:
+    settings: dict[str, Any] = {"clients_per_round": 3, "lr": 0.02, "batch_size": 5, "rounds": 3}
+
+    def fresh() -> Server:
+        return server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **settings)
+
+    this = fresh()
+    two = spread(this, norm_and_dropout(), engine)
+    state, _ = finished(this)
+    two.close()
+    assert two.name == engine.name
+    assert two.notices == []
+    one = finished(fresh())[0]
+    assert same_bits(state, one) if engine is PlainEngine else distance(state, one) < 1e-9
+
+
+def test_a_device_s_error_is_raised_here_and_torch_s_stream_is_left_alone() -> None:
+    this = server(image_federation(), "fedavg", linear())
+    two = spread(this, linear(), PlainEngine)
+    before = torch.get_rng_state()
+    state, _ = this.advance(this.start())
+    assert torch.equal(torch.get_rng_state(), before)
+    two._engines[1].train = lambda work: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        this.advance(state)
+    two.close()
+
+
+def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    names = {"cpu": "cpu", "auto": "cuda", "cuda": "cuda", "cuda:1": "cuda:1", "cuda:all": "cuda:0,cuda:1"}
+    for name, devices in (names | {"cuda:1,cuda:0": "cuda:1,cuda:0"}).items():
+        assert ",".join(map(str, choose_devices(name))) == devices
+    with pytest.raises(UserError, match="'cuda:2' is not there: 2 CUDA devices found"):
+        choose_devices("cuda:0,cuda:2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_devices("auto") == (CPU,)
+    with pytest.raises(UserError, match="no CUDA device found"):
+        choose_devices("cuda:all")
