@@ -40,6 +40,9 @@ DEPTHWISE = {
     "stride 2": (32, 8, 3, 2, 1),
     "stride 2, odd side": (16, 7, 3, 2, 1),
     "5x5": (8, 6, 5, 1, 2),
+    "not padded": (8, 6, 3, 1, 0),
+    "2x2, padded on all sides": (8, 5, 2, 1, 1),
+    "padding as wide as the window": (8, 4, 2, 1, 2),
     "stride 3, not padded": (8, 10, 2, 3, 0),
 }
 

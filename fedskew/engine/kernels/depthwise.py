@@ -35,10 +35,11 @@ class Tiling:
     """How a kernel is cut into programs."""
 
     pixels: int
+    """Of a row, where rows are gone through one by one."""
     channels: int
     warps: int = 4
     splits: int = 1
-    """Of the pixels; for the gradient of the weights."""
+    """Of all pixels; for the gradient of the weights."""
 
     def constants(self) -> dict[str, int]:
         return {"PIXELS": self.pixels, "CHANNELS": self.channels, "num_warps": self.warps, "num_stages": 2}
@@ -61,11 +62,17 @@ def pass_tiling(shape: Geometry) -> Tiling:
     return Tiling(2048 // wide, wide)
 
 
+def _slides(shape: Geometry) -> bool:
+    """Whether rows can be gone through one by one, each for all the windows that touch it."""
+    return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
+
+
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tiling:
     """8 values a thread, for each has a sum per tap in registers."""
     wide = _channel_block(shape.c)
     pixels = 1024 // wide
-    most = max(1, samples * shape.ho * shape.wo // (8 * pixels))
+    columns = blocks(samples * shape.wo, pixels)
+    most = columns if _slides(shape) else max(1, columns * shape.ho // 8)
     splits = min(most, blocks(_PROGRAMS, clients * blocks(shape.c, wide)))
     return Tiling(pixels, wide, splits=splits)
 
@@ -73,9 +80,33 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tilin
 # -- launches ----------------------------------------------------------------------------------------------
 
 
+def _launch_sliding(
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry, tiling: Tiling, *, flipped: bool
+) -> Tensor:
+    from fedskew.engine.kernels.sliding_programs import convolution_program
+
+    clients, samples = x.shape[:2]
+    y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.c)
+    grid = (blocks(samples * shape.wo, tiling.pixels) * blocks(shape.c, tiling.channels), clients)
+    convolution_program[grid](
+        x.contiguous(),
+        weight.contiguous(),
+        None if bias is None else bias.contiguous(),
+        y,
+        samples,
+        **shape.constants(without=("o", "sh", "sw")),
+        FLIPPED=flipped,
+        HAS_BIAS=bias is not None,
+        **tiling.constants(),
+    )
+    return y
+
+
 def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry, tiling: Tiling) -> Tensor:
     from fedskew.engine.kernels.depthwise_programs import forward_program
 
+    if _slides(shape):
+        return _launch_sliding(x, weight, bias, shape, tiling, flipped=False)
     clients, samples = x.shape[:2]
     y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.c)
     grid = (blocks(samples * shape.ho * shape.wo, tiling.pixels) * blocks(shape.c, tiling.channels), clients)
@@ -85,7 +116,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geomet
         None if bias is None else bias.contiguous(),
         y,
         samples,
-        **shape.constants(without="o"),
+        **shape.constants(without=("o",)),
         HAS_BIAS=bias is not None,
         **tiling.constants(),
     )
@@ -95,6 +126,8 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geomet
 def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling: Tiling) -> Tensor:
     from fedskew.engine.kernels.depthwise_programs import input_gradient_program
 
+    if _slides(shape):
+        return _launch_sliding(grad, weight, None, shape.reversed(), tiling, flipped=True)
     clients, samples = grad.shape[:2]
     grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
     grid = (blocks(samples * shape.h * shape.w, tiling.pixels) * blocks(shape.c, tiling.channels), clients)
@@ -103,7 +136,7 @@ def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling:
         weight.contiguous(),
         grad_x,
         samples,
-        **shape.constants(without="o"),
+        **shape.constants(without=("o",)),
         **tiling.constants(),
     )
     return grad_x
@@ -112,19 +145,20 @@ def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling:
 def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Tiling) -> Tensor:
     """[splits, K, taps, C]: the gradient is their sum."""
     from fedskew.engine.kernels.depthwise_programs import weight_gradient_program
+    from fedskew.engine.kernels.sliding_programs import weight_gradient_program as sliding_program
 
     clients, samples = x.shape[:2]
+    slides = _slides(shape)
     partial = x.new_empty(tiling.splits, clients, shape.taps, shape.c, dtype=torch.float32)
-    chunk = blocks(blocks(samples * shape.ho * shape.wo, tiling.pixels), tiling.splits) * tiling.pixels
-    weight_gradient_program[(blocks(shape.c, tiling.channels), clients, tiling.splits)](
-        x.contiguous(),
-        grad.contiguous(),
-        partial,
-        samples,
-        chunk,
-        **shape.constants(without="o"),
-        **tiling.constants(),
-    )
+    length = samples * shape.wo * (1 if slides else shape.ho)
+    chunk = blocks(blocks(length, tiling.pixels), tiling.splits) * tiling.pixels
+    grid = (blocks(shape.c, tiling.channels), clients, tiling.splits)
+    given = (x.contiguous(), grad.contiguous(), partial, samples, chunk)
+    if slides:
+        sizes = shape.constants(without=("o", "sh", "sw"))
+        sliding_program[grid](*given, **sizes, **tiling.constants())
+    else:
+        weight_gradient_program[grid](*given, **shape.constants(without=("o",)), **tiling.constants())
     return partial
 
 

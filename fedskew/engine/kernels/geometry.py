@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -47,8 +47,13 @@ class Geometry:
     def depth(self) -> int:
         return self.taps * self.c
 
-    def constants(self, *, without: str = "") -> dict[str, int]:
-        return {name.upper(): size for name, size in vars(self).items() if name != without}
+    def reversed(self) -> Geometry:
+        """Of the convolution, by the window flipped, that gives the gradient of the images; for a stride of 1."""
+        ph, pw = self.kh - 1 - self.ph, self.kw - 1 - self.pw
+        return replace(self, h=self.ho, w=self.wo, c=self.o, ho=self.h, wo=self.w, o=self.c, ph=ph, pw=pw)
+
+    def constants(self, *, without: Sequence[str] = ()) -> dict[str, int]:
+        return {name.upper(): size for name, size in vars(self).items() if name not in without}
 
 
 def channels_last(images: Tensor) -> Tensor:
