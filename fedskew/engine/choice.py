@@ -18,7 +18,7 @@ from fedskew.errors import UserError
 
 _WORTH_COMPILING = 5_000
 """Local steps: compiling costs what a few thousand steps gain by it, or a second when it was done before."""
-SHORT_RUN = 20.0
+SHORT_RUN = 30.0
 """Estimated seconds below which no second is spent on finding the fastest engine."""
 
 

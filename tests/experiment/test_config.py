@@ -120,6 +120,8 @@ def test_short_forms(tmp_path: Path) -> None:
         ("engine", "stack", "did you mean 'stacked'"),
         ("device", "cuda:", "cuda:N"),
         ("device", "gpu", "cuda"),
+        ("device", "cuda:0,cpu", "a list such as cuda:0,cuda:1"),
+        ("device", "cuda:1,cuda:1", "each device once"),
         ("precision", "fp32", "did you mean 'tf32'"),
         ("eval_local", "yes please", "true or false"),
         ("augment", {"crop": 4}, "a list of names"),
