@@ -124,9 +124,10 @@ def statistics_program(
         value = tl.load(at, mask=counted[:, None] & known[None, :], other=0.0).to(tl.float32)
         weight = counted.to(tl.float32)
         count += weight
+        share = weight / tl.maximum(count, 1.0)
         away = value - mean
-        mean += away * (weight / tl.maximum(count, 1.0))[:, None]
-        spread += away * (value - mean) * weight[:, None]
+        mean += away * share[:, None]
+        spread += away * away * (weight - share)[:, None]
     number = tl.sum(count, 0)
     whole = tl.sum(mean * count[:, None], 0) / tl.maximum(number, 1.0)
     apart = mean - whole[None, :]

@@ -57,25 +57,23 @@ def convolution_program(
         begun = begun + (blank,)  # noqa: RUF005
     for row in range(H + PH):
         line = row + tl.zeros_like(column)
-        shares = ()
-        for _ in tl.static_range(KH):
-            shares = shares + (tl.zeros((PIXELS, CHANNELS), dtype=tl.float32),)  # noqa: RUF005
+        rows = (blank,)
+        for i in tl.static_range(1, KH):
+            rows = rows + (begun[KH - 1 - i],)  # noqa: RUF005
         for j in tl.static_range(KW):
             seen = inside & (column + (j - PW) >= 0) & (column + (j - PW) < W) & (line < H)
             at = source + (row * W + j) * C
             value = tl.load(at, mask=seen[:, None] & known[None, :], other=0.0).to(tl.float32)
             more = ()
             for i in tl.static_range(KH):
-                more = more + (shares[i] + value * window[i * KW + j][None, :],)  # noqa: RUF005
-            shares = more
-        finished = row + (PH - KH + 1)
-        done = (begun[0] + shares[KH - 1]).to(y.dtype.element_ty)
+                more = more + (rows[i] + value * window[i * KW + j][None, :],)  # noqa: RUF005
+            rows = more
         present = inside & (line >= KH - 1 - PH) & (line < HO + KH - 1 - PH)
-        tl.store(target + finished * (WO * C), done, mask=present[:, None] & known[None, :])
-        moved = ()
-        for i in tl.static_range(KH - 2):
-            moved = moved + (begun[i + 1] + shares[KH - 2 - i],)  # noqa: RUF005
-        begun = moved + (blank + shares[0],)  # noqa: RUF005
+        at = target + (row + (PH - KH + 1)) * (WO * C)
+        tl.store(at, rows[KH - 1].to(y.dtype.element_ty), mask=present[:, None] & known[None, :])
+        begun = (rows[KH - 2],)
+        for i in tl.static_range(1, KH - 1):
+            begun = begun + (rows[KH - 2 - i],)  # noqa: RUF005
 
 
 @triton.jit
