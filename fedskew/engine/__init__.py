@@ -15,7 +15,7 @@ from fedskew.engine.choice import (
 from fedskew.engine.cost import estimated_seconds
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.devices import DevicesEngine
-from fedskew.engine.evaluation import confusion, survey
+from fedskew.engine.evaluation import Evaluator, survey
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.pool import PoolEngine
@@ -29,6 +29,7 @@ __all__ = [
     "DeviceSamples",
     "DevicesEngine",
     "Engine",
+    "Evaluator",
     "LocalTraining",
     "ModelState",
     "Network",
@@ -43,7 +44,6 @@ __all__ = [
     "choose_devices",
     "choose_engine",
     "close_engine",
-    "confusion",
     "estimated_seconds",
     "make_engine",
     "number_format",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +22,82 @@ class RoundKey:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """One client's batches of a round, in order."""
+    """One client's batches of a round, in order.
 
-    indices: npt.NDArray[np.int64]
-    """[steps, batch size] rows of the training data; −1 pads a short batch."""
-    epoch_keys: npt.NDArray[np.int64]
-    """[steps]: the key of the epoch that a batch belongs to, for augmentation."""
-    client_key: int
-    """For dropout."""
+    How many there are and how long is known at once; which samples they hold is drawn epoch by epoch when asked for,
+    so that a device can begin with the first while the next are drawn.
+    """
+
+    samples: npt.NDArray[np.int64]
+    client: int
+    epochs: int
+    width: int
+    """Samples in a full batch."""
+    per_epoch: int
+    """Batches."""
+    key: RoundKey
 
     @property
     def steps(self) -> int:
-        return len(self.indices)
+        return self.epochs * self.per_epoch
 
     @property
     def visits(self) -> int:
-        return int((self.indices >= 0).sum())
+        return self.epochs * self._kept
+
+    @property
+    def _kept(self) -> int:
+        """Samples that an epoch sees."""
+        return min(len(self.samples), self.per_epoch * self.width)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """[steps]: samples in each batch."""
+        of_epoch = np.full(self.per_epoch, self.width, dtype=np.int64)
+        of_epoch[-1:] -= self.per_epoch * self.width - self._kept
+        return np.tile(of_epoch, self.epochs)
+
+    @cached_property
+    def client_key(self) -> int:
+        """For dropout."""
+        return integer_key(self.key.seed, "dropout", *self._where)
+
+    @cached_property
+    def indices(self) -> npt.NDArray[np.int64]:
+        """[steps, width] rows of the training data; −1 pads a short batch."""
+        return self.rows(0, self.steps)
+
+    @cached_property
+    def epoch_keys(self) -> npt.NDArray[np.int64]:
+        """[steps]: the key of the epoch that a batch belongs to, for augmentation."""
+        keys = [integer_key(self.key.seed, "augment", *self._where, epoch) for epoch in range(self.epochs)]
+        return np.repeat(np.array(keys, dtype=np.int64), self.per_epoch)
+
+    def rows(self, first: int, end: int) -> npt.NDArray[np.int64]:
+        """The indices of some steps."""
+        if end <= first:
+            return np.empty((0, self.width), dtype=np.int64)
+        epochs = range(first // self.per_epoch, -(-end // self.per_epoch))
+        drawn = np.concatenate([self._epoch(epoch) for epoch in epochs])
+        begin = epochs.start * self.per_epoch
+        return drawn[first - begin : end - begin]
+
+    def _epoch(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The client's samples in a new order, cut into batches."""
+        if epoch not in self._drawn:
+            rows = np.full(self.per_epoch * self.width, -1, dtype=np.int64)
+            order = permutation(len(self.samples), self.key.seed, "shuffle", *self._where, epoch)
+            rows[: self._kept] = self.samples[order[: self._kept]]
+            self._drawn[epoch] = rows.reshape(self.per_epoch, self.width)
+        return self._drawn[epoch]
+
+    @cached_property
+    def _drawn(self) -> dict[int, npt.NDArray[np.int64]]:
+        return {}
+
+    @property
+    def _where(self) -> tuple[int, int, int]:
+        return self.key.model, self.key.round, self.client
 
 
 def plan_batches(
@@ -49,15 +110,4 @@ def plan_batches(
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:
         per_epoch -= 1
-    rows = np.full((epochs, per_epoch * batch_size), -1, dtype=np.int64)
-    kept = min(len(samples), per_epoch * batch_size)
-    where = (key.model, key.round, client)
-    for epoch in range(epochs):
-        order = permutation(len(samples), key.seed, "shuffle", *where, epoch)
-        rows[epoch, :kept] = samples[order[:kept]]
-    epoch_keys = [integer_key(key.seed, "augment", *where, epoch) for epoch in range(epochs)]
-    return BatchPlan(
-        indices=rows.reshape(epochs * per_epoch, batch_size),
-        epoch_keys=np.repeat(np.array(epoch_keys, dtype=np.int64), per_epoch),
-        client_key=integer_key(key.seed, "dropout", *where),
-    )
+    return BatchPlan(samples, client, epochs, batch_size, per_epoch, key)

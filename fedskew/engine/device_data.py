@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedskew.data.dataset import Dataset, Samples
+from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold
 
 
@@ -45,6 +47,16 @@ class DeviceSamples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def held(self) -> Tensors:
+        """What a program over static memory reads."""
+        return {"x": self.x, "y": self.y}
+
+    def holding(self, tensors: Tensors) -> DeviceSamples:
+        """The same with these tensors instead of its own."""
+        other = copy.copy(self)
+        other.x, other.y = tensors["x"], tensors["y"]
+        return other
 
     def inputs(self, indices: Tensor) -> Tensor:
         """The model's inputs for some rows."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,29 +11,110 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.execution import Memory, captured
 from fedskew.engine.network import ModelState, Network
+from fedskew.engine.rows import RowLayout
 from fedskew.methods.parts import Survey
 
 _BATCH = 1000
 
 
+class Evaluator:
+    """Tests models on one set of samples."""
+
+    def __init__(self, network: Network, data: DeviceSamples) -> None:
+        self._network, self._data = network, data
+        self._programs: list[Callable[[], None]] | None = None
+        self._memory: Memory = {}
+
+    def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
+        """True class × predicted class; with `labels`, only samples and predictions among those classes."""
+        if labels is None and self._data.y.device.type == "cuda" and self._captured(model):
+            cells = self._replayed(model)
+        else:
+            cells = _confusion(self._network, model, self._data, labels)
+        classes = self._data.classes
+        return np.asarray(cells.view(classes, classes).cpu().numpy())
+
+    def _captured(self, model: ModelState) -> bool:
+        """Whether the whole evaluation is there as CUDA graphs, one for each batch: launched one by one, a small
+        network's operations take longer to launch than to run."""
+        if self._programs is None:
+            layouts = RowLayout(model.params), RowLayout(model.buffers)
+            sizes = [len(part) for part in _parts(torch.arange(len(self._data)))]
+            self._memory = _memory(layouts, model, self._data)
+            try:
+                made = {
+                    size: captured(_Batch(self._network, self._data, layouts, size), self._memory, None)
+                    for size in dict.fromkeys(sizes)
+                }
+            except RuntimeError:  # it waits for the device, or there is no room: evaluated as elsewhere
+                torch.cuda.synchronize()
+                made = {}
+            self._programs = [made[size] for size in sizes] if made else []
+        return bool(self._programs)
+
+    def _replayed(self, model: ModelState) -> Tensor:
+        for kind, tensors in (("params", model.params), ("buffers", model.buffers)):
+            for name, flat in RowLayout(tensors).flat({n: t.unsqueeze(0) for n, t in tensors.items()}).items():
+                self._memory[kind][name].copy_(flat)
+        for tensor in self._memory["progress"].values():
+            tensor.zero_()
+        for program in self._programs or ():
+            program()
+        return self._memory["progress"]["cells"]
+
+
+def _memory(layouts: tuple[RowLayout, RowLayout], model: ModelState, data: DeviceSamples) -> Memory:
+    parts = (model.params, model.buffers)
+    flats = [
+        layout.flat({n: t.unsqueeze(0) for n, t in part.items()}) for layout, part in zip(layouts, parts, strict=True)
+    ]
+    progress = {
+        "cells": torch.zeros(data.classes**2, dtype=torch.int64, device=data.y.device),
+        "first": torch.zeros((), dtype=torch.int64, device=data.y.device),
+    }
+    return {"params": flats[0], "buffers": flats[1], "data": data.held(), "progress": progress}
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The next so many samples, tested; from static memory to static memory."""
+
+    network: Network
+    data: DeviceSamples
+    layouts: tuple[RowLayout, RowLayout]
+    size: int
+
+    @torch.no_grad()
+    def __call__(self, memory: Memory) -> None:
+        data, progress = self.data.holding(memory["data"]), memory["progress"]
+        rows = progress["first"] + torch.arange(self.size, device=data.y.device)
+        params, buffers = (
+            {n: t[0] for n, t in layout.views(memory[kind]).items()}
+            for layout, kind in zip(self.layouts, ("params", "buffers"), strict=True)
+        )
+        logits = self.network.logits(ModelState(params, buffers), data.inputs(rows))
+        _count(progress["cells"], data.y[rows], logits.argmax(dim=-1), data.classes)
+        progress["first"].add_(self.size)
+
+
+def _count(cells: Tensor, true: Tensor, predicted: Tensor, classes: int) -> None:
+    cells.index_add_(0, true * classes + predicted, torch.ones_like(true))
+
+
 @torch.no_grad()
-def confusion(
-    network: Network, model: ModelState, data: DeviceSamples, labels: Sequence[int] | None = None
-) -> npt.NDArray[np.int64]:
-    """True class × predicted class; with `labels`, only samples and predictions among those classes."""
-    classes = data.classes
-    outside = torch.zeros(classes, dtype=torch.bool, device=data.y.device)
+def _confusion(network: Network, model: ModelState, data: DeviceSamples, labels: Sequence[int] | None) -> Tensor:
+    outside = torch.zeros(data.classes, dtype=torch.bool, device=data.y.device)
     rows = torch.arange(len(data), device=data.y.device)
     if labels is not None:
         outside[:] = True
         outside[list(labels)] = False
         rows = rows[~outside[data.y]]
-    cells = torch.zeros(classes * classes, dtype=torch.int64, device=data.y.device)
+    cells = torch.zeros(data.classes**2, dtype=torch.int64, device=data.y.device)
     for batch, logits in _logits(network, model, data, rows):
-        predicted = logits.masked_fill(outside, -torch.inf).argmax(dim=-1)
-        cells += torch.bincount(data.y[batch] * classes + predicted, minlength=classes * classes)
-    return np.asarray(cells.view(classes, classes).cpu().numpy())
+        _count(cells, data.y[batch], logits.masked_fill(outside, -torch.inf).argmax(dim=-1), data.classes)
+    return cells
 
 
 @torch.no_grad()
@@ -53,8 +135,11 @@ def survey(network: Network, model: ModelState, data: DeviceSamples, samples: np
 
 
 def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    if not len(rows):
-        return
-    # Of equal sizes: a model may take its batch's statistics in tests, too, and a rest of one sample has none.
-    for batch in rows.tensor_split(-(-len(rows) // _BATCH)):
+    for batch in _parts(rows) if len(rows) else ():
         yield batch, network.logits(model, data.inputs(batch))
+
+
+def _parts(rows: Tensor) -> Sequence[Tensor]:
+    """Of equal sizes: a model may take its batch's statistics in tests, too, and a rest of one sample has none."""
+    parts: Sequence[Tensor] = rows.tensor_split(-(-len(rows) // _BATCH))
+    return parts

@@ -23,7 +23,8 @@ from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold
 
 _STAGED_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
-_STAGED_STEPS = 128
+_STAGED_STEPS = 16
+"""Few, so that the device need not wait long for the first."""
 
 Places = slice | Tensor
 """Rows of a stack."""
@@ -144,6 +145,26 @@ class _SlotStep:
             p.copy_(p - lr.to(p.dtype) * g)
 
 
+@dataclass(frozen=True)
+class _Staging:
+    """Gathers, augments and normalises the batches of some steps ahead, all in one go."""
+
+    data: DeviceSamples
+    channels_last: bool
+
+    @torch.no_grad()
+    def __call__(self, memory: Memory) -> None:
+        plan, inputs, data = memory["plan"], memory["inputs"], self.data.holding(memory["data"])
+        valid = plan["indices"] >= 0
+        indices = torch.where(valid, plan["indices"], 0)
+        x = data.training_inputs(indices, plan["epoch keys"].unsqueeze(-1))
+        inputs["x"].copy_(x.movedim(3, -1) if self.channels_last else x)
+        inputs["y"].copy_(torch.where(valid, data.y[indices], IGNORE))
+        inputs["keys"].copy_(fold(plan["client keys"], plan["steps"]))
+        inputs["lengths"].copy_(valid.sum(dim=-1))
+        inputs["at"].zero_()
+
+
 class Slots:
     """Memory for some clients of one kind of work, and the programs that step them."""
 
@@ -174,6 +195,7 @@ class Slots:
             "sums": sums,
             "label_counts": {"": torch.zeros(rows, data.classes, dtype=torch.int64, device=self._device)},
             "rates": {"lr": torch.zeros((), dtype=torch.float32, device=self._device)},
+            "data": data.held(),
             **layouts.common(work),
         }
         if any(p.dtype == torch.float64 for p in work.sent.params.values()):
@@ -195,7 +217,7 @@ class Slots:
         """One step of the round's first clients, again and again on staged batches: for measurements."""
         program = self._program(work, table.slots, width)
         round_ = _Round(self._data, self._layouts, program, work, plans, table, width)
-        program.prepare({round_.full[0]})
+        program.prepare({bool(round_.full[0])})
         self._give(work)
         round_.begin()
         positions = min(program.window, table.times)
@@ -220,15 +242,16 @@ class Slots:
             memory = {kind: dict(tensors) for kind, tensors in self._memory.items()}
             for kind in _PER_SLOT:
                 memory[kind] = {name: t[:slots] for name, t in self._memory[kind].items()}
-            memory["inputs"] = self._inputs(slots, width)
+            memory["inputs"], memory["plan"] = self._inputs(slots, width)
             step = _SlotStep(
                 self._network, self._work, self._layouts, self._samples, True, self._channels_last, not self._compile
             )
-            self._programs[key] = _Program(step, memory, self._pool, self._compile, self.notices)
+            staging = _Staging(self._data, self._channels_last)
+            self._programs[key] = _Program(step, staging, memory, self._pool, self._compile, self.notices)
         return self._programs[key].of_round(work)
 
-    def _inputs(self, slots: int, width: int) -> Tensors:
-        """Room for the batches of some steps ahead."""
+    def _inputs(self, slots: int, width: int) -> tuple[Tensors, Tensors]:
+        """Room for the batches of some steps ahead, and for what they are made from."""
         sample = self._samples[0]
         shape = (*sample.shape[1:], sample.shape[0]) if self._channels_last else sample.shape
         bytes_ = slots * width * sample.numel() * sample.element_size()
@@ -237,21 +260,34 @@ class Slots:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
-        return {
+        integers = torch.int64
+        inputs = {
             "x": zeros(window, slots, width, *shape, dtype=sample.dtype),
-            "y": zeros(window, slots, width, dtype=torch.int64),
-            "keys": zeros(window, slots, dtype=torch.int64),
+            "y": zeros(window, slots, width, dtype=integers),
+            "keys": zeros(window, slots, dtype=integers),
             "lengths": zeros(window, slots, dtype=torch.float64),
-            "at": zeros(1, dtype=torch.int64),
+            "at": zeros(1, dtype=integers),
         }
+        plan = {name: zeros(window, slots, dtype=integers) for name in ("epoch keys", "client keys", "steps")}
+        return inputs, {"indices": zeros(window, slots, width, dtype=integers), **plan}
 
 
 class _Program:
-    """The step for one number of slots and one width of batch, with and without padding."""
+    """Staging and step for one number of slots and one width of batch; the step with and without padding."""
 
-    def __init__(self, step: _SlotStep, memory: Memory, pool: object, compile_steps: bool, notices: list[str]) -> None:
+    def __init__(
+        self,
+        step: _SlotStep,
+        staging: _Staging,
+        memory: Memory,
+        pool: object,
+        compile_steps: bool,
+        notices: list[str],
+    ) -> None:
         self.memory = memory
-        self._step, self._pool, self._compile, self._notices = step, pool, compile_steps, notices
+        self._step, self._staging = step, staging
+        self._pool, self._compile, self._notices = pool, compile_steps, notices
+        self._stage: Callable[[], None] | None = None
         self._runs: dict[bool, Callable[[int], None]] = {}
         self._lr = 0.0
 
@@ -259,10 +295,6 @@ class _Program:
     def window(self) -> int:
         """How many steps' batches are staged at a time."""
         return len(self.memory["inputs"]["y"])
-
-    @property
-    def channels_last(self) -> bool:
-        return self._step.channels_last
 
     def of_round(self, work: RoundWork) -> _Program:
         self._lr = work.local.lr
@@ -272,15 +304,27 @@ class _Program:
         """Ready the steps that a round will take, before its clients enter: making ready writes into memory."""
         if self._compile:
             kinds = {False}  # the mask costs nothing where it is fused with the rest, and compiling twice costs much
-        for full in kinds:
-            if full not in self._runs:
-                self._runs[full] = self._ready(replace(self._step, full=full))
+        for full in kinds - self._runs.keys():
+            self._runs[full] = self._ready(replace(self._step, full=full))
+        if self._stage is None:
+            self._stage = self._ready_staging()
+
+    def stage(self, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        """Make the batches of the next steps: at most a window of them."""
+        for name, array in plan.items():
+            self.memory["plan"][name][: len(array)].copy_(_sendable(array, self._on_gpu), non_blocking=True)
+        assert self._stage is not None
+        self._stage()
 
     def run(self, position: int, full: bool) -> None:
         self._runs.get(full, self._runs.get(False))(position)  # type: ignore[misc]
 
+    @property
+    def _on_gpu(self) -> bool:
+        return self.memory["inputs"]["at"].device.type == "cuda"
+
     def _ready(self, step: _SlotStep) -> Callable[[int], None]:
-        if next(iter(self.memory["params"].values())).device.type == "cpu":
+        if not self._on_gpu:
             return lambda position: self._launch(step, position)
         replay = self._replay(step)
         return (lambda _: replay()) if replay else (lambda _: step(self.memory))
@@ -305,9 +349,26 @@ class _Program:
             self._notice("cannot be captured as a CUDA graph, so operations are launched one by one", error)
             return None
 
+    def _ready_staging(self) -> Callable[[], None]:
+        if self._on_gpu:
+            try:
+                stage = compiled(self._staging, self.memory) if self._compile else self._staging
+                return captured(stage, self.memory, self._pool)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # an augmentation of a user's may wait for the device
+                torch.cuda.synchronize()
+        return lambda: self._staging(self.memory)
+
     def _notice(self, what: str, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         self._notices.append(f"a step of this model or method {what}: {reason}")
+
+
+def _sendable(array: npt.NDArray[np.int64], to_gpu: bool) -> Tensor:
+    """From pinned memory the host need not wait until the device takes it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory() if to_gpu else tensor
 
 
 class _Round:
@@ -326,13 +387,8 @@ class _Round:
         device = data.y.device
         self._data, self._layouts, self._program, self._work, self._table = data, layouts, program, work, table
         self._device, self._plans = device, plans
-        indices, epoch_keys, client_keys = _scheduled(plans, table, width)
-        lengths = (indices >= 0).sum(axis=2)
-        self.full = ((lengths == width) | (table.client < 0)).all(axis=1)
-        self._lengths = torch.from_numpy(lengths.astype(np.float64)).to(device)
-        self._indices = torch.from_numpy(indices).to(device)
-        self._epoch_keys = torch.from_numpy(epoch_keys).to(device)
-        self._keys = fold(torch.from_numpy(client_keys).to(device), torch.from_numpy(table.step).to(device))
+        self._width = width
+        self.full = _all_full(plans, table, width)
         self._label_counts = torch.from_numpy(np.stack([a.label_counts for a in work.assignments])).to(device)
         self._moves = _Moves(table, device)
         clients = len(plans)
@@ -364,17 +420,8 @@ class _Round:
         self._stage(0)
 
     def _stage(self, first: int) -> None:
-        """Gather, augment and normalise the batches of the next steps, all in one go."""
-        inputs, rows = self._program.memory["inputs"], slice(first, first + self._program.window)
-        indices = self._indices[rows]
-        valid, steps = indices >= 0, len(indices)
-        indices = torch.where(valid, indices, 0)
-        x = self._data.training_inputs(indices, self._epoch_keys[rows].unsqueeze(-1))
-        inputs["x"][:steps].copy_(x.movedim(3, -1) if self._program.channels_last else x)
-        inputs["y"][:steps].copy_(torch.where(valid, self._data.y[indices], IGNORE))
-        inputs["keys"][:steps].copy_(self._keys[rows])
-        inputs["lengths"][:steps].copy_(self._lengths[rows])
-        inputs["at"].zero_()
+        """Have the batches of the next steps made."""
+        self._program.stage(_scheduled(self._plans, self._table, self._width, first, self._program.window))
 
     def _enter(self, slots: Places, clients: Places, numbers: npt.NDArray[np.int64]) -> None:
         memory = self._program.memory
@@ -460,19 +507,30 @@ def _place(numbers: npt.NDArray[np.int64], on_device: Tensor) -> Places:
     return slice(first, last + 1) if in_a_row else on_device
 
 
-def _scheduled(
-    plans: Sequence[BatchPlan], table: Timetable, width: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows of the data [times, slots, width], and the epochs' and clients' keys [times, slots]."""
-    indices = np.full((table.times, table.slots, width), -1, dtype=np.int64)
-    epoch_keys, client_keys = np.zeros_like(table.client), np.zeros_like(table.client)
+def _all_full(plans: Sequence[BatchPlan], table: Timetable, width: int) -> npt.NDArray[np.bool_]:
+    """[times]: whether no client's batch is short then."""
+    full = np.ones(table.times, dtype=bool)
     for time, event in table.arrivals.items():
-        for slot, client in zip(event.slots, event.clients, strict=True):
-            plan = plans[client]
-            rows = slice(time, time + plan.steps)
-            indices[rows, slot, : plan.indices.shape[1]] = plan.indices
-            epoch_keys[rows, slot], client_keys[rows, slot] = plan.epoch_keys, plan.client_key
-    return indices, epoch_keys, client_keys
+        for client in event.clients:
+            full[time : time + plans[client].steps] &= plans[client].lengths == width
+    return full
+
+
+def _scheduled(
+    plans: Sequence[BatchPlan], table: Timetable, width: int, first: int, window: int
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Whose which batch each slot is given from time `first` on."""
+    end = min(first + window, table.times)
+    client, step = table.client[first:end], table.step[first:end]
+    indices = np.full((*client.shape, width), -1, dtype=np.int64)
+    epoch_keys, client_keys = np.zeros_like(client), np.zeros_like(client)
+    for slot, number in ((s, n) for s in range(table.slots) for n in np.unique(client[:, s]) if n >= 0):
+        times = np.flatnonzero(client[:, slot] == number)
+        plan, begin = plans[number], step[times[0], slot]
+        indices[times, slot, : plan.width] = plan.rows(begin, begin + len(times))
+        epoch_keys[times, slot] = plan.epoch_keys[begin : begin + len(times)]
+        client_keys[times, slot] = plan.client_key
+    return {"indices": indices, "epoch keys": epoch_keys, "client keys": client_keys, "steps": step}
 
 
 def _one_row(tensors: Mapping[str, Tensor]) -> Tensors:

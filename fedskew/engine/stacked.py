@@ -123,7 +123,7 @@ class StackedEngine:
 
     def _width(self, work: RoundWork, plans: Sequence[BatchPlan], ability: _Ability) -> int:
         """Of a batch; on a GPU from a handful of numbers, for each is captured anew."""
-        width = int(plans[0].indices.shape[1])
+        width = plans[0].width
         if self._data.y.device.type == "cpu" or not ability.paddable:
             return width
         return min(work.local.batch_size, 1 << (width - 1).bit_length())
@@ -158,7 +158,7 @@ class StackedEngine:
         clients = len(work.assignments)
         spare = spare_bytes(self._data.y.device)
         if spare is not None:
-            layouts, width = Layouts.of(work, {}), plans[0].indices.shape[1]
+            layouts, width = Layouts.of(work, {}), plans[0].width
             one, two = (bytes_taken(lambda n=n: trial.step(n, width), self._data.y.device) for n in (1, 2))  # type: ignore[misc]
             each = max(two - one, one // 2) + 4 * layouts.params.row_bytes
             each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
@@ -269,7 +269,7 @@ def _kind(work: RoundWork) -> str:
 
 
 def _pads(plans: Sequence[BatchPlan]) -> bool:
-    return any((plan.indices < 0).any() for plan in plans)
+    return any(plan.visits < plan.steps * plan.width for plan in plans)
 
 
 def _copies(tensor: Tensor, clients: int) -> Tensor:

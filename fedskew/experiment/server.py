@@ -20,6 +20,7 @@ from fedskew.engine import (
     DeviceSamples,
     DevicesEngine,
     Engine,
+    Evaluator,
     LocalTraining,
     ModelState,
     Network,
@@ -29,7 +30,6 @@ from fedskew.engine import (
     arithmetic,
     choose_devices,
     close_engine,
-    confusion,
     make_engine,
     number_format,
     survey,
@@ -79,8 +79,8 @@ class Server:
             return DeviceSamples(dataset, dataset.train, device, dtype, augmentation)
 
         self._train = training_samples(self.device)
-        self._test = DeviceSamples(dataset, dataset.test, self.device, dtype)
         self.network = Network(model, dtype, autocast).to(self.device)
+        self._tests = Evaluator(self.network, DeviceSamples(dataset, dataset.test, self.device, dtype))
         smallest = self.network.smallest_batch(self._train.inputs(torch.zeros(1, dtype=torch.int64)))
         if config.batch_size < smallest:
             raise UserError(
@@ -310,7 +310,7 @@ class Server:
 
     def evaluate(self, model: ModelState, labels: tuple[int, ...] | None = None) -> Evaluation:
         """The model on the test set."""
-        return Evaluation(confusion(self.network, model, self._test, labels))
+        return Evaluation(self._tests.confusion(model, labels))
 
     def _evaluated(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee) -> Row:
         row: Row = {"evaluation": self.evaluate(trainee.model, this.stage.labels).to_json()}
