@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -32,6 +33,9 @@ from fedskew.methods.parts import Client, Outputs, Tensors
 from fedskew.randomness import fold
 
 T = TypeVar("T")
+
+_CPU_CACHE, _FEWEST_ON_CPU = 8 << 20, 4
+"""Bytes of parameters, and clients, up to which stacking more at a time pays on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -154,20 +158,26 @@ class StackedEngine:
         return _Ability(True, trial.padding_is_harmless(), tally, self._most_clients(work, plans, trial))
 
     def _most_clients(self, work: RoundWork, plans: Sequence[BatchPlan], trial: _Trial) -> int:
-        """How many clients fit, by what a step of one and of two takes beside what each keeps."""
-        clients = len(work.assignments)
-        spare = spare_bytes(self._data.y.device)
+        """How many clients train at a time: as many as fit, and on a CPU no more than its cache holds."""
+        device, clients, layouts = self._data.y.device, len(work.assignments), Layouts.of(work, {})
+        most = clients if self._most is None else self._most
+        if device.type == "cpu":
+            most = min(most, max(_FEWEST_ON_CPU, _CPU_CACHE // max(layouts.params.row_bytes, 1)))
+        spare = spare_bytes(device)
         if spare is not None:
-            layouts, width = Layouts.of(work, {}), plans[0].width
-            one, two = (bytes_taken(lambda n=n: trial.step(n, width), self._data.y.device) for n in (1, 2))  # type: ignore[misc]
-            each = max(two - one, one // 2) + 4 * layouts.params.row_bytes
-            each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
-            results = clients * (layouts.params.row_bytes + layouts.buffers.row_bytes)
-            fitting = max(1, (spare - results) // max(each, 1))
-            if fitting < clients:
-                self._notice_chunks(int(fitting))
-            clients = min(clients, int(fitting))
-        return clients if self._most is None else min(clients, self._most)
+            fitting = self._fitting(layouts, clients, spare, lambda n: trial.step(n, plans[0].width))
+            if fitting < min(most, clients):
+                self._notice_chunks(fitting)
+            most = min(most, fitting)
+        return min(most, clients)
+
+    def _fitting(self, layouts: Layouts, clients: int, spare: int, step: Callable[[int], object]) -> int:
+        """How many fit, by what a step of one and of two clients takes beside what each keeps."""
+        one, two = (bytes_taken(partial(step, number), self._data.y.device) for number in (1, 2))
+        each = max(two - one, one // 2) + 4 * layouts.params.row_bytes
+        each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
+        results = clients * (layouts.params.row_bytes + layouts.buffers.row_bytes)
+        return max(1, (spare - results) // max(each, 1))
 
     def _notice_chunks(self, most: int) -> None:
         self._notice(f"the round's clients do not fit the memory together: {most} are trained at a time")
