@@ -17,6 +17,9 @@ from fedskew.benchmark.timing import Contender, Patience, Ready
 SCALING_CLIENTS = 10
 """Participants while the federation grows."""
 
+LARGE = ("mobilenetv2", "resnet18")
+"""Models that take minutes to compile, and much memory."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -130,7 +133,8 @@ def _steps(plan: Plan, case: Case) -> Group:
         replace(case, precision=precision, augmented=False, compiled=precision in promising)
         for precision in plan.precisions
     ]
-    contenders = [_bare(each, engine, engine) for each in plain for engine in plan.engines]
+    own = [each for each in plain if each.compiled or case.model not in LARGE]  # what is not promising costs minutes
+    contenders = [_bare(each, engine, engine) for each in own for engine in plan.engines]
     contenders += [_loop_steps(each, tuned) for each in plain for tuned in (False, True)]
     if case.method == "fedavg":
         contenders += [_limit(each, plan.compiled_limit) for each in plain if each.precision in promising]
@@ -152,7 +156,7 @@ def _rounds(plan: Plan, case: Case) -> Group:
 
 
 def _is_large(case: Case) -> bool:
-    return case.model in ("mobilenetv2", "resnet18") and case.clients > SCALING_CLIENTS
+    return case.model in LARGE and case.clients > SCALING_CLIENTS
 
 
 def _federations(plan: Plan) -> Group:
@@ -181,7 +185,7 @@ def _small(plan: Plan) -> Case:
 
 def _promising(plan: Plan, model: str) -> tuple[str, ...]:
     """Where the fastest may be found; compiling takes up to a minute each time."""
-    candidates = ("bf16", "tf32") if model in ("dnn", "cnn") else ("bf16",)
+    candidates = ("bf16",) if model in LARGE else ("bf16", "tf32")
     return tuple(p for p in plan.precisions if p in candidates) or plan.precisions[:1]
 
 
