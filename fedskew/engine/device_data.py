@@ -60,7 +60,7 @@ class DeviceSamples:
 
     def inputs(self, indices: Tensor) -> Tensor:
         """The model's inputs for some rows."""
-        return self._normalised(self.x[indices])
+        return self._normalised(self._rows(indices))
 
     def some_inputs(self) -> Tensor:
         """A few; always the same, so that a resumed run finds what the first one did."""
@@ -72,9 +72,12 @@ class DeviceSamples:
         if self._augmentation is None:
             return self.inputs(indices)
         flat, keys = indices.flatten(), fold(epoch_keys.expand_as(indices).flatten(), indices.flatten())
-        images = self._augmentation.before(self.x[flat], keys)
+        images = self._augmentation.before(self._rows(flat), keys)
         images = self._augmentation.after(self._normalised(images), keys)
         return images.view(*indices.shape, *images.shape[1:])
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        return self.x.index_select(0, indices.flatten()).view(*indices.shape, *self.x.shape[1:])
 
     def _normalised(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:

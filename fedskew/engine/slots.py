@@ -119,30 +119,34 @@ class _SlotStep:
         params = self.layouts.params.views(memory["params"])
         buffers = self.layouts.buffers.views(memory["buffers"])
         found = directions(self.network, work, batches, params, buffers, self.samples)
-        direction = self.layouts.params.flat(found.direction)
-        for kind, p in memory["params"].items():
-            self._descend(p, memory["velocity"][kind], direction[kind], lr)
-        for kind, flat in self.layouts.buffers.flat(found.buffers).items():
-            memory["buffers"][kind].copy_(flat)
+        if isinstance(lr, float):
+            velocity = self.layouts.params.views(memory["velocity"])
+            local, names = replace(self.work.local, lr=lr), list(params)
+            sgd_([params[n] for n in names], [velocity[n] for n in names], [found.direction[n] for n in names], local)
+        else:
+            for kind, g in self.layouts.params.flat(found.direction).items():
+                self._descend(memory["params"][kind], memory["velocity"][kind], g, lr)
+        for name, tensor in found.buffers.items():
+            if tensor is not buffers[name]:
+                buffers[name].copy_(tensor)
         memory["sums"]["loss"] += found.loss.double() * now["lengths"]
         for name, value in found.tally.items():
             memory["sums"][f"tally {name}"] += value
 
-    def _descend(self, p: Tensor, v: Tensor, g: Tensor, lr: Tensor | float) -> None:
+    def _descend(self, p: Tensor, v: Tensor, g: Tensor, lr: Tensor) -> None:
+        """One step of SGD, as `sgd_` does it, with a learning rate that the device holds."""
         decay, momentum = self.work.local.weight_decay, self.work.local.momentum
-        if isinstance(lr, float):
-            sgd_([p], [v], [g], replace(self.work.local, lr=lr))
-        elif self.fused and p.dtype == torch.float32:
+        if self.fused and p.dtype == torch.float32:
             torch._fused_sgd_(
                 [p], [g], [v] if momentum else [], weight_decay=decay, momentum=momentum, lr=lr, dampening=0.0,
                 nesterov=False, maximize=False, is_first_step=False,
             )  # fmt: skip
-        else:
-            g = g + decay * p if decay else g
-            if momentum:
-                g = momentum * v + g
-                v.copy_(g)
-            p.copy_(p - lr.to(p.dtype) * g)
+            return
+        g = g + decay * p if decay else g
+        if momentum:
+            g = momentum * v + g
+            v.copy_(g)
+        p.copy_(p - lr * g)
 
 
 @dataclass(frozen=True)
@@ -302,8 +306,8 @@ class _Program:
 
     def prepare(self, kinds: set[bool]) -> None:
         """Ready the steps that a round will take, before its clients enter: making ready writes into memory."""
-        if self._compile:
-            kinds = {False}  # the mask costs nothing where it is fused with the rest, and compiling twice costs much
+        if self._on_gpu:
+            kinds = {False}  # the kernels there mask for nothing, and each kind is compiled and captured anew
         for full in kinds - self._runs.keys():
             self._runs[full] = self._ready(replace(self._step, full=full))
         if self._stage is None:

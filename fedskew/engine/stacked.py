@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -74,6 +75,7 @@ class StackedEngine:
         self._abilities: dict[str, _Ability] = {}
         self._slots: tuple[str, Slots] | None = None
         self.notices: list[str] = []
+        self._said: set[str] = set()
 
     def train(self, work: RoundWork) -> RoundResult:
         plans = work.plans(self._smallest)
@@ -183,7 +185,8 @@ class StackedEngine:
         self._notice(f"the round's clients do not fit the memory together: {most} are trained at a time")
 
     def _notice(self, line: str) -> None:
-        if line not in self.notices:
+        if line not in self._said:
+            self._said.add(line)
             self.notices.append(line)
 
 
@@ -197,7 +200,7 @@ class _Trial:
 
     def tally(self) -> dict[str, torch.dtype]:
         """What the objective tallies; an error if its step cannot be stacked."""
-        found = self._directions(1, np.asarray(self._few.samples), len(self._few.samples), 0)
+        found = self._directions(1, self._few.samples, len(self._few.samples))
         params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
         steps = torch.ones(1, dtype=next(iter(params.values())).dtype, device=self._data.y.device)
         ends(self._work, params, steps, *self._belongings(1))
@@ -206,7 +209,7 @@ class _Trial:
     def step(self, clients: int, width: int) -> Directions:
         """A step of so many clients with batches of that width."""
         rows = np.resize(self._few.samples, width)
-        return self._directions(clients, rows, width, 0)
+        return self._directions(clients, rows, width)
 
     def padding_is_harmless(self) -> bool:
         """Whether padded rows count for nothing, however few samples tell; and, before, whether a step can be stacked.
@@ -217,23 +220,23 @@ class _Trial:
         """
         samples = self._few.samples
         padded, otherwise_padded = (
-            self._directions(1, np.concatenate([samples, [row] * 3]), len(samples), len(samples) + 3).direction
+            self._directions(1, np.concatenate([samples, [row] * 3]), len(samples)).direction
             for row in (0, len(self._data) - 1)
         )
         same = _close(padded, otherwise_padded, 10 * self._network.resolution)
         return same and self._number_does_not_count(self._few)
 
-    def _directions(self, clients: int, rows: np.ndarray, valid_rows: int, width: int) -> Directions:
-        """The step on these rows of the data, of which the first `valid_rows` count; `width` 0: all of them do."""
+    def _directions(self, clients: int, rows: npt.NDArray[np.int64], valid_rows: int) -> Directions:
+        """The step on these rows of the data, of which the first `valid_rows` count."""
         work, device = self._work, self._data.y.device
-        indices = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(device).expand(clients, -1)
+        indices = torch.tensor(rows, dtype=torch.int64, device=device).expand(clients, -1)
         valid = torch.arange(len(rows), device=device).expand(clients, -1) < valid_rows
         keys = torch.arange(clients, device=device)
         label_counts, state = self._belongings(clients)
         batches = Batches(
             x=self._data.training_inputs(indices, keys.unsqueeze(-1)),
             y=torch.where(valid, self._data.y[indices], IGNORE),
-            valid=valid if width else None,
+            valid=valid,
             keys=fold(keys, 0),
             label_counts=label_counts,
             state=state,
