@@ -21,7 +21,10 @@ _MANY = 4096
 
 
 def _sequence(seed: int, purpose: str, key: tuple[int, ...]) -> np.random.SeedSequence:
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), *key])
+    words = (seed, zlib.crc32(purpose.encode()), *key)
+    if max(words) > _MASK32:  # numpy cuts longer numbers up
+        return np.random.SeedSequence(words)
+    return np.random.SeedSequence(np.array(words, dtype=np.uint32))  # the same sequence, made several times as fast
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:

@@ -70,8 +70,16 @@ class BatchPlan:
     @cached_property
     def epoch_keys(self) -> npt.NDArray[np.int64]:
         """[steps]: the key of the epoch that a batch belongs to, for augmentation."""
-        keys = [integer_key(self.key.seed, "augment", *self._where, epoch) for epoch in range(self.epochs)]
-        return np.repeat(np.array(keys, dtype=np.int64), self.per_epoch)
+        return self.keys(0, self.steps)
+
+    def keys(self, first: int, end: int) -> npt.NDArray[np.int64]:
+        """The epoch keys of some steps."""
+        return np.array([self._epoch_key(step // self.per_epoch) for step in range(first, end)], dtype=np.int64)
+
+    def _epoch_key(self, epoch: int) -> int:
+        if epoch not in self._epoch_keys:
+            self._epoch_keys[epoch] = integer_key(self.key.seed, "augment", *self._where, epoch)
+        return self._epoch_keys[epoch]
 
     def rows(self, first: int, end: int) -> npt.NDArray[np.int64]:
         """The indices of some steps."""
@@ -90,6 +98,10 @@ class BatchPlan:
             rows[: self._kept] = self.samples[order[: self._kept]]
             self._drawn[epoch] = rows.reshape(self.per_epoch, self.width)
         return self._drawn[epoch]
+
+    @cached_property
+    def _epoch_keys(self) -> dict[int, int]:
+        return {}
 
     @cached_property
     def _drawn(self) -> dict[int, npt.NDArray[np.int64]]:

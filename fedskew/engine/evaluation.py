@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.device_data import DeviceSamples
-from fedskew.engine.execution import Memory, captured
+from fedskew.engine.execution import Memory, captured, compiled
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.rows import RowLayout
 from fedskew.methods.parts import Survey
@@ -22,8 +23,8 @@ _BATCH = 1000
 class Evaluator:
     """Tests models on one set of samples."""
 
-    def __init__(self, network: Network, data: DeviceSamples) -> None:
-        self._network, self._data = network, data
+    def __init__(self, network: Network, data: DeviceSamples, compile_steps: bool = False) -> None:
+        self._network, self._data, self._compile = network, data, compile_steps
         self._programs: list[Callable[[], None]] | None = None
         self._memory: Memory = {}
 
@@ -44,15 +45,19 @@ class Evaluator:
             sizes = [len(part) for part in _parts(torch.arange(len(self._data)))]
             self._memory = _memory(layouts, model, self._data)
             try:
-                made = {
-                    size: captured(_Batch(self._network, self._data, layouts, size), self._memory, None)
-                    for size in dict.fromkeys(sizes)
-                }
+                made = {size: self._program(layouts, size) for size in dict.fromkeys(sizes)}
             except RuntimeError:  # it waits for the device, or there is no room: evaluated as elsewhere
                 torch.cuda.synchronize()
                 made = {}
             self._programs = [made[size] for size in sizes] if made else []
         return bool(self._programs)
+
+    def _program(self, layouts: tuple[RowLayout, RowLayout], size: int) -> Callable[[], None]:
+        batch = _Batch(self._network, self._data, layouts, size)
+        if self._compile:
+            with contextlib.suppress(Exception):  # a compiler may fail in any way; what it was given works as well
+                return captured(compiled(batch, self._memory), self._memory, None)
+        return captured(batch, self._memory, None)
 
     def _replayed(self, model: ModelState) -> Tensor:
         for kind, tensors in (("params", model.params), ("buffers", model.buffers)):

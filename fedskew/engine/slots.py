@@ -356,11 +356,10 @@ class _Program:
     def _ready_staging(self) -> Callable[[], None]:
         if self._on_gpu:
             try:
-                stage = compiled(self._staging, self.memory) if self._compile else self._staging
-                return captured(stage, self.memory, self._pool)
+                return captured(self._staging, self.memory, self._pool)
             except torch.OutOfMemoryError:
                 raise
-            except Exception:  # an augmentation of a user's may wait for the device
+            except RuntimeError:  # an augmentation may wait for the device
                 torch.cuda.synchronize()
         return lambda: self._staging(self.memory)
 
@@ -532,7 +531,7 @@ def _scheduled(
         times = np.flatnonzero(client[:, slot] == number)
         plan, begin = plans[number], step[times[0], slot]
         indices[times, slot, : plan.width] = plan.rows(begin, begin + len(times))
-        epoch_keys[times, slot] = plan.epoch_keys[begin : begin + len(times)]
+        epoch_keys[times, slot] = plan.keys(begin, begin + len(times))
         client_keys[times, slot] = plan.client_key
     return {"indices": indices, "epoch keys": epoch_keys, "client keys": client_keys, "steps": step}
 

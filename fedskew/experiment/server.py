@@ -80,8 +80,10 @@ class Server:
 
         self._train = training_samples(self.device)
         self.network = Network(model, dtype, autocast).to(self.device)
-        self._tests = Evaluator(self.network, DeviceSamples(dataset, dataset.test, self.device, dtype))
-        smallest = self.network.smallest_batch(self._train.inputs(torch.zeros(1, dtype=torch.int64)))
+        self._tests = Evaluator(
+            self.network, DeviceSamples(dataset, dataset.test, self.device, dtype), self._compiles()
+        )
+        smallest = self.network.smallest_batch(self._train.some_inputs())
         if config.batch_size < smallest:
             raise UserError(
                 f"batch_size is {config.batch_size}; expected at least {smallest}: "

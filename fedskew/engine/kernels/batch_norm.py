@@ -7,15 +7,18 @@ that results are the same bits each time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedskew.engine.kernels.geometry import blocks, channels_first, channels_last, power_of_two
+from fedskew.engine.kernels.geometry import aligned, blocks, channels_first, channels_last, is_power_of_two
 
 Activation = Literal["none", "relu", "relu6"]
+_BOUNDS = {"none": (-math.inf, math.inf), "relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
+"""Of what each gives."""
 
 
 def stacked_batch_norm(
@@ -55,10 +58,11 @@ _MOST_SPLITS = 128
 
 
 def _channel_block(clients: int, channels: int) -> int:
-    """The widest power of two up to 128 of which no more than a quarter is padding; narrower for want of clients."""
-    wide = next(
-        (c for c in (128, 64, 32) if blocks(channels, c) * c * 3 <= channels * 4), power_of_two(16, 32, channels)
-    )
+    """The widest of three of which no more than a quarter is padding; narrower for want of clients.
+
+    Few widths, for each is a compilation.
+    """
+    wide = next((c for c in (128, 64) if blocks(channels, c) * c * 3 <= channels * 4), 32)
     while wide > 32 and clients * blocks(channels, wide) * _MOST_SPLITS < 2 * _MULTIPROCESSORS:
         wide //= 2
     return wide
@@ -95,6 +99,12 @@ def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
     return values, values.stride(0)
 
 
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    """Samples, pixels of each, and channels in units of their alignment."""
+    _, samples, h, w, channels = x.shape
+    return samples, h * w, channels // aligned(channels)
+
+
 def _as_bytes(valid: Tensor | None, x: Tensor) -> Tensor:
     return x if valid is None else valid.contiguous().view(torch.uint8)
 
@@ -103,7 +113,7 @@ def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[
     """[splits, K, 2, C]: mean and the sum of squared distances from it; [splits, K]: of how many rows."""
     from fedskew.engine.kernels.batch_norm_programs import statistics_program
 
-    clients, samples, h, w, channels = x.shape
+    clients, channels = x.shape[0], x.shape[4]
     grid, chunk = _cut(x, tiling)
     partial = x.new_empty(tiling.splits, clients, 2, channels, dtype=torch.float32)
     counts = x.new_empty(tiling.splits, clients, dtype=torch.float32)
@@ -112,11 +122,12 @@ def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[
         _as_bytes(valid, x),
         partial,
         counts,
-        samples,
+        *_sizes(x),
         chunk,
-        PIXELS=h * w,
-        C=channels,
+        ALIGNED=aligned(channels),
+        SHIFTS=is_power_of_two(x.shape[2] * x.shape[3]),
         HAS_VALID=valid is not None,
+        maxnreg=64,  # of which four programs to a multiprocessor have enough
         **tiling.constants(),
     )
     return partial, counts
@@ -133,7 +144,7 @@ def launch_normalisation(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from fedskew.engine.kernels.batch_norm_programs import normalisation_program
 
-    clients, samples, h, w, channels = x.shape
+    clients, channels = x.shape[0], x.shape[4]
     grid, chunk = _cut(x, tiling)
     y = torch.empty_like(x)
     mean, var = (x.new_empty(clients, channels, dtype=torch.float32) for _ in range(2))
@@ -147,17 +158,16 @@ def launch_normalisation(
         y,
         mean,
         var,
-        samples,
+        *_sizes(x),
         chunk,
         tiling.splits,
         scale_stride,
         shift_stride,
         eps,
-        PIXELS=h * w,
-        C=channels,
+        *_BOUNDS[activation],
+        ALIGNED=aligned(channels),
         HAS_WEIGHT=weight is not None,
         HAS_BIAS=bias is not None,
-        ACTIVATION=activation,
         **tiling.constants(),
     )
     return y, mean, var
@@ -186,8 +196,8 @@ class Kept:
 
     def constants(self) -> dict[str, Any]:
         return {
-            "PIXELS": self.x.shape[2] * self.x.shape[3],
-            "C": self.x.shape[4],
+            "ALIGNED": aligned(self.x.shape[4]),
+            "SHIFTS": is_power_of_two(self.x.shape[2] * self.x.shape[3]),
             "HAS_WEIGHT": self.weight is not None,
             "HAS_BIAS": self.bias is not None,
             "HAS_VALID": self.valid is not None,
@@ -206,7 +216,7 @@ def launch_gradient_sums(grad: Tensor, kept: Kept, tiling: Tiling) -> Tensor:
         grad,
         *kept.pointers(),
         partial,
-        x.shape[1],
+        *_sizes(x),
         chunk,
         *kept.numbers(),
         **kept.constants(),
@@ -230,7 +240,7 @@ def launch_input_gradient(grad: Tensor, kept: Kept, partial: Tensor, tiling: Til
         grad_x,
         grad_weight,
         grad_bias,
-        x.shape[1],
+        *_sizes(x),
         chunk,
         len(partial),
         *kept.numbers(),

@@ -4,20 +4,33 @@
 A row is a pixel of a sample. Memory: images [K, rows, C], partial results [splits, K, 2, C] and counts [splits, K],
 statistics [K, C], all contiguous; weight and bias [K, C] with any distance between clients; `valid` [K, samples]. Both
 passes over the images are cut the same way. The second begins with what the first left for its channels, combined anew
-by each program, which saves a launch; it runs backwards, for what was read last is still in the cache. Numbers in
-capitals are compiled in.
+by each program, which saves a launch; it runs backwards, for what was read last is still in the cache.
+
+Numbers in capitals are compiled in. Sizes are not, for each would cost a compilation per layer: C is `groups` of
+ALIGNED, which tells how many values a load may take at once. Nor does Triton compile anew for sizes that happen to be 1
+or multiples of 16, or for weights that do not begin at multiples of 16 bytes.
 """
 
 import triton
 import triton.language as tl
 
+_NUMBERS = ("samples", "pixels", "groups", "chunk", "splits", "weight_client", "bias_client")
+_UNALIGNED = ("weight", "bias")
+
 
 @triton.jit
-def _counted(valid, row, rows, PIXELS: tl.constexpr, HAS_VALID: tl.constexpr):
-    """Which rows there are, and count."""
+def _exponent(pixels):
+    """Of a power of two."""
+    return (tl.log2(pixels.to(tl.float32)) + 0.5).to(tl.int32)
+
+
+@triton.jit
+def _counted(valid, row, rows, pixels, SHIFTS: tl.constexpr, HAS_VALID: tl.constexpr):
+    """Which rows there are, and count; a division is dear, and SHIFTS says that `pixels` is a power of two."""
     counted = row < rows
     if HAS_VALID:
-        counted = counted & (tl.load(valid + row // PIXELS, mask=counted, other=0) != 0)
+        sample = row >> _exponent(pixels) if SHIFTS else row // pixels
+        counted = counted & (tl.load(valid + sample, mask=counted, other=0) != 0)
     return counted
 
 
@@ -30,7 +43,7 @@ def _per_channel(values, channel, known, EXISTS: tl.constexpr, OTHERWISE: tl.con
 
 
 @triton.jit
-def _all_statistics(partial, counts, splits, client, channel, known, C: tl.constexpr):
+def _all_statistics(partial, counts, splits, client, channel, known, C):
     """Mean and variance of all splits, from each split's count, mean and squared distance from that (Chan et al.)."""
     clients = tl.num_programs(1)
     count = 0.0
@@ -55,7 +68,7 @@ def _all_statistics(partial, counts, splits, client, channel, known, C: tl.const
 
 
 @triton.jit
-def _all_sums(partial, splits, client, channel, known, C: tl.constexpr):
+def _all_sums(partial, splits, client, channel, known, C):
     """Both sums over all splits."""
     clients = tl.num_programs(1)
     one = tl.zeros(channel.shape, dtype=tl.float32)
@@ -70,7 +83,7 @@ def _all_sums(partial, splits, client, channel, known, C: tl.constexpr):
 
 
 @triton.jit
-def _count(valid, samples, PIXELS: tl.constexpr, HAS_VALID: tl.constexpr):
+def _count(valid, samples, pixels, HAS_VALID: tl.constexpr):
     """How many rows of the client count."""
     found = samples
     if HAS_VALID:
@@ -78,7 +91,7 @@ def _count(valid, samples, PIXELS: tl.constexpr, HAS_VALID: tl.constexpr):
         for first in range(0, samples, 128):
             sample = first + tl.arange(0, 128)
             found += tl.sum((tl.load(valid + sample, mask=sample < samples, other=0) != 0).to(tl.int32), 0)
-    return tl.maximum(found * PIXELS, 1).to(tl.float32)
+    return tl.maximum(found * pixels, 1).to(tl.float32)
 
 
 @triton.jit
@@ -92,16 +105,18 @@ def _slope(grad, normed, scale, bias, ACTIVATION: tl.constexpr):
     return grad
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_UNALIGNED)
 def statistics_program(
     x,
     valid,
     partial,
     counts,
     samples,
+    pixels,
+    groups,
     chunk,
-    PIXELS: tl.constexpr,
-    C: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    SHIFTS: tl.constexpr,
     HAS_VALID: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -110,8 +125,9 @@ def statistics_program(
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    C = groups * ALIGNED
     known = channel < C
-    rows = samples * PIXELS
+    rows = samples * pixels
     x += client * rows * C
     valid += client * samples
     count = tl.zeros((ROWS,), dtype=tl.float32)
@@ -119,7 +135,7 @@ def statistics_program(
     spread = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     for start in range(split * chunk, tl.minimum(split * chunk + chunk, rows), ROWS):
         row = start + tl.arange(0, ROWS)
-        counted = _counted(valid, row, rows, PIXELS, HAS_VALID)
+        counted = _counted(valid, row, rows, pixels, SHIFTS, HAS_VALID)
         at = x + (row * C)[:, None] + channel[None, :]
         value = tl.load(at, mask=counted[:, None] & known[None, :], other=0.0).to(tl.float32)
         weight = counted.to(tl.float32)
@@ -138,7 +154,7 @@ def statistics_program(
     tl.store(partial + C, tl.sum(spread + apart * apart * count[:, None], 0), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_UNALIGNED)
 def normalisation_program(
     x,
     weight,
@@ -149,25 +165,28 @@ def normalisation_program(
     batch_mean,
     batch_var,
     samples,
+    pixels,
+    groups,
     chunk,
     splits,
     weight_client,
     bias_client,
     eps,
-    PIXELS: tl.constexpr,
-    C: tl.constexpr,
+    low,
+    high,
+    ALIGNED: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """The images normalised; the programs of the first split keep the statistics."""
+    """The images normalised, within the activation's bounds; the programs of the first split keep the statistics."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    C = groups * ALIGNED
     known = channel < C
-    rows = samples * PIXELS
+    rows = samples * pixels
     mean, var = _all_statistics(partial, counts, splits, client, channel, known, C)
     if split == 0:
         tl.store(batch_mean + client * C + channel, mean, mask=known)
@@ -184,14 +203,12 @@ def normalisation_program(
         mask = (row < rows)[:, None] & known[None, :]
         value = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
         value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
-        if ACTIVATION != "none":
-            value = tl.where(value < 0.0, 0.0, value)
-        if ACTIVATION == "relu6":
-            value = tl.where(value > 6.0, 6.0, value)
+        value = tl.maximum(value, low, propagate_nan=tl.PropagateNan.ALL)
+        value = tl.minimum(value, high, propagate_nan=tl.PropagateNan.ALL)
         tl.store(y + offset, value.to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_UNALIGNED)
 def gradient_sums_program(
     grad,
     x,
@@ -202,12 +219,14 @@ def gradient_sums_program(
     batch_var,
     partial,
     samples,
+    pixels,
+    groups,
     chunk,
     weight_client,
     bias_client,
     eps,
-    PIXELS: tl.constexpr,
-    C: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    SHIFTS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_VALID: tl.constexpr,
@@ -219,8 +238,9 @@ def gradient_sums_program(
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    C = groups * ALIGNED
     known = channel < C
-    rows = samples * PIXELS
+    rows = samples * pixels
     mean = tl.load(batch_mean + client * C + channel, mask=known, other=0.0)
     inverse = 1.0 / tl.sqrt(tl.load(batch_var + client * C + channel, mask=known, other=0.0) + eps)
     scale = _per_channel(weight + client * weight_client, channel, known, HAS_WEIGHT, 1.0)
@@ -232,7 +252,7 @@ def gradient_sums_program(
     second = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     for start in range(split * chunk, tl.minimum(split * chunk + chunk, rows), ROWS):
         row = start + tl.arange(0, ROWS)
-        counted = _counted(valid, row, rows, PIXELS, HAS_VALID)
+        counted = _counted(valid, row, rows, pixels, SHIFTS, HAS_VALID)
         offset = (row * C)[:, None] + channel[None, :]
         mask = counted[:, None] & known[None, :]
         normed = (tl.load(x + offset, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
@@ -245,7 +265,7 @@ def gradient_sums_program(
     tl.store(partial + C, tl.sum(second, 0), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_UNALIGNED)
 def input_gradient_program(
     grad,
     x,
@@ -259,13 +279,15 @@ def input_gradient_program(
     grad_weight,
     grad_bias,
     samples,
+    pixels,
+    groups,
     chunk,
     splits,
     weight_client,
     bias_client,
     eps,
-    PIXELS: tl.constexpr,
-    C: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    SHIFTS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_VALID: tl.constexpr,
@@ -277,14 +299,15 @@ def input_gradient_program(
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    C = groups * ALIGNED
     known = channel < C
-    rows = samples * PIXELS
+    rows = samples * pixels
     valid += client * samples
     first, second = _all_sums(partial, splits, client, channel, known, C)
     if split == 0:
         tl.store(grad_bias + client * C + channel, first, mask=known)
         tl.store(grad_weight + client * C + channel, second, mask=known)
-    count = _count(valid, samples, PIXELS, HAS_VALID)
+    count = _count(valid, samples, pixels, HAS_VALID)
     first = first / count
     second = second / count
     mean = tl.load(batch_mean + client * C + channel, mask=known, other=0.0)
@@ -305,7 +328,7 @@ def input_gradient_program(
         slope = _slope(slope, normed, scale, shift, ACTIVATION)
         common = first[None, :] + normed * second[None, :]
         if HAS_VALID:
-            counted = _counted(valid, row, rows, PIXELS, HAS_VALID)
+            counted = _counted(valid, row, rows, pixels, SHIFTS, HAS_VALID)
             common = tl.where(counted[:, None], common, 0.0)
         value = (slope - common) * (scale * inverse)[None, :]
         tl.store(grad_x + offset, value.to(grad_x.dtype.element_ty), mask=mask)

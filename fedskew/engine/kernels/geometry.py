@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -73,3 +74,12 @@ def blocks(total: int, block: int) -> int:
 def power_of_two(least: int, most: int, number: int) -> int:
     """The smallest power of two that holds the number, within bounds."""
     return max(least, min(most, 1 << (number - 1).bit_length()))
+
+
+def aligned(channels: int) -> int:
+    """The largest power of two up to 8 that divides them: 16 bytes, in the short formats, are what a load can take."""
+    return math.gcd(channels, 8)
+
+
+def is_power_of_two(number: int) -> bool:
+    return number.bit_count() == 1
