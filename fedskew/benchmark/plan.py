@@ -178,9 +178,9 @@ def _participants(plan: Plan) -> Group:
 
 
 def _small(plan: Plan) -> Case:
-    """Clients with few samples: 100,000 of them have to fit."""
+    """Clients with few samples: 100,000 of them have to fit. Not compiled: each number of clients would be anew."""
     scale = replace(plan.scale, batches=2)
-    return Case(plan.models[0], 1, scale, plan.device, precision=plan.precisions[0])
+    return Case(plan.models[0], 1, scale, plan.device, precision=plan.precisions[0], compiled=False)
 
 
 def _promising(plan: Plan, model: str) -> tuple[str, ...]:
