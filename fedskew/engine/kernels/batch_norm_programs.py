@@ -14,23 +14,18 @@ or multiples of 16, or for weights that do not begin at multiples of 16 bytes.
 import triton
 import triton.language as tl
 
+from fedskew.engine.kernels.division_programs import quotient
+
 _NUMBERS = ("samples", "pixels", "groups", "chunk", "splits", "weight_client", "bias_client")
 _UNALIGNED = ("weight", "bias")
 
 
 @triton.jit
-def _exponent(pixels):
-    """Of a power of two."""
-    return (tl.log2(pixels.to(tl.float32)) + 0.5).to(tl.int32)
-
-
-@triton.jit
 def _counted(valid, row, rows, pixels, SHIFTS: tl.constexpr, HAS_VALID: tl.constexpr):
-    """Which rows there are, and count; a division is dear, and SHIFTS says that `pixels` is a power of two."""
+    """Which rows there are, and count."""
     counted = row < rows
     if HAS_VALID:
-        sample = row >> _exponent(pixels) if SHIFTS else row // pixels
-        counted = counted & (tl.load(valid + sample, mask=counted, other=0) != 0)
+        counted = counted & (tl.load(valid + quotient(row, pixels, SHIFTS), mask=counted, other=0) != 0)
     return counted
 
 

@@ -80,6 +80,10 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tilin
 # -- launches ----------------------------------------------------------------------------------------------
 
 
+def _sliding_window(shape: Geometry) -> dict[str, int]:
+    return {name: size for name, size in shape.windows().items() if name not in ("SH", "SW", "SHIFTS")}
+
+
 def _launch_sliding(
     x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry, tiling: Tiling, *, flipped: bool
 ) -> Tensor:
@@ -94,8 +98,9 @@ def _launch_sliding(
         None if bias is None else bias.contiguous(),
         y,
         samples,
-        **shape.constants(without=("o", "sh", "sw")),
-        FLIPPED=flipped,
+        *shape.sizes(),
+        int(flipped),
+        **_sliding_window(shape),
         HAS_BIAS=bias is not None,
         **tiling.constants(),
     )
@@ -116,7 +121,8 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geomet
         None if bias is None else bias.contiguous(),
         y,
         samples,
-        **shape.constants(without=("o",)),
+        *shape.sizes(),
+        **shape.windows(),
         HAS_BIAS=bias is not None,
         **tiling.constants(),
     )
@@ -136,7 +142,8 @@ def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling:
         weight.contiguous(),
         grad_x,
         samples,
-        **shape.constants(without=("o",)),
+        *shape.sizes(),
+        **shape.windows(),
         **tiling.constants(),
     )
     return grad_x
@@ -153,12 +160,11 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Til
     length = samples * shape.wo * (1 if slides else shape.ho)
     chunk = blocks(blocks(length, tiling.pixels), tiling.splits) * tiling.pixels
     grid = (blocks(shape.c, tiling.channels), clients, tiling.splits)
-    given = (x.contiguous(), grad.contiguous(), partial, samples, chunk)
+    given = (x.contiguous(), grad.contiguous(), partial, samples, chunk, *shape.sizes())
     if slides:
-        sizes = shape.constants(without=("o", "sh", "sw"))
-        sliding_program[grid](*given, **sizes, **tiling.constants())
+        sliding_program[grid](*given, **_sliding_window(shape), **tiling.constants())
     else:
-        weight_gradient_program[grid](*given, **shape.constants(without=("o",)), **tiling.constants())
+        weight_gradient_program[grid](*given, **shape.windows(), **tiling.constants())
     return partial
 
 

@@ -2,25 +2,33 @@
 """The Triton programs of a depthwise convolution: each computes one block of a client's result.
 
 Memory, all contiguous: images [K, pixels, C], weights [K, taps, C] with taps = KH·KW in row order, gradients of the
-weights [splits, K, taps, C]. Numbers in capitals are compiled in; the batch size is not.
+weights [splits, K, taps, C]. What is compiled in is in capitals; sizes are not, for each would cost a compilation per
+layer. C is `groups` of ALIGNED, which tells how many values a load may take at once; SHIFTS says that all sizes of
+images are powers of two.
 """
 
 import triton
 import triton.language as tl
 
+from fedskew.engine.kernels.division_programs import pixel_place
 
-@triton.jit
+_SIZES = ("samples", "h", "w", "ho", "wo", "groups", "chunk")
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def forward_program(
     x,
     weight,
     bias,
     y,
     samples,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
+    h,
+    w,
+    groups,
+    ho,
+    wo,
+    ALIGNED: tl.constexpr,
+    SHIFTS: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
     SH: tl.constexpr,
@@ -33,43 +41,47 @@ def forward_program(
 ):
     """[PIXELS, CHANNELS] of the result."""
     client = tl.program_id(1).to(tl.int64)
-    channel_blocks: tl.constexpr = (C + CHANNELS - 1) // CHANNELS
+    C = groups * ALIGNED
+    channel_blocks = (C + CHANNELS - 1) // CHANNELS
     pixel = tl.program_id(0) // channel_blocks * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(0) % channel_blocks * CHANNELS + tl.arange(0, CHANNELS)
-    inside = pixel < samples * HO * WO
+    inside = pixel < samples * ho * wo
     known = channel < C
-    h = pixel // WO % HO * SH - PH
-    w = pixel % WO * SW - PW
-    base = ((pixel // (HO * WO) * H + h) * W + w) * C
-    x += client * samples * (H * W * C)
+    sample, row, column = pixel_place(pixel, ho, wo, SHIFTS)
+    top = row * SH - PH
+    left = column * SW - PW
+    base = ((sample * h + top) * w + left) * C
+    x += client * samples * (h * w * C)
     weight += client * (KH * KW * C)
     acc = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
     for i in tl.static_range(KH):
         for j in tl.static_range(KW):
-            seen = inside & (h + i >= 0) & (h + i < H) & (w + j >= 0) & (w + j < W)
-            at = x + (base + (i * W + j) * C)[:, None] + channel[None, :]
+            seen = inside & (top + i >= 0) & (top + i < h) & (left + j >= 0) & (left + j < w)
+            at = x + (base + (i * w + j) * C)[:, None] + channel[None, :]
             value = tl.load(at, mask=seen[:, None] & known[None, :], other=0.0).to(tl.float32)
             factor = tl.load(weight + (i * KW + j) * C + channel, mask=known, other=0.0).to(tl.float32)
             acc += value * factor[None, :]
     if HAS_BIAS:
         acc += tl.load(bias + client * C + channel, mask=known, other=0.0).to(tl.float32)[None, :]
-    y += client * samples * (HO * WO * C)
+    y += client * samples * (ho * wo * C)
     tl.store(
         y + (pixel * C)[:, None] + channel[None, :], acc.to(y.dtype.element_ty), mask=inside[:, None] & known[None, :]
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def input_gradient_program(
     grad,
     weight,
     grad_x,
     samples,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
+    h,
+    w,
+    groups,
+    ho,
+    wo,
+    ALIGNED: tl.constexpr,
+    SHIFTS: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
     SH: tl.constexpr,
@@ -81,47 +93,50 @@ def input_gradient_program(
 ):
     """[PIXELS, CHANNELS] of the gradient; taps that a stride leaves out load nothing."""
     client = tl.program_id(1).to(tl.int64)
-    channel_blocks: tl.constexpr = (C + CHANNELS - 1) // CHANNELS
+    C = groups * ALIGNED
+    channel_blocks = (C + CHANNELS - 1) // CHANNELS
     pixel = tl.program_id(0) // channel_blocks * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(0) % channel_blocks * CHANNELS + tl.arange(0, CHANNELS)
-    sample = pixel // (H * W)
+    sample, row, column = pixel_place(pixel, h, w, SHIFTS)
     inside = sample < samples
     known = channel < C
-    h = pixel // W % H + PH
-    w = pixel % W + PW
-    grad += client * samples * (HO * WO * C)
+    top = row + PH
+    left = column + PW
+    grad += client * samples * (ho * wo * C)
     weight += client * (KH * KW * C)
     acc = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
     for i in tl.static_range(KH):
         for j in tl.static_range(KW):
-            ho = (h - i) // SH
-            wo = (w - j) // SW
-            seen = inside & (h - i >= 0) & (ho < HO) & (w - j >= 0) & (wo < WO)
+            up = (top - i) // SH
+            across = (left - j) // SW
+            seen = inside & (top - i >= 0) & (up < ho) & (left - j >= 0) & (across < wo)
             if SH > 1:
-                seen = seen & ((h - i) % SH == 0)
+                seen = seen & ((top - i) % SH == 0)
             if SW > 1:
-                seen = seen & ((w - j) % SW == 0)
-            at = grad + (((sample * HO + ho) * WO + wo) * C)[:, None] + channel[None, :]
+                seen = seen & ((left - j) % SW == 0)
+            at = grad + (((sample * ho + up) * wo + across) * C)[:, None] + channel[None, :]
             value = tl.load(at, mask=seen[:, None] & known[None, :], other=0.0).to(tl.float32)
             factor = tl.load(weight + (i * KW + j) * C + channel, mask=known, other=0.0).to(tl.float32)
             acc += value * factor[None, :]
-    grad_x += client * samples * (H * W * C)
+    grad_x += client * samples * (h * w * C)
     at = grad_x + (pixel * C)[:, None] + channel[None, :]
     tl.store(at, acc.to(grad_x.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def weight_gradient_program(
     x,
     grad,
     partial,
     samples,
     chunk,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
+    h,
+    w,
+    groups,
+    ho,
+    wo,
+    ALIGNED: tl.constexpr,
+    SHIFTS: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
     SH: tl.constexpr,
@@ -135,10 +150,11 @@ def weight_gradient_program(
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    C = groups * ALIGNED
     known = channel < C
-    pixels = samples * HO * WO
-    x += client * samples * (H * W * C)
-    grad += client * samples * (HO * WO * C)
+    pixels = samples * ho * wo
+    x += client * samples * (h * w * C)
+    grad += client * samples * (ho * wo * C)
     zero = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
     sums = (zero,)
     for _ in tl.static_range(1, KH * KW):
@@ -146,17 +162,18 @@ def weight_gradient_program(
     for start in range(split * chunk, tl.minimum(split * chunk + chunk, pixels), PIXELS):
         pixel = start + tl.arange(0, PIXELS)
         inside = pixel < pixels
-        h = pixel // WO % HO * SH - PH
-        w = pixel % WO * SW - PW
-        base = ((pixel // (HO * WO) * H + h) * W + w) * C
+        sample, row, column = pixel_place(pixel, ho, wo, SHIFTS)
+        top = row * SH - PH
+        left = column * SW - PW
+        base = ((sample * h + top) * w + left) * C
         at = grad + (pixel * C)[:, None] + channel[None, :]
         slope = tl.load(at, mask=inside[:, None] & known[None, :], other=0.0).to(tl.float32)
         updated = ()
         for tap in tl.static_range(KH * KW):
             i = tap // KW
             j = tap % KW
-            seen = inside & (h + i >= 0) & (h + i < H) & (w + j >= 0) & (w + j < W)
-            at = x + (base + (i * W + j) * C)[:, None] + channel[None, :]
+            seen = inside & (top + i >= 0) & (top + i < h) & (left + j >= 0) & (left + j < w)
+            at = x + (base + (i * w + j) * C)[:, None] + channel[None, :]
             value = tl.load(at, mask=seen[:, None] & known[None, :], other=0.0).to(tl.float32)
             updated = updated + (sums[tap] + value * slope,)  # noqa: RUF005
         sums = updated

@@ -53,6 +53,16 @@ class Geometry:
         ph, pw = self.kh - 1 - self.ph, self.kw - 1 - self.pw
         return replace(self, h=self.ho, w=self.wo, c=self.o, ho=self.h, wo=self.w, o=self.c, ph=ph, pw=pw)
 
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """Of images, channels in units of their alignment, and results."""
+        return self.h, self.w, self.c // aligned(self.c), self.ho, self.wo
+
+    def windows(self) -> dict[str, int]:
+        """What is compiled in."""
+        names = ("kh", "kw", "sh", "sw", "ph", "pw")
+        shifts = all(map(is_power_of_two, (self.h, self.w, self.ho, self.wo)))
+        return {"ALIGNED": aligned(self.c), "SHIFTS": shifts, **{name.upper(): getattr(self, name) for name in names}}
+
     def constants(self, *, without: Sequence[str] = ()) -> dict[str, int]:
         return {name.upper(): size for name, size in vars(self).items() if name not in without}
 
