@@ -22,7 +22,7 @@ from fedskew.losses import IGNORE
 from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold
 
-_STAGED_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
+_STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what a cache holds; what keeps a GPU busy
 _STAGED_STEPS = 16
 """Few, so that the device need not wait long for the first."""
 
@@ -291,7 +291,7 @@ class _Program:
         self.memory = memory
         self._step, self._staging = step, staging
         self._pool, self._compile, self._notices = pool, compile_steps, notices
-        self._stage: Callable[[], None] | None = None
+        self._stage: Callable[[int], None] | None = None
         self._runs: dict[bool, Callable[[int], None]] = {}
         self._lr = 0.0
 
@@ -318,7 +318,7 @@ class _Program:
         for name, array in plan.items():
             self.memory["plan"][name][: len(array)].copy_(_sendable(array, self._on_gpu), non_blocking=True)
         assert self._stage is not None
-        self._stage()
+        self._stage(len(plan["steps"]))
 
     def run(self, position: int, full: bool) -> None:
         self._runs.get(full, self._runs.get(False))(position)  # type: ignore[misc]
@@ -353,15 +353,21 @@ class _Program:
             self._notice("cannot be captured as a CUDA graph, so operations are launched one by one", error)
             return None
 
-    def _ready_staging(self) -> Callable[[], None]:
+    def _ready_staging(self) -> Callable[[int], None]:
         if self._on_gpu:
             try:
-                return captured(self._staging, self.memory, self._pool)
+                replay = captured(self._staging, self.memory, self._pool)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # an augmentation may wait for the device
                 torch.cuda.synchronize()
-        return lambda: self._staging(self.memory)
+            else:
+                return lambda _: replay()
+        return self._stage_now
+
+    def _stage_now(self, steps: int) -> None:
+        ahead = {kind: {name: t[:steps] for name, t in self.memory[kind].items()} for kind in ("plan", "inputs")}
+        self._staging(self.memory | ahead)
 
     def _notice(self, what: str, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
