@@ -32,6 +32,8 @@ DENSE = {
     "stride 2, odd side": (16, 16, 7, 3, 2, 1),
     "1x1, stride 2": (16, 16, 6, 1, 2, 0),
     "stride 3": (5, 7, 10, 4, 3, 1),
+    "wide": (128, 128, 4, 3, 1, 1),
+    "wide, padded blocks, stride 2": (144, 130, 5, 3, 2, 1),
 }
 DEPTHWISE = {
     "16 channels": (16, 6, 3, 1, 1),

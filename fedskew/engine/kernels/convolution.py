@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedskew.engine.kernels.availability import tf32_allowed, working_dtype
 from fedskew.engine.kernels.channel_sums import channel_sums
-from fedskew.engine.kernels.geometry import Geometry, blocks, channels_first, channels_last, power_of_two
+from fedskew.engine.kernels.geometry import Geometry, aligned, blocks, channels_first, channels_last, power_of_two
 
 
 def stacked_conv2d(
@@ -115,22 +115,44 @@ def _even_splits(programs: int) -> int:
 # -- launches ----------------------------------------------------------------------------------------------
 
 
+def _fixed(shape: Geometry) -> bool:
+    """Whether to compile the sizes in: narrow layers gain by it, and networks have few shapes of those."""
+    return min(shape.c, shape.o) < 128
+
+
+def _shifts(shape: Geometry) -> bool:
+    return shape.shifts and not _fixed(shape)
+
+
+def _sizes(shape: Geometry) -> dict[str, int]:
+    names = ("h", "w", "groups", "ho", "wo")
+    return {**dict(zip(names, shape.sizes(), strict=True)), "out_groups": shape.o // aligned(shape.o)}
+
+
+def _windows(shape: Geometry) -> dict[str, int]:
+    return {**shape.windows(), "OUT_ALIGNED": aligned(shape.o)}
+
+
 def launch_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry, tf32: bool, tiling: Tiling
 ) -> Tensor:
-    from fedskew.engine.kernels.convolution_programs import forward_program
+    from fedskew.engine.kernels.convolution_programs import fixed_forward_program, forward_program
 
     clients, samples = x.shape[:2]
     y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.o)
     grid = (blocks(samples * shape.ho * shape.wo, tiling.pixels) * blocks(shape.o, tiling.channels), clients)
-    forward_program[grid](
+    program = fixed_forward_program if _fixed(shape) else forward_program
+    program[grid](
         x.contiguous(),
         weight.contiguous(),
         None if bias is None else bias.contiguous(),
         y,
         samples,
-        **shape.constants(),
+        **_sizes(shape),
+        **_windows(shape),
+        SHIFTS=_shifts(shape),
         HAS_BIAS=bias is not None,
+        FEW=shape.c if shape.c % tiling.depth else 0,
         PRECISION=_precision(x.dtype, tf32),
         **tiling.constants(),
     )
@@ -140,7 +162,7 @@ def launch_forward(
 def launch_input_gradient(
     grad: Tensor, weight: Tensor, samples: int, shape: Geometry, tf32: bool, tiling: Tiling
 ) -> Tensor:
-    from fedskew.engine.kernels.convolution_programs import input_gradient_program
+    from fedskew.engine.kernels.convolution_programs import fixed_input_gradient_program, input_gradient_program
 
     clients = len(grad)
     grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
@@ -149,13 +171,17 @@ def launch_input_gradient(
         flat = flat.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
     phase = blocks(shape.h, shape.sh) * blocks(shape.w, shape.sw)
     grid = (blocks(samples * phase, tiling.pixels) * blocks(shape.c, tiling.channels), clients, shape.sh * shape.sw)
-    input_gradient_program[grid](
+    program = fixed_input_gradient_program if _fixed(shape) else input_gradient_program
+    program[grid](
         grad.contiguous(),
         flat,
         grad_x,
         samples,
         *flat.stride()[1:],
-        **shape.constants(),
+        **_sizes(shape),
+        **_windows(shape),
+        WHOLE=shape.o % tiling.depth == 0,
+        maxnreg=None if _fixed(shape) or tiling.warps < 8 else 128,  # that two programs fit a multiprocessor
         PRECISION=_precision(grad.dtype, tf32),
         **tiling.constants(),
     )
@@ -164,19 +190,22 @@ def launch_input_gradient(
 
 def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool, tiling: Tiling) -> Tensor:
     """[splits, K, taps·C, O]: the gradient is their sum."""
-    from fedskew.engine.kernels.convolution_programs import weight_gradient_program
+    from fedskew.engine.kernels.convolution_programs import fixed_weight_gradient_program, weight_gradient_program
 
     clients, samples = x.shape[:2]
     partial = x.new_empty(tiling.splits, clients, shape.depth, shape.o, dtype=torch.float32)
     chunk = blocks(blocks(samples * shape.ho * shape.wo, tiling.pixels), tiling.splits) * tiling.pixels
     grid = (blocks(shape.depth, tiling.depth) * blocks(shape.o, tiling.channels), clients, tiling.splits)
-    weight_gradient_program[grid](
+    program = fixed_weight_gradient_program if _fixed(shape) else weight_gradient_program
+    program[grid](
         x.contiguous(),
         grad.contiguous(),
         partial,
         samples,
         chunk,
-        **shape.constants(),
+        **_sizes(shape),
+        **_windows(shape),
+        SHIFTS=_shifts(shape),
         PRECISION=_precision(x.dtype, tf32),
         **tiling.constants(),
     )

@@ -2,26 +2,39 @@
 """The Triton programs of a dense convolution: each computes one block of a client's result.
 
 Memory, all contiguous: images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, gradients
-of the weights [splits, K, taps·C, O]. Numbers in capitals are compiled in; the batch size is not.
+of the weights [splits, K, taps·C, O]. What is compiled in is in capitals; sizes are not, for each would cost a
+compilation per layer, but in the `fixed` programs, for layers whose loops are so short that it pays. C is `groups` of
+ALIGNED and O is `out_groups` of OUT_ALIGNED, which tell how many values a load may take at once; SHIFTS says that all
+sizes of images are powers of two.
 """
+
+from types import FunctionType
 
 import triton
 import triton.language as tl
 
+from fedskew.engine.kernels.division_programs import pixel_place
 
-@triton.jit
+_SIZES = ("h", "w", "groups", "ho", "wo", "out_groups")
+_NUMBERS = ("samples", "chunk", *_SIZES)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
 def forward_program(
     x,
     weight,
     bias,
     y,
     samples,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
+    h,
+    w,
+    groups,
+    ho,
+    wo,
+    out_groups,
+    ALIGNED: tl.constexpr,
+    OUT_ALIGNED: tl.constexpr,
+    SHIFTS: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
     SH: tl.constexpr,
@@ -30,53 +43,65 @@ def forward_program(
     PW: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
+    FEW: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of the result; the reduction runs over taps and input channels, flattened, in DEPTHs."""
+    """[PIXELS, CHANNELS] of the result; the reduction runs over taps and input channels, flattened, in DEPTHs.
+
+    FEW are input channels of which no number of blocks makes a tap; they are compiled in. It is 0 where one does.
+    """
     client = tl.program_id(1).to(tl.int64)
-    out_blocks: tl.constexpr = (O + CHANNELS - 1) // CHANNELS
+    C = FEW if FEW else groups * ALIGNED
+    O = out_groups * OUT_ALIGNED  # noqa: E741
+    out_blocks = (O + CHANNELS - 1) // CHANNELS
     pixel = tl.program_id(0) // out_blocks * PIXELS + tl.arange(0, PIXELS)
     out = tl.program_id(0) % out_blocks * CHANNELS + tl.arange(0, CHANNELS)
-    inside = pixel < samples * HO * WO
-    h = pixel // WO % HO * SH - PH
-    w = pixel % WO * SW - PW
-    base = ((pixel // (HO * WO) * H + h) * W + w) * C
-    x += client * samples * (H * W * C)
+    inside = pixel < samples * ho * wo
+    sample, row, column = pixel_place(pixel, ho, wo, SHIFTS)
+    top = row * SH - PH
+    left = column * SW - PW
+    base = ((sample * h + top) * w + left) * C
+    x += client * samples * (h * w * C)
     weight += client * (O * KH * KW * C)
     depth = tl.arange(0, DEPTH)
     acc = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
+    i = 0
+    j = 0
+    first = 0
     for step in range((KH * KW * C + DEPTH - 1) // DEPTH):
         k = step * DEPTH + depth
-        if C % DEPTH == 0:  # the block lies in one tap
-            per_tap: tl.constexpr = C // DEPTH
-            i = step // per_tap // KW
-            j = step // per_tap % KW
-            seen = inside & (h + i >= 0) & (h + i < H) & (w + j >= 0) & (w + j < W)
-            offset = (i * W + j) * C + step % per_tap * DEPTH + depth
-            a = tl.load(x + base[:, None] + offset[None, :], mask=seen[:, None], other=0.0)
-            b = tl.load(weight + out[None, :] * (KH * KW * C) + k[:, None], mask=(out < O)[None, :], other=0.0)
-        else:
-            i = k // C // KW
-            j = k // C % KW
+        if FEW:
+            tap_i = k // C // KW
+            tap_j = k // C % KW
             seen = inside[:, None] & (k < KH * KW * C)[None, :]
-            seen = seen & (h[:, None] + i[None, :] >= 0) & (h[:, None] + i[None, :] < H)
-            seen = seen & (w[:, None] + j[None, :] >= 0) & (w[:, None] + j[None, :] < W)
-            offset = (i * W + j) * C + k % C
+            seen = seen & (top[:, None] + tap_i[None, :] >= 0) & (top[:, None] + tap_i[None, :] < h)
+            seen = seen & (left[:, None] + tap_j[None, :] >= 0) & (left[:, None] + tap_j[None, :] < w)
+            offset = (tap_i * w + tap_j) * C + k % C
             a = tl.load(x + base[:, None] + offset[None, :], mask=seen, other=0.0)
             known = (out < O)[None, :] & (k < KH * KW * C)[:, None]
             b = tl.load(weight + out[None, :] * (KH * KW * C) + k[:, None], mask=known, other=0.0)
+        else:  # the block lies in one tap
+            seen = inside & (top + i >= 0) & (top + i < h) & (left + j >= 0) & (left + j < w)
+            offset = (i * w + j) * C + first + depth
+            a = tl.load(x + base[:, None] + offset[None, :], mask=seen[:, None], other=0.0)
+            b = tl.load(weight + out[None, :] * (KH * KW * C) + k[:, None], mask=(out < O)[None, :], other=0.0)
+            first += DEPTH
+            j = tl.where(first == C, j + 1, j)
+            first = tl.where(first == C, 0, first)
+            i = tl.where(j == KW, i + 1, i)
+            j = tl.where(j == KW, 0, j)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     if HAS_BIAS:
         acc += tl.load(bias + client * O + out, mask=out < O, other=0.0).to(tl.float32)[None, :]
-    y += client * samples * (HO * WO * O)
+    y += client * samples * (ho * wo * O)
     tl.store(
         y + pixel[:, None] * O + out[None, :], acc.to(y.dtype.element_ty), mask=inside[:, None] & (out < O)[None, :]
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def input_gradient_program(
     grad,
     weight,
@@ -85,12 +110,14 @@ def input_gradient_program(
     weight_out,
     weight_tap,
     weight_in,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
+    h,
+    w,
+    groups,
+    ho,
+    wo,
+    out_groups,
+    ALIGNED: tl.constexpr,
+    OUT_ALIGNED: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
     SH: tl.constexpr,
@@ -98,6 +125,7 @@ def input_gradient_program(
     PH: tl.constexpr,
     PW: tl.constexpr,
     PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -105,49 +133,52 @@ def input_gradient_program(
     """[PIXELS, CHANNELS] of the gradient; the reduction runs over taps and output channels.
 
     With a stride, an input pixel is reached by some taps only: those of its row and column modulo the stride. The
-    pixels of one such phase make a program, so that no tap is computed in vain.
+    pixels of one such phase make a program, so that no tap is computed in vain. WHOLE says that no block of output
+    channels is padded.
     """
     client = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2) // SW
     column = tl.program_id(2) % SW
-    HQ: tl.constexpr = (H + SH - 1) // SH
-    WQ: tl.constexpr = (W + SW - 1) // SW
-    in_blocks: tl.constexpr = (C + CHANNELS - 1) // CHANNELS
+    C = groups * ALIGNED
+    O = out_groups * OUT_ALIGNED  # noqa: E741
+    in_blocks = (C + CHANNELS - 1) // CHANNELS
     pixel = tl.program_id(0) // in_blocks * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(0) % in_blocks * CHANNELS + tl.arange(0, CHANNELS)
-    sample = pixel // (HQ * WQ)
-    h = pixel // WQ % HQ * SH + row
-    w = pixel % WQ * SW + column
-    inside = (sample < samples) & (h < H) & (w < W)
+    phase_rows = (h + SH - 1) // SH
+    phase_columns = (w + SW - 1) // SW
+    sample = pixel // (phase_rows * phase_columns)
+    top = pixel // phase_columns % phase_rows * SH + row
+    side = pixel % phase_columns * SW + column
+    inside = (sample < samples) & (top < h) & (side < w)
     first_i = (row + PH) % SH
     first_j = (column + PW) % SW
     rows = (KH - first_i + SH - 1) // SH
     columns = (KW - first_j + SW - 1) // SW
-    ho = (h + PH - first_i) // SH
-    wo = (w + PW - first_j) // SW
-    base = ((sample * HO + ho) * WO + wo) * O
-    grad += client * samples * (HO * WO * O)
+    below = (top + PH - first_i) // SH
+    beside = (side + PW - first_j) // SW
+    base = ((sample * ho + below) * wo + beside) * O
+    grad += client * samples * (ho * wo * O)
     weight += client * (O * KH * KW * C)
-    out_blocks: tl.constexpr = (O + DEPTH - 1) // DEPTH
+    out_blocks = (O + DEPTH - 1) // DEPTH
     acc = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
     for step in range(rows * columns * out_blocks):
         tap = step // out_blocks
         out = step % out_blocks * DEPTH + tl.arange(0, DEPTH)
         up = tap // columns
         left = tap % columns
-        seen = inside & (ho - up >= 0) & (ho - up < HO) & (wo - left >= 0) & (wo - left < WO)
-        offset = (up * WO + left) * -O + out
+        seen = inside & (below - up >= 0) & (below - up < ho) & (beside - left >= 0) & (beside - left < wo)
+        offset = (up * wo + left) * -O + out
         place = (first_i + up * SH) * KW + first_j + left * SW
         at = weight + place * weight_tap + out[:, None] * weight_out + channel[None, :] * weight_in
-        if O % DEPTH == 0:
+        if WHOLE:
             a = tl.load(grad + base[:, None] + offset[None, :], mask=seen[:, None], other=0.0)
             b = tl.load(at, mask=(channel < C)[None, :], other=0.0)
         else:
             a = tl.load(grad + base[:, None] + offset[None, :], mask=seen[:, None] & (out < O)[None, :], other=0.0)
             b = tl.load(at, mask=(out < O)[:, None] & (channel < C)[None, :], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    grad_x += client * samples * (H * W * C)
-    target = ((sample * H + h) * W + w) * C
+    grad_x += client * samples * (h * w * C)
+    target = ((sample * h + top) * w + side) * C
     tl.store(
         grad_x + target[:, None] + channel[None, :],
         acc.to(grad_x.dtype.element_ty),
@@ -155,19 +186,22 @@ def input_gradient_program(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def weight_gradient_program(
     x,
     grad,
     partial,
     samples,
     chunk,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
+    h,
+    w,
+    groups,
+    ho,
+    wo,
+    out_groups,
+    ALIGNED: tl.constexpr,
+    OUT_ALIGNED: tl.constexpr,
+    SHIFTS: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
     SH: tl.constexpr,
@@ -182,27 +216,43 @@ def weight_gradient_program(
     """[DEPTH of taps·C, CHANNELS of O] of one split's gradient; the reduction runs over the split's pixels."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
-    out_blocks: tl.constexpr = (O + CHANNELS - 1) // CHANNELS
+    C = groups * ALIGNED
+    O = out_groups * OUT_ALIGNED  # noqa: E741
+    out_blocks = (O + CHANNELS - 1) // CHANNELS
     k = tl.program_id(0) // out_blocks * DEPTH + tl.arange(0, DEPTH)
     out = tl.program_id(0) % out_blocks * CHANNELS + tl.arange(0, CHANNELS)
     i = k // C // KW
     j = k // C % KW
-    offset = (i * W + j) * C + k % C
-    pixels = samples * HO * WO
-    x += client * samples * (H * W * C)
-    grad += client * samples * (HO * WO * O)
+    offset = (i * w + j) * C + k % C
+    pixels = samples * ho * wo
+    x += client * samples * (h * w * C)
+    grad += client * samples * (ho * wo * O)
     acc = tl.zeros((DEPTH, CHANNELS), dtype=tl.float32)
     for start in range(split * chunk, tl.minimum(split * chunk + chunk, pixels), PIXELS):
         pixel = start + tl.arange(0, PIXELS)
-        h = pixel // WO % HO * SH - PH
-        w = pixel % WO * SW - PW
-        base = ((pixel // (HO * WO) * H + h) * W + w) * C
+        sample, row, column = pixel_place(pixel, ho, wo, SHIFTS)
+        top = row * SH - PH
+        left = column * SW - PW
+        base = ((sample * h + top) * w + left) * C
         seen = (pixel < pixels)[:, None] & (k < KH * KW * C)[None, :]
-        seen = seen & (h[:, None] + i[None, :] >= 0) & (h[:, None] + i[None, :] < H)
-        seen = seen & (w[:, None] + j[None, :] >= 0) & (w[:, None] + j[None, :] < W)
+        seen = seen & (top[:, None] + i[None, :] >= 0) & (top[:, None] + i[None, :] < h)
+        seen = seen & (left[:, None] + j[None, :] >= 0) & (left[:, None] + j[None, :] < w)
         a = tl.load(x + base[:, None] + offset[None, :], mask=seen, other=0.0)
         known = (pixel < pixels)[:, None] & (out < O)[None, :]
         b = tl.load(grad + pixel[:, None] * O + out[None, :], mask=known, other=0.0)
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
     partial += (split * tl.num_programs(1) + client) * (KH * KW * C * O)
     tl.store(partial + k[:, None] * O + out[None, :], acc, mask=(k < KH * KW * C)[:, None] & (out < O)[None, :])
+
+
+def _fixed(program):
+    """The same program with the sizes compiled in."""
+    written = program.fn
+    function = FunctionType(written.__code__, written.__globals__, written.__name__, written.__defaults__)
+    function.__annotations__ = {**written.__annotations__, **dict.fromkeys(_SIZES, tl.constexpr)}
+    return triton.jit(function)
+
+
+fixed_forward_program = _fixed(forward_program)
+fixed_input_gradient_program = _fixed(input_gradient_program)
+fixed_weight_gradient_program = _fixed(weight_gradient_program)

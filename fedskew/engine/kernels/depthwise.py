@@ -81,7 +81,7 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tilin
 
 
 def _sliding_window(shape: Geometry) -> dict[str, int]:
-    return {name: size for name, size in shape.windows().items() if name not in ("SH", "SW", "SHIFTS")}
+    return {name: size for name, size in shape.windows().items() if name not in ("SH", "SW")}
 
 
 def _launch_sliding(
@@ -122,6 +122,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geomet
         y,
         samples,
         *shape.sizes(),
+        SHIFTS=shape.shifts,
         **shape.windows(),
         HAS_BIAS=bias is not None,
         **tiling.constants(),
@@ -143,6 +144,7 @@ def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling:
         grad_x,
         samples,
         *shape.sizes(),
+        SHIFTS=shape.shifts,
         **shape.windows(),
         **tiling.constants(),
     )
@@ -164,7 +166,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Til
     if slides:
         sliding_program[grid](*given, **_sliding_window(shape), **tiling.constants())
     else:
-        weight_gradient_program[grid](*given, **shape.windows(), **tiling.constants())
+        weight_gradient_program[grid](*given, SHIFTS=shape.shifts, **shape.windows(), **tiling.constants())
     return partial
 
 

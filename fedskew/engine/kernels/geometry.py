@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of images and windows; the fields' names are what the kernels call them, in lower case."""
+    """Sizes of images and windows, by the names they have in the kernels."""
 
     h: int
     w: int
@@ -57,14 +57,15 @@ class Geometry:
         """Of images, channels in units of their alignment, and results."""
         return self.h, self.w, self.c // aligned(self.c), self.ho, self.wo
 
+    @property
+    def shifts(self) -> bool:
+        """Whether division by a size is a shift."""
+        return all(map(is_power_of_two, (self.h, self.w, self.ho, self.wo)))
+
     def windows(self) -> dict[str, int]:
         """What is compiled in."""
         names = ("kh", "kw", "sh", "sw", "ph", "pw")
-        shifts = all(map(is_power_of_two, (self.h, self.w, self.ho, self.wo)))
-        return {"ALIGNED": aligned(self.c), "SHIFTS": shifts, **{name.upper(): getattr(self, name) for name in names}}
-
-    def constants(self, *, without: Sequence[str] = ()) -> dict[str, int]:
-        return {name.upper(): size for name, size in vars(self).items() if name not in without}
+        return {"ALIGNED": aligned(self.c), **{name.upper(): getattr(self, name) for name in names}}
 
 
 def channels_last(images: Tensor) -> Tensor:
