@@ -250,7 +250,7 @@ def _fixed(program):
     written = program.fn
     function = FunctionType(written.__code__, written.__globals__, written.__name__, written.__defaults__)
     function.__annotations__ = {**written.__annotations__, **dict.fromkeys(_SIZES, tl.constexpr)}
-    return triton.jit(function, do_not_specialize=_NUMBERS)
+    return triton.jit(function, do_not_specialize=("samples", "chunk"))
 
 
 fixed_forward_program = _fixed(forward_program)
