@@ -12,6 +12,7 @@ in the order that it finds.
 from __future__ import annotations
 
 import operator
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -102,12 +103,20 @@ def lifted_model(module: nn.Module) -> LiftedModel | None:
         return None
 
 
+def _random_streams() -> tuple[object, ...]:
+    """Where the streams of Python and torch stand."""
+    return random.getstate(), torch.get_rng_state().tolist()
+
+
 class LiftedModel:
     """A module, as it is in train or in eval mode, as one program over stacked clients."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        before = _random_streams()
         self._graph = _Tracer().trace(module)
+        if before != _random_streams():
+            raise ValueError("the model draws random numbers of its own, which would stay as they were drawn here")
         if any(_writes(node) for node in self._graph.nodes):
             raise ValueError("the model changes tensors in place")
         self._activations, self._done = _activations_after_norms(self._graph, module)
@@ -422,7 +431,8 @@ _ELEMENTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, torc
 def _function(function: Any, args: Any, kwargs: Any) -> Any:
     given = [a for a in args if isinstance(a, Stacked)]
     if function in (getattr, Tensor.size, Tensor.dim) and given:
-        return function(args[0].tensor[0], *args[1:])
+        of_one = function(args[0].tensor[0], *args[1:])
+        return _by_vmap(function, args, kwargs) if isinstance(of_one, Tensor) else of_one  # `x.mT` is a value
     if not given and not any(isinstance(v, Stacked) for v in kwargs.values()) and not _holds_stacked(args):
         return function(*args, **kwargs)
     if function in _ELEMENTWISE and not kwargs and _alike(args):

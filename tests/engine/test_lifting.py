@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -137,9 +139,28 @@ class Writing(nn.Module):
         return x.mul(2).add_(1)
 
 
-@pytest.mark.parametrize("model", [Branching(), Writing()])
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn(6)
+
+
+class Skipping(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if random.random() < 0.5 else 2 * x
+
+
+@pytest.mark.parametrize("model", [Branching(), Writing(), Noisy(), Skipping()])
 def test_what_cannot_be_taken_apart_is_left_to_others(model: nn.Module) -> None:
     assert lifted_model(model) is None
+
+
+def test_attributes_that_are_tensors_are_each_client_s_own() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.unsqueeze(1).mT.squeeze(-1) * x.shape[1]
+
+    torch.manual_seed(0)
+    check(nn.Sequential(nn.Linear(6, 4), Turned()), torch.randn(CLIENTS, ROWS, 6, dtype=torch.float64), "train")
 
 
 def test_a_model_is_taken_apart_for_each_mode() -> None:
