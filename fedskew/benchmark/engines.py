@@ -51,7 +51,7 @@ class OwnEngine:
     def bare_steps(self) -> tuple[Callable[[], None], int]:
         """Local training without aggregation and evaluation, and the samples that one call of it trains on.
 
-        An engine that has no step to give, or none of all clients at a time, trains one epoch.
+        An engine that has no step to give, or too little memory for one of all clients, trains one epoch.
         """
         work, engine, precision = self.work(), self._server.engine, self._config.precision
         step, samples = self._step_of_all(work)
@@ -65,13 +65,14 @@ class OwnEngine:
         return call, samples
 
     def _step_of_all(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
+        """A step of as many clients as are stacked at a time, on a CPU perhaps not all of them, and its samples."""
         engine = self._server.engine
         if not isinstance(engine, StackedEngine):
             return None, 0
         said = len(engine.notices)
         with arithmetic(self._config.precision):
-            step = engine.bare_step(work)
-        return step if len(engine.notices) == said else None, self._case.step_samples
+            step, clients = engine.bare_step(work)
+        return step if len(engine.notices) == said else None, clients * self._case.setting.batch_size
 
     def close(self) -> None:
         """End the workers of an engine that has some."""

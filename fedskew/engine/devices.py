@@ -27,6 +27,7 @@ class DevicesEngine:
         self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="fedskew-device")
         self.name = engines[0].name
         self.notices: list[str] = []
+        self._said: set[str] = set()
         self._met: set[tuple[int, str]] = set()
 
     def train(self, work: RoundWork) -> RoundResult:
@@ -34,7 +35,9 @@ class DevicesEngine:
         with torch.random.fork_rng(devices=[]):  # threads that set and restore torch's own stream would mix it up
             results = self._results(work, shares)
         for engine in self._engines:
-            self.notices += [line for line in engine.notices if line not in self.notices]
+            fresh = [line for line in engine.notices if line not in self._said]
+            self.notices += fresh
+            self._said.update(fresh)
             engine.notices.clear()
         return joined(results, shares)
 

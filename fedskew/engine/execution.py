@@ -54,7 +54,7 @@ def compiled(step: Step, memory: Memory) -> Step:
     def flat(*tensors: Tensor) -> None:
         step(tree_unflatten(tensors, structure))
 
-    with torch.no_grad():
+    with _ONE_CAPTURE_AT_A_TIME, torch.no_grad():  # fx changes torch's own modules while it records
         recorded = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
     program = torch.compile(recorded, dynamic=False, fullgraph=True)
 

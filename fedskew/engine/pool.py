@@ -20,7 +20,7 @@ from fedskew.engine.messages import Facts, Parcel, receive
 from fedskew.engine.pool_worker import live
 from fedskew.engine.round_messages import result_of, work_facts, work_tensors
 from fedskew.engine.shares import Share, balanced_shares, joined, local_steps
-from fedskew.engine.work import Engine, RoundResult, RoundWork
+from fedskew.engine.work import Engine, RoundResult, RoundWork, same_parts
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Tensors
 
@@ -42,6 +42,7 @@ class PoolEngine:
         self._engine = inner
         self.name = "pool" if inner.name == "plain" else f"pool-{inner.name}"
         self.notices: list[str] = []
+        self._said: set[str] = set()
         self._most = workers or usable_cores()
         self._parts: tuple[Part, ...] = ()
         self._workers: list[_Worker] = []
@@ -65,7 +66,7 @@ class PoolEngine:
 
     def _hire(self, parts: Sequence[Part], number: int) -> None:
         """Workers that know these parts, and as many as are needed."""
-        if len(parts) != len(self._parts) or not all(map(_same, parts, self._parts)):
+        if not same_parts(parts, self._parts):
             self.close()
             self._parts = tuple(parts)
         while len(self._workers) < number:
@@ -91,7 +92,9 @@ class PoolEngine:
                 "expected it to live: choose --engine plain or stacked"
             )
         about, tensors = reply
-        self.notices += [line for line in about.get("notices", ()) if line not in self.notices]
+        fresh = [line for line in about.get("notices", ()) if line not in self._said]  # every worker says its own
+        self.notices += fresh
+        self._said.update(fresh)
         if "refused" in about:
             raise UserError(about["refused"])
         if "failed" in about:
@@ -146,11 +149,3 @@ def _end(workers: list[_Worker], owner: int) -> None:
     if os.getpid() == owner:
         while workers:
             workers.pop().end()
-
-
-def _same(one: Part, other: Part) -> bool:
-    """Whether a worker that knows one knows the other; a doubt costs a fork."""
-    try:
-        return one is other or (type(one) is type(other) and bool(one == other) and vars(one) == vars(other))
-    except (TypeError, RuntimeError, ValueError):
-        return False

@@ -17,7 +17,7 @@ from fedskew.engine.local_step import Batches, directions, ends
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.rows import RowLayout
 from fedskew.engine.timetable import Event, Timetable
-from fedskew.engine.work import RoundResult, RoundWork, sgd_
+from fedskew.engine.work import RoundResult, RoundWork, same_parts, sgd_
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold
@@ -207,6 +207,10 @@ class Slots:
         self._programs: dict[tuple[int, int], _Program] = {}
         self._pool: object = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         self.notices: list[str] = []
+
+    def suit(self, work: RoundWork, clients: int) -> bool:
+        """Whether there is room for so many clients at a time, and the programs are those of the work's own parts."""
+        return self.capacity >= clients and same_parts(self._work.parts, work.parts)
 
     def train(self, work: RoundWork, plans: Sequence[BatchPlan], table: Timetable, width: int) -> RoundResult:
         program = self._program(work, table.slots, width)

@@ -8,7 +8,9 @@ do not count.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,10 +29,10 @@ from fedskew.engine.network import Network
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.slots import Layouts, Slots
 from fedskew.engine.timetable import Timetable, slots_for, timetable
-from fedskew.engine.work import Assignment, RoundResult, RoundWork
+from fedskew.engine.work import Assignment, RoundResult, RoundWork, same_parts
 from fedskew.errors import UserError
 from fedskew.losses import IGNORE
-from fedskew.methods.parts import Client, Outputs, Tensors
+from fedskew.methods.parts import Client, Outputs, Part, Tensors
 from fedskew.randomness import fold
 
 T = TypeVar("T")
@@ -48,7 +50,9 @@ class _Ability:
     """Whether padded rows are left out of account."""
     tally: Mapping[str, torch.dtype] | None = None
     most: int = 1
-    """How many clients fit the device's memory at a time."""
+    """How many clients to train at a time, in whichever round."""
+    fitting: int = sys.maxsize
+    """How many fit the device's memory at a time."""
 
 
 class StackedEngine:
@@ -72,7 +76,7 @@ class StackedEngine:
         self._compile = compile_steps and data.y.device.type == "cuda"
         self._most = most_slots
         self._plain = PlainEngine(network, data, smallest_batch)
-        self._abilities: dict[str, _Ability] = {}
+        self._abilities: dict[str, tuple[Sequence[Part], _Ability]] = {}
         self._slots: tuple[str, Slots] | None = None
         self.notices: list[str] = []
         self._said: set[str] = set()
@@ -86,11 +90,13 @@ class StackedEngine:
             return self._plain.train(work)
         return self._on_slots(work, plans, lambda slots, table, width: slots.train(work, plans, table, width))
 
-    def bare_step(self, work: RoundWork) -> Callable[[], None]:
-        """One step of all the round's clients, again and again on the same batches: for measurements."""
+    def bare_step(self, work: RoundWork) -> tuple[Callable[[], None], int]:
+        """One step of the clients that train at a time, again and again on the same batches, and how many they are:
+        for measurements."""
         plans = work.plans(self._smallest)
-        self._ability(work, plans)
-        return self._on_slots(work, plans, lambda slots, table, width: slots.bare_step(work, plans, table, width))
+        return self._on_slots(
+            work, plans, lambda slots, table, width: (slots.bare_step(work, plans, table, width), table.slots)
+        )
 
     # -- slots -------------------------------------------------------------------------------------------
 
@@ -98,21 +104,21 @@ class StackedEngine:
         steps = [plan.steps for plan in plans]
         while True:
             ability = self._ability(work, plans)
-            number = slots_for(steps, ability.most, coarse=self._compile)
-            try:
-                slots = self._slots_for(work, ability, min(ability.most, len(plans)))
-                return do(slots, timetable(steps, number), self._width(work, plans, ability))
-            except torch.OutOfMemoryError:
-                if number == 1:
-                    raise UserError(
-                        f"one client's step does not fit the memory of {self._data.y.device}; "
-                        "expected a smaller model or batch_size"
-                    ) from None
-                self._make_room(work, number // 2)
+            most = min(ability.most, ability.fitting, len(plans))
+            number = slots_for(steps, most, coarse=self._compile)
+            with contextlib.suppress(torch.OutOfMemoryError):  # it would hold what the attempt took
+                width = self._width(work, plans, ability)
+                return do(self._slots_for(work, ability, most), timetable(steps, number), width)
+            if number == 1:
+                raise UserError(
+                    f"one client's step does not fit the memory of {self._data.y.device}; "
+                    "expected a smaller model or batch_size"
+                )
+            self._make_room(work, number // 2)
 
     def _slots_for(self, work: RoundWork, ability: _Ability, capacity: int) -> Slots:
         kind = _kind(work)
-        if self._slots is None or self._slots[0] != kind or self._slots[1].capacity < capacity:
+        if self._slots is None or self._slots[0] != kind or not self._slots[1].suit(work, capacity):
             self._slots = None  # the old ones' memory first
             slots = Slots(self._network, self._data, work, ability.tally or {}, capacity, self._compile)
             slots.notices = self.notices
@@ -121,11 +127,11 @@ class StackedEngine:
 
     def _make_room(self, work: RoundWork, most: int) -> None:
         kind = _kind(work)
-        self._abilities[kind] = replace(self._abilities[kind], most=most)
+        parts, ability = self._abilities[kind]
+        self._abilities[kind] = parts, replace(ability, fitting=most)
         self._slots = None
         gc.collect()
         torch.cuda.empty_cache()
-        self._notice_chunks(most)
 
     def _width(self, work: RoundWork, plans: Sequence[BatchPlan], ability: _Ability) -> int:
         """Of a batch; on a GPU from a handful of numbers, for each is captured anew."""
@@ -142,47 +148,46 @@ class StackedEngine:
         One step of one client, alone and padded with rows that must not count, tells both.
         """
         kind = _kind(work)
-        if kind not in self._abilities:
-            try:
-                self._abilities[kind] = self._tried(work, plans)
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                reason = str(error).strip().splitlines()[0]
-                self._notice(f"this model or method cannot be stacked, clients run one after another: {reason}")
-                self._abilities[kind] = _Ability(stackable=False)
-        ability = self._abilities[kind]
+        parts, ability = self._abilities.get(kind, ((), _Ability(stackable=False)))
+        if not same_parts(parts, work.parts):
+            ability = self._tried(work, plans)
+            self._abilities[kind] = work.parts, ability
         if ability.stackable and not ability.paddable and _pads(plans):
             self._notice("this model or method counts padded rows, so clients with short batches run one after another")
+        if ability.stackable and ability.fitting < min(ability.most, len(plans)):
+            self._notice(f"the round's clients do not fit the memory together: {ability.fitting} are trained at a time")
         return ability
 
     def _tried(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
-        trial = _Trial(self._network, self._data, work)
-        tally = trial.tally()
-        return _Ability(True, trial.padding_is_harmless(), tally, self._most_clients(work, plans, trial))
+        try:
+            trial = _Trial(self._network, self._data, work)
+            tally, paddable = trial.tally(), trial.padding_is_harmless()
+            fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
+        except Exception as error:  # a user's model or method may fail in any way; if it is wrong, plain will say so
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self._notice(f"this model or method cannot be stacked, clients run one after another: {reason}")
+            return _Ability(stackable=False)
+        return _Ability(True, paddable, tally, self._most_clients(work), fitting)
 
-    def _most_clients(self, work: RoundWork, plans: Sequence[BatchPlan], trial: _Trial) -> int:
-        """How many clients train at a time: as many as fit, and on a CPU no more than its cache holds."""
-        device, clients, layouts = self._data.y.device, len(work.assignments), Layouts.of(work, {})
-        most = clients if self._most is None else self._most
-        if device.type == "cpu":
-            most = min(most, max(_FEWEST_ON_CPU, _CPU_CACHE // max(layouts.params.row_bytes, 1)))
-        spare = spare_bytes(device)
-        if spare is not None:
-            fitting = self._fitting(layouts, clients, spare, lambda n: trial.step(n, plans[0].width))
-            if fitting < min(most, clients):
-                self._notice_chunks(fitting)
-            most = min(most, fitting)
-        return min(most, clients)
+    def _most_clients(self, work: RoundWork) -> int:
+        """How many clients train at a time: on a CPU no more than its cache holds."""
+        most = sys.maxsize if self._most is None else self._most
+        if self._data.y.device.type == "cpu":
+            each = max(Layouts.of(work, {}).params.row_bytes, 1)
+            most = min(most, max(_FEWEST_ON_CPU, _CPU_CACHE // each))
+        return most
 
-    def _fitting(self, layouts: Layouts, clients: int, spare: int, step: Callable[[int], object]) -> int:
+    def _fitting(self, work: RoundWork, step: Callable[[int], object]) -> int:
         """How many fit, by what a step of one and of two clients takes beside what each keeps."""
+        spare = spare_bytes(self._data.y.device)
+        if spare is None:
+            return sys.maxsize
+        clients, layouts = len(work.assignments), Layouts.of(work, {})
         one, two = (bytes_taken(partial(step, number), self._data.y.device) for number in (1, 2))
         each = max(two - one, one // 2) + 4 * layouts.params.row_bytes
         each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
         results = clients * (layouts.params.row_bytes + layouts.buffers.row_bytes)
         return max(1, (spare - results) // max(each, 1))
-
-    def _notice_chunks(self, most: int) -> None:
-        self._notice(f"the round's clients do not fit the memory together: {most} are trained at a time")
 
     def _notice(self, line: str) -> None:
         if line not in self._said:
@@ -276,9 +281,8 @@ class _Trial:
 def _kind(work: RoundWork) -> str:
     """Works of one kind differ in their clients and numbers only."""
     companions = sorted(work.objective.companions().items())
-    return (
-        f"{work.objective!r} {work.solver!r} {work.server!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r}"
-    )
+    given = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
+    return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {given!r}"
 
 
 def _pads(plans: Sequence[BatchPlan]) -> bool:

@@ -91,6 +91,31 @@ class RoundResult:
     """[K]: samples visited."""
 
 
+def same_parts(some: Sequence[Part], others: Sequence[Part]) -> bool:
+    """Whether these parts do what those do: by what they hold, for how one is printed may hide it. In doubt, no."""
+    return len(some) == len(others) and all(map(_same_part, some, others))
+
+
+def _same_part(one: Part, other: Part) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or not hasattr(one, "__dict__"):
+        return False
+    held, also = vars(one), vars(other)
+    return held.keys() == also.keys() and all(_same(held[name], also[name]) for name in held)
+
+
+def _same(one: object, other: object) -> bool:
+    if one is other:
+        return True
+    try:
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+        return type(one) is type(other) and bool(one == other)
+    except (TypeError, RuntimeError, ValueError):
+        return False
+
+
 class Engine(Protocol):
     """Executes a round's local training."""
 

@@ -73,6 +73,16 @@ def test_bare_steps_can_be_called_again_and_again(engine: str) -> None:
     own.close()
 
 
+def test_bare_steps_count_the_clients_that_are_stacked_at_a_time() -> None:
+    own = OwnEngine(Case("cnn", 10, ONE_BATCH, "cpu"), "stacked")  # too many for a processor's cache
+    call, samples = own.bare_steps()
+    seen: list[int] = []
+    forward = own._server.network.forward_stacked
+    own._server.network.forward_stacked = lambda *args: (seen.append(len(args[2])), forward(*args))[1]  # type: ignore[assignment, method-assign, func-returns-value]
+    call()
+    assert samples == seen[0] * 50 < 10 * 50
+
+
 def test_contenders_leave_the_number_format_as_it_was() -> None:
     before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.backends.cuda.matmul.allow_tf32
     LoopSteps(Case("dnn", 2, ONE_BATCH, "cpu", precision="tf32"))()

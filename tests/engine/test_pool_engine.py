@@ -104,6 +104,10 @@ def test_it_tells_what_the_workers_noticed_once() -> None:
     engine.close()
     assert len(engine.notices) == 1
     assert "cannot be stacked" in engine.notices[0]
+    engine.notices.clear()  # as a run does when it has told them
+    finished(this)  # by new workers
+    engine.close()
+    assert engine.notices == []
 
 
 # -- what can go wrong ------------------------------------------------------------------------------------

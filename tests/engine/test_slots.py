@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from toy_runs import SKEWED, distance, finished, image_federation, linear, norm_and_dropout, server
 
 import fedskew.engine.slots
@@ -18,6 +20,8 @@ from fedskew.engine.stacked import StackedEngine
 from fedskew.errors import UserError
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Server
+from fedskew.losses import cross_entropy
+from fedskew.methods.parts import Client, Notes, Objective, Outputs, Schedule, Stage
 
 METHODS = ["fedavg", "fedvls", "scaffold", "fedgr", "fedlmd+scaffold", "pkd"]
 PARAMS: dict[str, dict[str, Any]] = {"pkd": {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 2}}
@@ -77,6 +81,59 @@ def test_a_round_that_runs_out_of_memory_begins_again_with_fewer_clients(
     assert this.engine.notices == ["the round's clients do not fit the memory together: 1 are trained at a time"]
 
 
+def test_what_did_not_fit_is_gone_before_the_next_attempt(
+    small_memory: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_memory(1)
+    made: list[weakref.ref[Slots]] = []
+    alive: list[int] = []
+    real = Slots.__init__
+
+    def init(self: Slots, *args: Any) -> None:
+        alive.append(sum(before() is not None for before in made))
+        made.append(weakref.ref(self))
+        real(self, *args)
+
+    monkeypatch.setattr(Slots, "__init__", init)
+    finished(stacked("fedavg"))
+    assert len(alive) > 1
+    assert set(alive) == {0}
+
+
+def test_the_first_round_s_clients_do_not_limit_the_next() -> None:
+    this = stacked("fedavg")
+    state = this.start()
+    stage = this.stage(state)
+    assert stage is not None
+    work = this._work(this._prepare(stage, state), state)
+    this.engine.train(replace(work, assignments=work.assignments[:1]))
+    _, clients = this.engine.bare_step(work)  # type: ignore[attr-defined]
+    _, fresh = stacked("fedavg").engine.bare_step(work)  # type: ignore[attr-defined]
+    assert clients == fresh > 1
+
+
+class Scaled(Objective):
+    """An objective whose number is not printed."""
+
+    def __init__(self, factor: float) -> None:
+        object.__setattr__(self, "factor", factor)
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return self.factor * cross_entropy(out.logits, y)
+
+
+@dataclass(frozen=True)
+class Twofold(Schedule):
+    def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
+        return [Stage("low", 2, Scaled(0.5)), Stage("high", 2, Scaled(2.0))]
+
+
+@pytest.mark.parametrize("engine", ["stacked", "pool-stacked"])
+def test_objectives_that_look_alike_are_told_apart(engine: str) -> None:
+    states = [finished(server(image_federation(), Twofold(), linear(), engine=name))[0] for name in (engine, "plain")]
+    assert distance(*states) < 1e-9
+
+
 def test_a_client_that_does_not_fit_alone_is_refused(small_memory: Callable[[int], list[int]]) -> None:
     small_memory(0)
     with pytest.raises(UserError, match="one client's step does not fit the memory of cpu"):
@@ -127,7 +184,8 @@ def test_bare_steps_train_the_round_s_clients() -> None:
     assert stage is not None
     work = this._work(this._prepare(stage, state), state)
     assert isinstance(this.engine, StackedEngine)
-    step = this.engine.bare_step(work)
+    step, clients = this.engine.bare_step(work)
+    assert clients == 4  # the fifth, with one sample, shares a slot
     before = {kind: t.clone() for kind, t in this.engine._slots[1]._memory["params"].items()}  # type: ignore[index]
     for _ in range(30):
         step()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedskew as fs
 
@@ -36,6 +36,18 @@ class Branching(fs.Objective):
         return loss / 2 if loss > 1 else loss
 
 
+class Indexed(nn.Module):
+    """A layer that returns two values, where its rule knows of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.pool = nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2, return_indices=True)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.pool(self.convolution(x))[0].flatten(1))
+
+
 class Notices(fs.Callback):
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -53,5 +65,15 @@ def test_it_gives_the_plain_engines_result(objective: fs.Objective) -> None:
     stacked = fs.run(federation, objective, "dnn", engine="stacked", callbacks=[notices], **settings)
     assert [line for line in notices.lines if "cannot be stacked" in line]
     assert all("\n" not in line for line in notices.lines)
+    for one, other in zip(plain.model.parameters(), stacked.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_model_that_fails_in_an_odd_way_gives_the_plain_engines_result() -> None:
+    federation = fs.federation("digits", fs.Dirichlet(clients=5, beta=0.5), seed=0)
+    model, notices, settings = Indexed(), Notices(), {"rounds": 1, "local_epochs": 1}
+    plain = fs.run(federation, "fedavg", model, engine="plain", **settings)
+    stacked = fs.run(federation, "fedavg", model, engine="stacked", callbacks=[notices], **settings)
+    assert [line for line in notices.lines if "cannot be stacked" in line]
     for one, other in zip(plain.model.parameters(), stacked.model.parameters(), strict=True):
         assert torch.equal(one, other)
