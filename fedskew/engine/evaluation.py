@@ -27,6 +27,7 @@ class Evaluator:
         self._network, self._data, self._compile = network, data, compile_steps
         self._programs: list[Callable[[], None]] | None = None
         self._memory: Memory = {}
+        self._layouts: tuple[RowLayout, RowLayout] | None = None
 
     def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
         """True class × predicted class; with `labels`, only samples and predictions among those classes."""
@@ -41,7 +42,7 @@ class Evaluator:
         """Whether the whole evaluation is there as CUDA graphs, one for each batch: launched one by one, a small
         network's operations take longer to launch than to run."""
         if self._programs is None:
-            layouts = RowLayout(model.params), RowLayout(model.buffers)
+            layouts = self._layouts = RowLayout(model.params), RowLayout(model.buffers)
             sizes = [len(part) for part in _parts(torch.arange(len(self._data)))]
             self._memory = _memory(layouts, model, self._data)
             try:
@@ -60,8 +61,9 @@ class Evaluator:
         return captured(batch, self._memory, None)
 
     def _replayed(self, model: ModelState) -> Tensor:
-        for kind, tensors in (("params", model.params), ("buffers", model.buffers)):
-            for name, flat in RowLayout(tensors).flat({n: t.unsqueeze(0) for n, t in tensors.items()}).items():
+        assert self._layouts is not None
+        for kind, flats in _rows(self._layouts, model).items():
+            for name, flat in flats.items():
                 self._memory[kind][name].copy_(flat)
         for tensor in self._memory["progress"].values():
             tensor.zero_()
@@ -71,15 +73,20 @@ class Evaluator:
 
 
 def _memory(layouts: tuple[RowLayout, RowLayout], model: ModelState, data: DeviceSamples) -> Memory:
-    parts = (model.params, model.buffers)
-    flats = [
-        layout.flat({n: t.unsqueeze(0) for n, t in part.items()}) for layout, part in zip(layouts, parts, strict=True)
-    ]
     progress = {
         "cells": torch.zeros(data.classes**2, dtype=torch.int64, device=data.y.device),
         "first": torch.zeros((), dtype=torch.int64, device=data.y.device),
     }
-    return {"params": flats[0], "buffers": flats[1], "data": data.held(), "progress": progress}
+    return {**_rows(layouts, model), "data": data.held(), "progress": progress}
+
+
+def _rows(layouts: tuple[RowLayout, RowLayout], model: ModelState) -> Memory:
+    """The model in the programs' order, whatever the order of its own names."""
+    parts = {"params": model.params, "buffers": model.buffers}
+    return {
+        kind: layout.flat({n: t.unsqueeze(0) for n, t in part.items()})
+        for (kind, part), layout in zip(parts.items(), layouts, strict=True)
+    }
 
 
 @dataclass(frozen=True)

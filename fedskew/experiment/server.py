@@ -240,9 +240,10 @@ class Server:
             return 0
         state = self._fresh_state(stage, start.model.params)
         a_round = self._config.clients_per_round or self._federation.clients
-        clients = min(self._federation.clients, self.rounds_ahead(start) * a_round)
-        spare = 2 * min(a_round, clients)  # what newer states replaced is kept for two checkpoints
-        return max(0, clients + spare - there) * sum(t.nbytes for t in state.values())
+        written = self.rounds_ahead(start) * a_round
+        replaced = 2 * self._config.checkpoint_every * a_round  # by newer states, and kept for two checkpoints
+        most = min(written, self._federation.clients + replaced)
+        return max(0, most - there) * sum(t.nbytes for t in state.values())
 
     def _kept(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> ClientStates:
         """What the clients keep now; one whose update is not finite, what it had."""
@@ -312,7 +313,8 @@ class Server:
 
     def evaluate(self, model: ModelState, labels: tuple[int, ...] | None = None) -> Evaluation:
         """The model on the test set."""
-        return Evaluation(self._tests.confusion(model, labels))
+        with arithmetic(self._config.precision):  # before the first round, too, as after a resume
+            return Evaluation(self._tests.confusion(model, labels))
 
     def _evaluated(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee) -> Row:
         row: Row = {"evaluation": self.evaluate(trainee.model, this.stage.labels).to_json()}

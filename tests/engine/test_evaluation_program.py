@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from toy_runs import image_federation, norm_and_dropout
 
-from fedskew.engine import DeviceSamples, Evaluator, Network, evaluation
-from fedskew.engine.evaluation import _Batch, _memory
+from fedskew.engine import DeviceSamples, Evaluator, ModelState, Network, evaluation
+from fedskew.engine.evaluation import _Batch, _memory, _rows
 from fedskew.engine.execution import compiled
 from fedskew.engine.rows import RowLayout
 
@@ -32,3 +32,11 @@ def test_batches_count_what_a_pass_counts(model: nn.Module, recorded: bool, monk
     counted = Evaluator(network, data).confusion(state)
     assert np.array_equal(memory["progress"]["cells"].view(4, 4).numpy(), counted)
     assert counted.sum() == 100
+
+
+def test_a_model_is_read_by_its_names_not_by_their_order() -> None:
+    state = Network(norm_and_dropout()).state()
+    layouts = RowLayout(state.params), RowLayout(state.buffers)
+    turned = ModelState(*(dict(reversed(part.items())) for part in (state.params, state.buffers)))
+    one, other = _rows(layouts, state), _rows(layouts, turned)
+    assert all(torch.equal(other[kind][name], flat) for kind, flats in one.items() for name, flat in flats.items())

@@ -60,3 +60,19 @@ def test_what_a_gpu_is_told(precision: str, tf32: bool) -> None:
     with arithmetic(precision):
         assert told() == (tf32, tf32, True, False)
     assert told() == before
+
+
+def test_the_initial_model_is_evaluated_as_those_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is captured for the first evaluation is replayed in all others; a resumed run has no initial model."""
+    this = server(image_federation(), "fedavg", nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), precision="float32")
+    seen: list[tuple[bool, bool]] = []
+    real = this._tests.confusion
+
+    def confusion(*given: Any) -> Any:
+        seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic))
+        return real(*given)
+
+    monkeypatch.setattr(this._tests, "confusion", confusion)
+    this.evaluate(this.start().model)
+    finished(this)
+    assert set(seen) == {(False, True)}

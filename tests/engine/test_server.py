@@ -372,3 +372,11 @@ def test_the_end_is_the_end() -> None:
     assert this.rounds_ahead(state) == 0
     with pytest.raises(ValueError, match="end"):
         this.advance(state)
+
+
+@pytest.mark.parametrize(("every", "states"), [(1, 5 + 4), (2, 5 + 8), (100, 40)])
+def test_the_space_for_clients_states_includes_those_kept_for_checkpoints(every: int, states: int) -> None:
+    this = server(image_federation(), "scaffold", linear(), rounds=20, clients_per_round=2, checkpoint_every=every)
+    one = sum(t.nbytes for t in this._fresh_state(this.stages(this.start())[0], this.start().model.params).values())
+    assert this.client_bytes(this.start(), 0) == states * one
+    assert this.client_bytes(this.start(), 5) == (states - 5) * one
