@@ -93,7 +93,7 @@ class AutoEngine:
     def _chosen(self, work: RoundWork) -> str:
         names = candidates(len(work.assignments))
         remembered = RatesFile()
-        key = rates_key(self._network, work, names)
+        key = rates_key(self._network, self._data.x.shape[1:], work, names)
         rates = remembered.get(key)
         known = rates is not None
         if rates is None:

@@ -64,13 +64,15 @@ def _are_rates(value: Any) -> bool:
     )
 
 
-def rates_key(network: Network, work: RoundWork, engines: Sequence[str]) -> str:
-    """What the speeds depend on: the model, the method's parts, the size of the work, the machine."""
+def rates_key(network: Network, inputs: Sequence[int], work: RoundWork, engines: Sequence[str]) -> str:
+    """What the speeds depend on: model, shape of its inputs, the method's parts, size of the work, machine."""
     state = network.state()
     about: Mapping[str, object] = {
         "engines": list(engines),
         "model": re.sub(r"0x[0-9a-f]+", "", repr(network.module(state))),
         "tensors": {name: [str(p.dtype), *p.shape] for name, p in {**state.params, **state.buffers}.items()},
+        "resolution": network.resolution,
+        "inputs": list(inputs),
         "method": [f"{type(part).__module__}.{type(part).__qualname__}" for part in work.parts],
         "batch size": work.local.batch_size,
         "clients": len(work.assignments),
