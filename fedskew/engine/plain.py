@@ -111,7 +111,7 @@ class _ClientRun:
         def gradient(at: Tensors) -> Tensors:
             leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
             out = self._network.forward(leaves, self.buffers, x, "train", key)
-            out = Outputs(out.logits, out.features, companions)
+            out = Outputs(out.logits, _usual_layout(out.features), companions)
             loss = self._work.objective.loss(out, y, self._client)
             seen.append((loss.detach(), self._work.objective.tally(out, y)))
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -130,7 +130,8 @@ class _ClientRun:
         for name, mode in self._work.objective.companions().items():
             model = companion(name, self._work, self._client.state)
             buffers = {n: b.clone() for n, b in model.buffers.items()}
-            outputs[name] = self._network.forward(model.params, buffers, x, mode, companion_key(key))
+            out = self._network.forward(model.params, buffers, x, mode, companion_key(key))
+            outputs[name] = Outputs(out.logits, _usual_layout(out.features))
         return outputs
 
     def mean_loss(self) -> Tensor:
@@ -143,6 +144,11 @@ class _ClientRun:
         dtype = next(iter(self.params.values())).dtype
         steps = torch.tensor(self._plan.steps, dtype=dtype, device=self._loss.device)
         return self._work.end(Trained(self.params, steps, local.lr, local.momentum), self._client)
+
+
+def _usual_layout(features: Tensor | None) -> Tensor | None:
+    """For methods, which may take `view`s."""
+    return None if features is None else features.contiguous()
 
 
 def _seed(device: torch.device, seed: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,9 @@ from toy_runs import image_federation, linear, moved, norm_and_dropout, trained
 from fedskew.data.federation import Federation
 from fedskew.engine import DeviceSamples, Network
 from fedskew.engine.channels_last import Layout, channels_last
+from fedskew.losses import cross_entropy
+from fedskew.methods.parts import Client, Mode, Objective, Outputs
+from fedskew.models import Classifier
 
 CPU = torch.device("cpu")
 
@@ -37,6 +42,20 @@ class Drawing(Viewing):
 def layout(federation: Federation, model: nn.Module) -> Layout:
     data = federation.dataset
     return Layout(Network(model), DeviceSamples(data, data.train, CPU))
+
+
+@dataclass(frozen=True)
+class Compact(Objective):
+    """Small features, which it takes a `view` of: its own and the teacher's."""
+
+    def companions(self) -> dict[str, Mode]:
+        return {"teacher": "eval"}
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        assert out.features is not None
+        assert out.companions["teacher"].features is not None
+        both = (out.features.view(len(y), -1), out.companions["teacher"].features.view(len(y), -1))
+        return cross_entropy(out.logits, y) + (both[0] - both[1]).square().mean()
 
 
 COLOURED = image_federation(shape=(3, 8, 8))
@@ -84,3 +103,10 @@ def test_a_run_is_the_same_up_to_rounding(method: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(Layout, "of_inputs", lambda self, x: x)
     without = run()
     assert 0 < moved(with_it, without) < 1e-4
+
+
+def test_methods_never_see_it() -> None:
+    model = Classifier(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
+    assert layout(COLOURED, model).of_inputs(torch.randn(5, 3, 8, 8)).stride(1) == 1
+    _, rows = trained(COLOURED, Compact(), model, precision="float32", lr=0.01)
+    assert [row["diverged"] for row in rows] == [[], []]
