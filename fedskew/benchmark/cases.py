@@ -18,7 +18,7 @@ from fedskew.models import make_model
 
 CLASSES = 10
 LARGEST_DATASET = 50_000
-"""Rows; a federation that needs more deals them out again."""
+"""Rows; a federation that needs more deals them out again. Federations that are compared by size have them all."""
 _ONE_CLASS = 100
 """Neighbouring rows of one pattern: a client has a few classes and lacks the others."""
 
@@ -100,7 +100,8 @@ class Case:
 
     def federation(self) -> Federation:
         share = self.scale.batches * self.setting.batch_size
-        return _federation(self.setting.shape, self.federation_size, share, self.scale.tests, self.sizes)
+        rows = LARGEST_DATASET if self.members else min(self.clients * share, LARGEST_DATASET)
+        return _federation(self.setting.shape, rows, self.federation_size, share, self.scale.tests, self.sizes)
 
     def load(self) -> None:
         """Have the data ready, so that they are not taken for a contender's memory or time."""
@@ -129,11 +130,13 @@ class Case:
 
 
 @lru_cache(maxsize=8)
-def _federation(shape: tuple[int, int, int], members: int, share: int, tests: int, sizes: Sizes) -> Federation:
-    dataset = _dataset(shape, min(members * share, LARGEST_DATASET), tests)
-    rows = np.arange(members * share) % len(dataset.train)
+def _federation(
+    shape: tuple[int, int, int], rows: int, members: int, share: int, tests: int, sizes: Sizes
+) -> Federation:
+    dataset = _dataset(shape, rows, tests)
+    dealt = np.arange(members * share) % rows
     ends = np.cumsum(_sizes(members, share, sizes))[:-1]
-    return Federation(dataset, tuple(np.split(rows, ends)), {"name": "random", "clients": members}, 0)
+    return Federation(dataset, tuple(np.split(dealt, ends)), {"name": "random", "clients": members}, 0)
 
 
 def _sizes(members: int, share: int, sizes: Sizes) -> npt.NDArray[np.int64]:

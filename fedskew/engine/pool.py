@@ -107,13 +107,18 @@ class _Worker:
 
     def __init__(self, engine: Engine, parts: tuple[Part, ...]) -> None:
         self._connection, far_end = socket.socketpair()
-        with warnings.catch_warnings():
-            # Python warns of threads beside the one that forks: the child needs none of them, nor their locks.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.process = os.fork()
-        if self.process == 0:
-            self._connection.close()
-            live(far_end, engine, parts)
+        # A Ctrl-C at this moment must not make the child run what its parent does then, such as ending the workers.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with warnings.catch_warnings():
+                # Python warns of threads beside the one that forks: the child needs none of them, nor their locks.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.process = os.fork()
+            if self.process == 0:
+                self._connection.close()
+                live(far_end, engine, parts)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         far_end.close()
         self._how = ""
 

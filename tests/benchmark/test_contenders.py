@@ -112,6 +112,12 @@ def test_a_large_federation_deals_the_same_rows_again() -> None:
     assert set(federation.sizes.tolist()) == {128}
 
 
+def test_federations_of_any_size_have_the_same_data() -> None:
+    small, large = (Case("dnn", 10, Scale(2, 1, 50), "cpu", members=n).federation() for n in (100, 1_000))
+    assert small.dataset is large.dataset
+    assert len(Case("dnn", 10, Scale(2, 1, 50), "cpu").federation().dataset.train) == 10 * 128
+
+
 def test_the_case_is_a_users_configuration() -> None:
     case = Case("cnn", 10, Scale(2, 5, 50), "cpu", "fedvls", "bf16", members=40)
     config = case.config("stacked")
