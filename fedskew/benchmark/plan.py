@@ -196,7 +196,9 @@ def _bare(case: Case, engine: str, name: str, level: Level = "steps") -> Contend
     def make() -> Ready:
         own = OwnEngine(case, engine)
         call, samples = own.bare_steps()
-        return Ready(call, lambda: samples, name if name == BARE else own.name, own.close, own.threads, own.notices)
+        return Ready(
+            call, lambda: samples, lambda: name if name == BARE else own.name, own.close, own.threads, own.notices
+        )
 
     return Contender(case, level, f"{engine} {BARE}: {_words(case)}", make, engine)
 
@@ -204,7 +206,7 @@ def _bare(case: Case, engine: str, name: str, level: Level = "steps") -> Contend
 def _rounds_of(case: Case, engine: str, level: Level = "rounds") -> Contender:
     def make() -> Ready:
         own = OwnEngine(case, engine)
-        return Ready(own.round, lambda: own.visits, own.name, own.close, own.threads, own.notices)
+        return Ready(own.round, lambda: own.visits, lambda: own.name, own.close, own.threads, own.notices)
 
     return Contender(case, level, f"{engine} rounds: {_words(case)}", make, engine)
 
@@ -224,7 +226,7 @@ def _limit(case: Case, compiled: bool) -> Contender:
 def _foreign(case: Case, level: Level, name: str, make: Callable[[], LoopSteps | LoopRounds | Limit]) -> Contender:
     def ready() -> Ready:
         made = make()
-        return Ready(made, lambda: made.samples, name)
+        return Ready(made, lambda: made.samples, lambda: name)
 
     return Contender(case, level, f"{name}: {_words(case)}", ready)
 

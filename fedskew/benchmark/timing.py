@@ -27,8 +27,8 @@ class Ready:
     call: Callable[[], None]
     samples: Callable[[], int]
     """Trained on in one call; known after the first."""
-    name: str
-    """`loop`, `limit`, or the engine that does the work."""
+    name: Callable[[], str]
+    """`loop`, `limit`, or the engine that does the work; known after the first call, too, for `auto` chooses then."""
     close: Callable[[], None] = lambda: None
     threads: int | None = None
     """On a CPU; none: as many as PyTorch takes by itself."""
@@ -170,7 +170,7 @@ class _Warm:
         case = self.contender.case
         return Measurement(
             level=self.contender.level,
-            contender=self.ready.name,
+            contender=self.ready.name(),
             model=case.model,
             clients=case.clients,
             federation=case.federation_size,

@@ -22,7 +22,7 @@ def contender(name: str, call: Callable[[], None], closed: list[str] | None = No
         if closed is not None:
             closed.append(name)
 
-    return Contender(CASE, "steps", name, lambda: Ready(call, lambda: 7, name, close))
+    return Contender(CASE, "steps", name, lambda: Ready(call, lambda: 7, lambda: name, close))
 
 
 def silent(line: str) -> None:
@@ -54,7 +54,7 @@ def test_one_that_fails_is_noted_and_all_are_closed(error: Exception) -> None:
 
 def test_what_an_engine_says_is_kept() -> None:
     stopwatch = Stopwatch(CPU, Patience(1, 0))
-    ready = Ready(lambda: None, lambda: 1, "stacked", notices=["in chunks of 40"])
+    ready = Ready(lambda: None, lambda: 1, lambda: "stacked", notices=["in chunks of 40"])
     stopwatch.measure([Contender(CASE, "steps", "a label", lambda: ready)], silent)
     assert stopwatch.notices == ["a label: in chunks of 40"]
 
@@ -62,7 +62,7 @@ def test_what_an_engine_says_is_kept() -> None:
 def test_threads_are_the_contenders_own() -> None:
     before = torch.get_num_threads()
     seen: list[int] = []
-    ready = Ready(lambda: seen.append(torch.get_num_threads()), lambda: 1, "a", threads=before + 1)
+    ready = Ready(lambda: seen.append(torch.get_num_threads()), lambda: 1, lambda: "a", threads=before + 1)
     Stopwatch(CPU, Patience(1, 0)).measure([Contender(CASE, "steps", "a", lambda: ready)], silent)
     assert set(seen) == {before + 1}
     assert torch.get_num_threads() == before
@@ -122,3 +122,11 @@ def test_every_group_compares_with_the_loop(device: str) -> None:
             assert any(label.startswith("loop") for label in labels) or group.title.startswith("rounds against")
             if group.title.startswith("steps of fedavg"):
                 assert any(label.startswith("limit") for label in labels)
+
+
+def test_a_contender_goes_by_what_it_came_to() -> None:
+    name = ["auto"]
+    ready = Ready(lambda: name.__setitem__(0, "pool"), lambda: 1, lambda: name[0])
+    contender = Contender(CASE, "steps", "a", lambda: ready, "auto")
+    (measured,) = Stopwatch(torch.device("cpu"), Patience(1, 0.0)).measure([contender], lambda _: None)
+    assert (measured.contender, measured.asked) == ("pool", "auto")
