@@ -71,7 +71,9 @@ class ClientFiles:
             if identity != self._identity(file):
                 raise Unreadable("it belongs to another run")
         except Unreadable as error:
-            raise UserError(f"cannot use {path}: {error}; delete {self._path.parent} to start again") from error
+            raise UserError(
+                f"cannot use {path}: {error}; delete that file to go on from an older checkpoint, or else to start again"
+            ) from error
         return tensors
 
     def write(self, model: str, round: int, states: Mapping[int, Tensors], before: Mapping[int, int]) -> None:
