@@ -14,6 +14,7 @@ from fedskew.engine.choice import (
 )
 from fedskew.engine.cost import estimated_seconds
 from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.device_memory import on_host
 from fedskew.engine.devices import DevicesEngine
 from fedskew.engine.evaluation import Evaluator, survey
 from fedskew.engine.network import ModelState, Network
@@ -47,6 +48,7 @@ __all__ = [
     "estimated_seconds",
     "make_engine",
     "number_format",
+    "on_host",
     "survey",
     "worth_compiling",
 ]

@@ -45,9 +45,9 @@ class RowLayout:
     def row_bytes(self) -> int:
         return sum(width * self._dtypes[kind].itemsize for kind, width in self._widths.items())
 
-    def zeros(self, rows: int, device: torch.device) -> Flats:
+    def zeros(self, rows: int, device: torch.device, pinned: bool = False) -> Flats:
         return {
-            kind: torch.zeros(rows, width, dtype=self._dtypes[kind], device=device)
+            kind: torch.zeros(rows, width, dtype=self._dtypes[kind], device=device, pin_memory=pinned)
             for kind, width in self._widths.items()
         }
 

@@ -15,7 +15,7 @@ from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.execution import Memory, captured, compiled
 from fedskew.engine.local_step import Batches, directions, ends
 from fedskew.engine.network import ModelState, Network
-from fedskew.engine.rows import RowLayout
+from fedskew.engine.rows import Flats, RowLayout
 from fedskew.engine.timetable import Event, Timetable
 from fedskew.engine.work import RoundResult, RoundWork, same_parts, sgd_
 from fedskew.losses import IGNORE
@@ -445,13 +445,19 @@ class _Round:
             for tensor in memory[kind].values():
                 tensor[slots] = 0
         memory["label_counts"][""][slots] = self._label_counts[clients]
-        for name, flat in self._layouts.state.flat(self._states(numbers)).items():
+        for name, flat in self._states(numbers).items():
             memory["state"][name][slots] = flat
 
-    def _states(self, numbers: npt.NDArray[np.int64]) -> Tensors:
-        """What these clients keep, brought to the device."""
-        states = [self._work.assignments[number].state for number in numbers]
-        return {name: torch.stack([s[name] for s in states]).to(self._device) for name in states[0]}
+    def _states(self, numbers: npt.NDArray[np.int64]) -> Flats:
+        """What these clients keep, brought to the device: through pinned memory, so that the host need not wait."""
+        layout, states = self._layouts.state, [self._work.assignments[number].state for number in numbers]
+        if all(t.device == self._device for t in states[0].values()):
+            return layout.flat({name: torch.stack([s[name] for s in states]) for name in states[0]})
+        host = layout.zeros(len(states), torch.device("cpu"), pinned=self._device.type == "cuda")
+        for name, rows in layout.views(host).items():
+            for row, state in zip(rows, states, strict=True):
+                row.copy_(state[name])
+        return {kind: flat.to(self._device, non_blocking=True) for kind, flat in host.items()}
 
     def _leave(self, slots: Places, clients: Places) -> None:
         for kind, results in self._results.items():
@@ -483,18 +489,24 @@ class _Round:
 
     def _all_ends(self, params: Tensors) -> tuple[Tensors, Tensors]:
         """What the clients send beside their models, and what they keep: as many at a time as there are slots."""
-        work = self._work
-        home = next((t.device for t in work.assignments[0].state.values()), self._device)
         dtype = next(iter(params.values())).dtype
         steps = torch.tensor([plan.steps for plan in self._plans], dtype=dtype).to(self._device)
         uplinks, states = [], []
         for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._table.slots)):
             rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
             own = {name: p[rows] for name, p in params.items()}
-            sent, kept = ends(work, own, steps[rows], self._label_counts[rows], self._states(numbers))
+            sent, kept = ends(self._work, own, steps[rows], self._label_counts[rows], self._states_again(numbers))
             uplinks.append(sent)
-            states.append({name: t.to(home) for name, t in kept.items()})
+            states.append(kept)
         return _joined(uplinks), _joined(states)
+
+    def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
+        """From the slots, where each client has one to itself; else they were overwritten and are brought anew."""
+        arrived = self._table.arrivals[0].clients
+        if len(arrived) < len(self._plans):
+            return self._layouts.state.views(self._states(numbers))
+        slots = torch.from_numpy(np.argsort(arrived)[numbers]).to(self._device)
+        return {name: t[slots] for name, t in self._layouts.state.views(self._program.memory["state"]).items()}
 
 
 class _Moves:
@@ -555,4 +567,4 @@ def _row(tensors: Tensors) -> Tensors:
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return parts[0] if len(parts) == 1 else {n: torch.cat([part[n] for part in parts]) for n in parts[0]}

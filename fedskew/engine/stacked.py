@@ -186,8 +186,8 @@ class StackedEngine:
         one, two = (bytes_taken(partial(step, number), self._data.y.device) for number in (1, 2))
         each = max(two - one, one // 2) + 4 * layouts.params.row_bytes
         each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
-        results = clients * (layouts.params.row_bytes + layouts.buffers.row_bytes)
-        return max(1, (spare - results) // max(each, 1))
+        of_round = layouts.params.row_bytes + layouts.buffers.row_bytes + 2 * layouts.state.row_bytes
+        return max(1, (spare - clients * of_round) // max(each, 1))
 
     def _notice(self, line: str) -> None:
         if line not in self._said:

@@ -32,6 +32,7 @@ from fedskew.engine import (
     close_engine,
     make_engine,
     number_format,
+    on_host,
     survey,
     worth_compiling,
 )
@@ -250,7 +251,7 @@ class Server:
         rows = np.flatnonzero(finite).tolist()
         if not result.states or not rows:
             return after.clients
-        states = {name: t.cpu() for name, t in result.states.items()}
+        states = on_host(result.states)
         kept = {int(this.clients[row]): {name: t[row] for name, t in states.items()} for row in rows}
         return after.clients.updated(this.stage.model, after.round, kept)
 
