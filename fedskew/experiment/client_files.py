@@ -72,7 +72,7 @@ class ClientFiles:
                 raise Unreadable("it belongs to another run")
         except Unreadable as error:
             raise UserError(
-                f"cannot use {path}: {error}; delete that file to go on from an older checkpoint, or else to start again"
+                f"cannot use {path}: {error}; delete that file to go on from an older checkpoint, or to start again"
             ) from error
         return tensors
 
