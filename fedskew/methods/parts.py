@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -105,6 +106,10 @@ class Updates:
     def mean(self) -> Tensors:
         return weighted_mean(self.params, self.weights)
 
+    def changes(self, sent: Tensors) -> Tensors:
+        """How far each participant moved from the model it was sent."""
+        return {name: self.params[name] - w for name, w in sent.items()}
+
 
 def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
     """Σ_k a_k·w_k for each tensor; whole-number entries (BatchNorm's counters) are rounded."""
@@ -117,6 +122,12 @@ def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
         return (weights @ rows.to(weights.dtype)).round().to(tensor.dtype).view(tensor.shape[1:])
 
     return {name: mean(tensor) for name, tensor in stacked.items()}
+
+
+def squared_norms(stacked: Mapping[str, Tensor]) -> Tensor:
+    """[K], in float64: each participant's ‖·‖² over all its tensors together."""
+    rows = [t.double().reshape(len(t), t.shape[1:].numel()) for t in stacked.values()]
+    return torch.stack([r.square().sum(dim=1) for r in rows]).sum(dim=0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,34 @@
+"""FedNova: updates divided by the local steps they took, so that clients who take more do not bend the objective.
+
+Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020.
+
+    d_k = (w − w_k)/‖A_k‖₁,  w ← w − (Σ a_k·‖A_k‖₁)·Σ a_k·d_k
+
+‖A_k‖₁ is the number of local steps; with momentum, the length of the path along a constant gradient. A client that
+takes no step has d_k = 0. Leaves the client: the model and ‖A_k‖₁. Extra compute: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, ServerRule, Tensors, Trained, Updates, weighted_mean
+
+
+@method("fednova", paper="Wang et al., NeurIPS 2020")
+@dataclass(frozen=True)
+class FedNova(ServerRule):
+    """The mean update of one local step, times the mean number of steps."""
+
+    sends = "local steps (one number)"
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        return {"local_steps": trained.effective_steps()}
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        steps = updates.uplink["local_steps"].to(updates.weights.dtype)
+        common = updates.weights @ steps
+        scales = updates.weights * common / steps.clamp(min=1)
+        moved = weighted_mean(updates.changes(sent), scales)
+        return {name: w + moved[name] for name, w in sent.items()}, state

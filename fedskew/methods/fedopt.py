@@ -1,0 +1,98 @@
+"""FedAdagrad, FedYogi, FedAdam: an adaptive optimiser on the server.
+
+Reddi et al., "Adaptive federated optimization", ICLR 2021.
+
+    Δ = Σ a_k·w_k − w,  m ← β₁·m + (1 − β₁)·Δ
+    FedAdagrad  v ← v + Δ²
+    FedYogi     v ← v − (1 − β₂)·Δ²·sign(v − Δ²)
+    FedAdam     v ← β₂·v + (1 − β₂)·Δ²
+    w ← w + η_g·m / (√v + τ)
+
+for each coordinate, with m = 0 and v = τ² before the first round. Leaves the client: the model. Extra compute: none
+on the client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import ServerRule, Tensors, Updates, pack, unpack
+
+_PAPER = "Reddi et al., ICLR 2021"
+
+
+@dataclass(frozen=True)
+class _Adaptive(ServerRule):
+    """What the three share; they differ in the second moment."""
+
+    server_lr: float = 0.1
+    tau: float = 1e-3
+    """How adaptive: the smaller, the more alike are all coordinates' steps."""
+    beta1: float = 0.9
+
+    def __post_init__(self) -> None:
+        expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
+        expect(self.tau > 0, "tau", self.tau, "a number > 0")
+        expect(0 <= self.beta1 < 1, "beta1", self.beta1, "a number from 0 to below 1")
+
+    def server_state(self, params: Tensors) -> Tensors:
+        first = {name: torch.zeros_like(p) for name, p in params.items()}
+        second = {name: torch.full_like(p, self.tau**2) for name, p in params.items()}
+        return {**pack("first_moment", first), **pack("second_moment", second)}
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        mean, first, second = updates.mean(), unpack("first_moment", state), unpack("second_moment", state)
+        change = {name: mean[name] - w for name, w in sent.items()}
+        first = {name: self.beta1 * m + (1 - self.beta1) * change[name] for name, m in first.items()}
+        second = {name: self.second_moment(v, change[name].square()) for name, v in second.items()}
+        stepped = {n: w + self.server_lr * first[n] / (second[n].sqrt() + self.tau) for n, w in sent.items()}
+        return stepped, {**state, **pack("first_moment", first), **pack("second_moment", second)}
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """The next v, from the last one and the squared mean update."""
+        raise NotImplementedError
+
+
+@method("fedadagrad", paper=_PAPER)
+@dataclass(frozen=True)
+class FedAdagrad(_Adaptive):
+    """Adagrad on the server: steps shrink where updates have been large."""
+
+    beta1: float = 0.0
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        return v + squared
+
+
+@dataclass(frozen=True)
+class _Forgetting(_Adaptive):
+    """A second moment that forgets."""
+
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(0 <= self.beta2 < 1, "beta2", self.beta2, "a number from 0 to below 1")
+
+
+@method("fedyogi", paper=_PAPER)
+@dataclass(frozen=True)
+class FedYogi(_Forgetting):
+    """Yogi on the server: Adam with a second moment that changes more slowly."""
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * squared * (v - squared).sign()
+
+
+@method("fedadam", paper=_PAPER)
+@dataclass(frozen=True)
+class FedAdam(_Forgetting):
+    """Adam on the server, without bias correction."""
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * squared
