@@ -70,5 +70,6 @@ def on_host(tensors: Tensors) -> Tensors:
     copies = {name: torch.empty_like(t, device="cpu", pin_memory=True) for name, t in tensors.items()}
     for name, tensor in tensors.items():
         copies[name].copy_(tensor, non_blocking=True)
-    torch.cuda.synchronize()
+    for device in {t.device for t in tensors.values() if t.device.type == "cuda"}:  # perhaps not the current one
+        torch.cuda.synchronize(device)
     return copies
