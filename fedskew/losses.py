@@ -100,6 +100,19 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return _negative_log_likelihood(logits.log_softmax(dim=-1), targets)
 
 
+def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.1) -> Tensor:
+    """CE against (1 − μ)·one-hot + μ/C: label smoothing."""
+    log_p = logits.log_softmax(dim=-1)
+    return (1 - smoothing) * _negative_log_likelihood(log_p, targets) - smoothing * batch_mean(log_p.mean(-1), targets)
+
+
+def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
+    """−(1 − p_y)^γ·log p_y: the focal loss, which turns from samples that are already right."""
+    log_p = logits.log_softmax(dim=-1).gather(-1, _index(targets).unsqueeze(-1)).squeeze(-1)
+    wrong = (-torch.expm1(log_p)).clamp(min=1e-12)  # a power below 1 has no slope at 0
+    return batch_mean(-(wrong**gamma) * log_p, targets)
+
+
 def calibrated_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
     """CE(z + log p, y), vacant classes out of the softmax (FedVLS Eq. 2)."""
     return cross_entropy(logits + class_probabilities(label_counts, logits).log(), targets)
@@ -168,11 +181,46 @@ def vacant_distillation(
     return batch_mean(_restricted_kl(teacher_logits, logits, vacant, vacant), targets)
 
 
+def distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """τ²·KL(teacher ‖ student) over all classes (FedAvg+KD). `targets` only tells which rows pad the batch."""
+    everything = torch.ones_like(logits, dtype=torch.bool)
+    divergence = _restricted_kl(teacher_logits / temperature, logits / temperature, everything, everything)
+    return temperature**2 * batch_mean(divergence, targets)
+
+
+def present_distillation(
+    logits: Tensor, teacher_logits: Tensor, targets: Tensor, label_counts: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """τ²·KL(teacher ‖ student), both over the client's own classes (FedEKD). `targets`: as in `distillation`."""
+    present = (label_counts > 0).expand_as(logits)
+    divergence = _restricted_kl(teacher_logits / temperature, logits / temperature, present, present)
+    return temperature**2 * batch_mean(divergence, targets)
+
+
+def target_distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """τ²·KL(b^g ‖ b), b = (p_y, 1 − p_y): what the models say of the target against all else (DKD's TCKD)."""
+    teacher, student = (_target_and_rest(z / temperature, targets) for z in (teacher_logits, logits))
+    both = torch.ones_like(student, dtype=torch.bool)
+    return temperature**2 * batch_mean(_restricted_kl(teacher, student, both, both), targets)
+
+
+def _target_and_rest(logits: Tensor, targets: Tensor) -> Tensor:
+    """`[B, 2]`: logits of the same probability for the target and for all other classes together."""
+    target = logits.gather(-1, _index(targets).unsqueeze(-1)).squeeze(-1)
+    rest = logits.masked_fill(_is_target(logits, targets), -math.inf).logsumexp(dim=-1)
+    return torch.stack([target, rest], dim=-1)
+
+
 def not_true_distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """τ²·KL(teacher ‖ student), both over the classes other than the target (FedNTD)."""
     others = ~_is_target(logits, targets)
     divergence = _restricted_kl(teacher_logits / temperature, logits / temperature, others, others)
     return temperature**2 * batch_mean(divergence, targets)
+
+
+def teacher_free_not_true(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """`not_true_distillation` with a teacher that is uniform over the classes other than the target (FedNTD-Tf)."""
+    return not_true_distillation(logits, torch.zeros_like(logits), targets, temperature)
 
 
 def label_masking_distillation(
@@ -268,6 +316,55 @@ def logit_suppression(
     terms = torch.where(counted, terms, 0.0)
     per_class = terms.logsumexp(dim=0) - valid.sum().clamp(min=1).to(logits.dtype).log()
     return torch.where(counted, p * per_class, 0.0).sum()
+
+
+def model_contrast(
+    features: Tensor, global_features: Tensor, previous_features: Tensor, targets: Tensor, temperature: float = 0.5
+) -> Tensor:
+    """−log of e^(s/τ) over e^(s/τ) + e^(s'/τ), s and s' the cosines with the global and the previous model (MOON).
+
+    Features of zero length have a cosine of 0 with everything. `targets` only tells which rows pad the batch.
+    """
+    own, common, previous = (_directions(f) for f in (features, global_features.detach(), previous_features.detach()))
+    closer = (own * (common - previous)).sum(dim=-1) / temperature
+    return batch_mean(-torch.nn.functional.logsigmoid(closer), targets)
+
+
+def _directions(features: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(features.flatten(1), dim=-1, eps=1e-8)
+
+
+def decorrelation(features: Tensor, targets: Tensor) -> Tensor:
+    """The mean square of the off-diagonal of XᵀX, over N; X the N standardised features (FedDecorr).
+
+    0 for a batch of one. `targets` only tells which rows pad the batch.
+    """
+    valid = _valid(targets)
+    return _off_diagonal(features, valid.unsqueeze(-1) & valid)
+
+
+def class_decorrelation(features: Tensor, targets: Tensor) -> Tensor:
+    """The same class by class, summed, over the samples of classes that are in the batch twice (FedMR's intra term)."""
+    valid = _valid(targets)
+    return _off_diagonal(features, (targets.unsqueeze(-1) == targets) & valid.unsqueeze(-1) & valid)
+
+
+def _off_diagonal(features: Tensor, alike: Tensor) -> Tensor:
+    """Σ over groups of rows of the mean square off the diagonal of XᵀX, over the rows used; `alike[B, B]`: one group.
+
+    ‖XᵀX‖ = ‖XXᵀ‖, so no d×d matrix is made.
+    """
+    x, width = features.flatten(1), features[0].numel()
+    together = alike.to(x.dtype)
+    size = together.sum(dim=-1, keepdim=True)
+    used = size > 1
+    centred = x - together @ x / size.clamp(min=1)
+    variance = together @ centred.square() / (size - 1).clamp(min=1)
+    standard = torch.where(used, centred / (variance + 1e-8).sqrt(), 0.0)
+    squares = standard.square()
+    whole = ((standard @ standard.transpose(-1, -2)).square() * together).sum()
+    diagonal = (squares * (together @ squares)).sum()
+    return (whole - diagonal) / max(width * (width - 1), 1) / used.sum().clamp(min=1)
 
 
 def gravitation(classifiers: Tensor, present: Tensor) -> Tensor:

@@ -105,6 +105,42 @@ def expected_not_true(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[int]
     return 4.0 * mean(per_sample)
 
 
+def expected_smoothed(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[int]) -> float:
+    per_sample = []
+    for row, target in zip(z, y, strict=True):
+        q = softmax_over(row, range(len(n)))
+        per_sample.append(-math.fsum((0.7 * (c == target) + 0.3 / len(n)) * math.log(q[c]) for c in q))
+    return mean(per_sample)
+
+
+def expected_focal(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[int]) -> float:
+    p = [softmax_over(row, range(len(n))) for row in z]
+    rest = [math.fsum(q for c, q in row.items() if c != target) for row, target in zip(p, y, strict=True)]
+    return mean([-(r**1.5) * math.log(row[target]) for r, row, target in zip(rest, p, y, strict=True)])
+
+
+def expected_distillation(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[int]) -> float:
+    every = range(len(n))
+    return 4.0 * mean(
+        [kl(softmax_over(t, every, 2.0), softmax_over(s, every, 2.0)) for s, t in zip(z, teacher, strict=True)]
+    )
+
+
+def expected_present(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[int]) -> float:
+    own = [c for c in range(len(n)) if n[c]]
+    return 4.0 * mean(
+        [kl(softmax_over(t, own, 2.0), softmax_over(s, own, 2.0)) for s, t in zip(z, teacher, strict=True)]
+    )
+
+
+def expected_target(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[int]) -> float:
+    def pair(row: Sequence[float], target: int) -> Distribution:
+        p = softmax_over(row, range(len(n)), 2.0)
+        return {0: p[target], 1: math.fsum(q for c, q in p.items() if c != target)}
+
+    return 4.0 * mean([kl(pair(t, target), pair(s, target)) for s, t, target in zip(z, teacher, y, strict=True)])
+
+
 def majority(n: Sequence[int], rule: str) -> set[int]:
     if rule == "code":
         return {c for c in range(len(n)) if n[c] > sum(n) / len(n)}
@@ -176,6 +212,8 @@ Expected = Callable[[Rows, Rows, Sequence[int], Sequence[int]], float]
 
 LOSSES: dict[str, tuple[Loss, Expected]] = {
     "cross_entropy": (lambda z, t, y, n: losses.cross_entropy(z, y), expected_ce),
+    "smoothed": (lambda z, t, y, n: losses.smoothed_cross_entropy(z, y, 0.3), expected_smoothed),
+    "focal": (lambda z, t, y, n: losses.focal_cross_entropy(z, y, 1.5), expected_focal),
     "calibrated": (lambda z, t, y, n: losses.calibrated_cross_entropy(z, y, n), expected_calibrated),
     "margin": (lambda z, t, y, n: losses.margin_cross_entropy(z, y, n, 0.5), expected_margin),
     "restricted": (lambda z, t, y, n: losses.restricted_softmax_cross_entropy(z, y, n, 0.7), expected_restricted),
@@ -193,7 +231,14 @@ LOSSES: dict[str, tuple[Loss, Expected]] = {
         expected_unbalanced_code,
     ),
     "vacant": (lambda z, t, y, n: losses.vacant_distillation(z, t, n, y), expected_vacant),
+    "all classes": (lambda z, t, y, n: losses.distillation(z, t, y, 2.0), expected_distillation),
+    "present": (lambda z, t, y, n: losses.present_distillation(z, t, y, n, 2.0), expected_present),
+    "target": (lambda z, t, y, n: losses.target_distillation(z, t, y, 2.0), expected_target),
     "not true": (lambda z, t, y, n: losses.not_true_distillation(z, t, y, 2.0), expected_not_true),
+    "not true teacher-free": (
+        lambda z, t, y, n: losses.teacher_free_not_true(z, y, 2.0),
+        lambda z, t, y, n: expected_not_true(z, [[0.0] * len(n)] * len(y), y, n),
+    ),
     "label masking": (
         lambda z, t, y, n: losses.label_masking_distillation(z, t, y, n, 2.0),
         lambda z, t, y, n: masked(z, t, y, n, "code", 2.0),
@@ -217,8 +262,11 @@ LOSSES: dict[str, tuple[Loss, Expected]] = {
     ),
     "suppression lade": (lambda z, t, y, n: losses.logit_suppression(z, y, n), expected_suppression_lade),
 }
-DIVERGENCES = ["vacant", "not true", "label masking", "label masking paper", "teacher-free", "partial"]
-SHIFT_INVARIANT = ["cross_entropy", "calibrated", "margin", *DIVERGENCES]
+DIVERGENCES = [
+    *("all classes", "present", "target", "vacant", "not true", "not true teacher-free"),
+    *("label masking", "label masking paper", "teacher-free", "partial"),
+]
+SHIFT_INVARIANT = ["cross_entropy", "smoothed", "focal", "calibrated", "margin", *DIVERGENCES]
 
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
@@ -397,7 +445,7 @@ def test_a_divergence_is_not_negative(name: str, batch: Batch) -> None:
     assert batch.value(name) >= -1e-12
 
 
-@pytest.mark.parametrize("name", ["vacant", "not true", "partial"])
+@pytest.mark.parametrize("name", ["all classes", "present", "target", "vacant", "not true", "partial"])
 @given(batch=batches())
 @settings(max_examples=12)
 def test_a_student_that_agrees_with_its_teacher_pays_nothing(name: str, batch: Batch) -> None:

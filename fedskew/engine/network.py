@@ -14,7 +14,7 @@ from fedskew.engine import kernels
 from fedskew.engine.layers import KeyedDropout, Step, ValidBatchNorm
 from fedskew.engine.lifting import LiftedModel, lifted_model
 from fedskew.methods.parts import Mode, Outputs, Tensors
-from fedskew.models.base import Classifier
+from fedskew.models.base import has_features
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class _WithFeatures(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if isinstance(self.model, Classifier) and type(self.model).forward is Classifier.forward:
+        if has_features(self.model):
             features = self.model.encoder(x)
             return self.model.head(features), features
         return self.model(x), None

@@ -12,10 +12,10 @@ from torch import nn
 
 from fedskew.data import PARTITIONS, Dataset, Federation, Partition, federation, load, make_partition
 from fedskew.engine import choose_devices, choose_engine, estimated_seconds
-from fedskew.errors import expect
+from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, PartitionConfig
-from fedskew.methods import Method, Part, make_method
-from fedskew.models import Inputs, check_model, make_model
+from fedskew.methods import Method, Objective, Part, make_method
+from fedskew.models import Inputs, check_model, has_features, make_model
 
 DEFAULT_CLIENTS = 20
 
@@ -62,6 +62,11 @@ def prepare(
     module = make_model(name, inputs, config.seed) if model is None else model
     for part in chosen.parts:
         part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
+    if isinstance(chosen.objective, Objective) and chosen.objective.needs_features and not has_features(module):
+        raise UserError(
+            f"method {chosen.name!r} needs features, and {type(module).__name__} does not say which they are; "
+            "make it a fedskew.Classifier(encoder, head)"
+        )
     resolved = replace(
         config,
         partition=_described(fed, config),

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedskew.errors import UserError
+
 Tensors = dict[str, Tensor]
 """Named tensors: a model's parameters, or anything that travels with them."""
 
@@ -54,6 +56,13 @@ class Outputs:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Outputs:
         return cls(tensors["logits"], tensors.get("features"))
+
+    @property
+    def known_features(self) -> Tensor:
+        """The features, for an objective with `needs_features`."""
+        if self.features is None:
+            raise UserError("the method needs features; expected a model that is a fedskew.Classifier(encoder, head)")
+        return self.features
 
     @property
     def teacher(self) -> Outputs:
@@ -168,6 +177,9 @@ class Part:
 @dataclass(frozen=True)
 class Objective(Part):
     """The local loss of one client on one batch."""
+
+    needs_features: ClassVar[bool] = False
+    """Whether it uses features, which only a model of an encoder and a head has."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         """A scalar, the mean over the batch; rows whose target is `losses.IGNORE` count for nothing."""

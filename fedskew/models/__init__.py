@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedskew.models.base import Classifier, Inputs
+from fedskew.models.base import Classifier, Inputs, has_features
 from fedskew.models.catalogue import MODELS, ModelEntry, fits, input_kind, make_model, parameter_count
 from fedskew.models.custom import check_model
 
@@ -13,6 +13,7 @@ __all__ = [
     "ModelEntry",
     "check_model",
     "fits",
+    "has_features",
     "input_kind",
     "make_model",
     "parameter_count",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from torch import Tensor, nn
 
@@ -19,6 +20,11 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.encoder(x))
         return logits
+
+
+def has_features(model: nn.Module) -> TypeGuard[Classifier]:
+    """Whether the model's logits are known to be its head's of its encoder's features."""
+    return isinstance(model, Classifier) and type(model).forward is Classifier.forward
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def test_extra_compute_counts_the_forward_passes(name: str) -> None:
     objectives = [part() for part in entry.parts if issubclass(part, Objective)]
     if objectives:
         passes = len(objectives[0].companions())
-        assert entry.extra_compute == (f"{passes} teacher forward" if passes else "none")
+        assert entry.extra_compute == ("none", "1 teacher forward", "2 teacher forwards")[passes]
         assert objectives[0].extra_forwards(10, {}) == 10 * passes
     elif any(issubclass(part, Schedule) for part in entry.parts):
         assert "forward" in entry.extra_compute

@@ -1,0 +1,89 @@
+"""Plain distillation from the global model, over all classes, over the client's own, or decoupled.
+
+FedKD, also FedAvg+KD, is Hinton et al., "Distilling the knowledge in a neural network", 2015, on every client; the
+others are the variants that Guo et al., AAAI 2025, compare FedVLS with, FedDKD after Zhao et al., "Decoupled
+knowledge distillation", CVPR 2022.
+
+    FedKD    L = CE + β·τ²·KL( σ(z^g/τ) ‖ σ(z/τ) )
+    FedEKD   the same with both softmaxes over the client's own classes
+    FedDKD   L = CE + τ²·( α·KL(b^g ‖ b) + β·KL( σ(z^g_{≠y}/τ) ‖ σ(z_{≠y}/τ) ) ),  b = (p_y, 1 − p_y) at τ
+
+Leaves the client: the model. Extra compute: one forward pass of the teacher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.losses import (
+    cross_entropy,
+    distillation,
+    not_true_distillation,
+    present_distillation,
+    target_distillation,
+)
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Mode, Objective, Outputs
+
+
+@method("fedkd", "fedavg-kd", paper="Hinton et al., 2015")
+@dataclass(frozen=True)
+class FedKD(Objective):
+    """Cross entropy and distillation of all classes."""
+
+    beta: float = 1.0
+    temperature: float = 1.0
+
+    extra_compute = "1 teacher forward"
+
+    def __post_init__(self) -> None:
+        expect(self.beta >= 0, "beta", self.beta, "a number ≥ 0")
+        expect(self.temperature > 0, "temperature", self.temperature, "a number > 0")
+
+    def companions(self) -> dict[str, Mode]:
+        return {"teacher": "eval"}
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        distilled = distillation(out.logits, out.teacher.logits, y, self.temperature)
+        return cross_entropy(out.logits, y) + self.beta * distilled
+
+
+@method("fedekd", paper="Guo et al., AAAI 2025")
+@dataclass(frozen=True)
+class FedEKD(FedKD):
+    """Cross entropy and distillation of the client's own classes."""
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        distilled = present_distillation(out.logits, out.teacher.logits, y, client.label_counts, self.temperature)
+        return cross_entropy(out.logits, y) + self.beta * distilled
+
+
+@method("feddkd", paper="Zhao et al., CVPR 2022")
+@dataclass(frozen=True)
+class FedDKD(Objective):
+    """Cross entropy and decoupled distillation of the target and of the not-true classes."""
+
+    alpha: float = 1.0
+    """Of the target against the rest."""
+    beta: float = 8.0
+    """Of the not-true classes among themselves."""
+    temperature: float = 4.0
+
+    extra_compute = "1 teacher forward"
+
+    def __post_init__(self) -> None:
+        expect(self.alpha >= 0, "alpha", self.alpha, "a number ≥ 0")
+        expect(self.beta >= 0, "beta", self.beta, "a number ≥ 0")
+        expect(self.temperature > 0, "temperature", self.temperature, "a number > 0")
+
+    def companions(self) -> dict[str, Mode]:
+        return {"teacher": "eval"}
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        models = out.logits, out.teacher.logits
+        target = target_distillation(*models, y, self.temperature)
+        others = not_true_distillation(*models, y, self.temperature)
+        return cross_entropy(out.logits, y) + self.alpha * target + self.beta * others

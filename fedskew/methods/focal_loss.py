@@ -1,0 +1,33 @@
+"""The focal loss: samples that are already right count less.
+
+Lin et al., "Focal loss for dense object detection", ICCV 2017; a baseline of PKD's paper.
+
+    L = −(1 − p_y)^γ·log p_y
+
+Leaves the client: the model. Extra compute: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.losses import focal_cross_entropy
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Objective, Outputs
+
+
+@method("focal-loss", paper="Lin et al., ICCV 2017")
+@dataclass(frozen=True)
+class FocalLoss(Objective):
+    """Cross entropy that turns to the samples still wrong."""
+
+    gamma: float = 2.0
+
+    def __post_init__(self) -> None:
+        expect(self.gamma >= 0, "gamma", self.gamma, "a number ≥ 0")
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        return focal_cross_entropy(out.logits, y, self.gamma)
