@@ -27,12 +27,27 @@ def _free_cuda_bytes(device: torch.device) -> int:
 
 
 def _free_host_bytes() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
+    free = [bytes_ for bytes_ in (_available_bytes(), _bytes_left_to_container()) if bytes_ is not None]
+    return min(free, default=None)
+
+
+def _available_bytes() -> int | None:
+    lines = _read(Path("/proc/meminfo")).splitlines()
     entries = dict(line.split(":", 1) for line in lines)
     return int(entries["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in entries else None
+
+
+def _bytes_left_to_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container's limit leaves, where there is one."""
+    limit, used = (_read(group / name).strip() for name in ("memory.max", "memory.current"))
+    return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def bytes_taken(function: Callable[[], object], device: torch.device) -> int:

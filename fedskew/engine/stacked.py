@@ -183,7 +183,10 @@ class StackedEngine:
         if spare is None:
             return sys.maxsize
         clients, layouts = len(work.assignments), Layouts.of(work, {})
-        one, two = (bytes_taken(partial(step, number), self._data.y.device) for number in (1, 2))
+        try:
+            one, two = (bytes_taken(partial(step, number), self._data.y.device) for number in (1, 2))
+        except torch.OutOfMemoryError:
+            return 1
         each = max(two - one, one // 2) + 4 * layouts.params.row_bytes
         each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
         of_round = layouts.params.row_bytes + layouts.buffers.row_bytes + 2 * layouts.state.row_bytes
