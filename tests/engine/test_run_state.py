@@ -19,6 +19,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavgm": {},
     "scaffold": {},
+    "moon+scaffold": {"mu": 1.0},
     "fedlmd-switch+scaffold": {},
     "fedlmd-switch": {"switch_round": 1},
     "pkd+fedavgm": {"warmup_rounds": 1, "expert_rounds": 2},
