@@ -293,7 +293,7 @@ class Server:
             "diverged": this.clients[~finite].tolist(),
             "visits": visits,
             "tally": report.tally,
-            "compute": (visits + forwards / 3) / self._baseline_visits(this),
+            "compute": (visits * self._method.solver.gradients() + forwards / 3) / self._baseline_visits(this),
             "notes": after.notes,
         }
 

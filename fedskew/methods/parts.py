@@ -209,6 +209,10 @@ class Solver(Part):
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
         return gradient(params)
 
+    def gradients(self) -> int:
+        """How many gradients a step takes, for the account of computation."""
+        return 1
+
 
 @dataclass(frozen=True)
 class ServerRule(Part):

@@ -1,0 +1,63 @@
+"""FedDyn: each client's loss is bent so that its optimum agrees with the federation's.
+
+Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
+
+    client  direction = ∇L(v) − h_k + α·(v − w);  h_k ← h_k − α·(w_k − w)
+    server  h ← h − (1/K)·Σ_S (w_k − w);          w ← Σ a_k·w_k − h
+
+over K clients, of which S take part. This h is the paper's over α, so the server need not know α.
+Leaves the client: the model. Extra compute: none to speak of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedskew.errors import expect
+from fedskew.methods.catalogue import register
+from fedskew.methods.parts import Client, Gradient, ServerRule, Solver, Tensors, Trained, Updates, pack, unpack
+
+
+@dataclass(frozen=True)
+class DynamicRegularisation(Solver):
+    """The gradient, less the client's linear term, and a pull towards the received model."""
+
+    alpha: float = 0.1
+
+    def __post_init__(self) -> None:
+        expect(self.alpha > 0, "alpha", self.alpha, "a number > 0")
+
+    def client_state(self, params: Tensors) -> Tensors:
+        return pack("linear_term", {name: torch.zeros_like(p) for name, p in params.items()})
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
+        grads, linear = gradient(params), unpack("linear_term", client.state)
+        return {n: grads[n] - linear[n] + self.alpha * (v - client.received[n]) for n, v in params.items()}
+
+    def next_state(self, trained: Trained, client: Client) -> Tensors:
+        linear, sent = unpack("linear_term", client.state), client.received
+        return pack("linear_term", {n: h - self.alpha * (trained.params[n] - sent[n]) for n, h in linear.items()})
+
+
+@dataclass(frozen=True)
+class CorrectedMean(ServerRule):
+    """The mean of the models, corrected by all moves so far."""
+
+    def server_state(self, params: Tensors) -> Tensors:
+        return pack("correction", {name: torch.zeros_like(p) for name, p in params.items()})
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        mean, correction = updates.mean(), unpack("correction", state)
+        moves = {name: d.mean(dim=0) for name, d in updates.changes(sent).items()}
+        correction = {name: h - updates.participation * moves[name] for name, h in correction.items()}
+        return {name: w - correction[name] for name, w in mean.items()}, {**state, **pack("correction", correction)}
+
+
+register(
+    "feddyn",
+    parts=(DynamicRegularisation, CorrectedMean),
+    paper="Acar et al., ICLR 2021",
+    summary="Dynamic regularisation that aligns the clients' optima with the federation's.",
+)

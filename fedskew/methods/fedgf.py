@@ -1,0 +1,72 @@
+"""FedGF: sharpness-aware steps whose worst point leans towards a global one, the more the clients drift.
+
+Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML 2024.
+
+    client  v_a = v + ρ·g/‖g‖,  v_m = c·w̃ + (1 − c)·v_a,  direction = ∇L(v_m)
+    server  w ← Σ a_k·w_k;  w̃ = w + ρ_g·(w_old − w)/‖w_old − w‖
+            c = the share of the last W rounds in which mean_k ‖w_old − w_k‖ > T_D
+
+In the first round c = 0, which is FedSAM; while fewer than W rounds are over, c is over those. Leaves the client: the
+model. Extra compute: one more forward and backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedskew.errors import expect
+from fedskew.methods.catalogue import register
+from fedskew.methods.fedsam import FedSAM, ascended
+from fedskew.methods.parts import Client, Gradient, ServerRule, Tensors, Updates, pack, squared_norms, unpack
+
+
+@dataclass(frozen=True)
+class InterpolatedPerturbation(FedSAM):
+    """The gradient between the client's own worst point and the server's."""
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
+        own, common = ascended(params, gradient(params), self.rho), unpack("perturbed", client.downlink)
+        share = client.downlink["global_share"]
+        return gradient({name: share * common[name] + (1 - share) * v for name, v in own.items()})
+
+
+@dataclass(frozen=True)
+class PerturbedMean(ServerRule):
+    """The mean of the models, the same moved back a little, and how often clients drifted far."""
+
+    global_rho: float = 0.1
+    threshold: float = 0.3
+    """T_D, c_o in the FedVLS paper: a mean drift beyond it counts."""
+    window: int = 30
+
+    def __post_init__(self) -> None:
+        expect(self.global_rho >= 0, "global_rho", self.global_rho, "a number ≥ 0")
+        expect(self.threshold >= 0, "threshold", self.threshold, "a number ≥ 0")
+        expect(self.window >= 1, "window", self.window, "a whole number ≥ 1")
+
+    def server_state(self, params: Tensors) -> Tensors:
+        like = next(iter(params.values()))
+        return {"drifted": like.new_zeros(self.window), "rounds": like.new_zeros(()), **pack("perturbed", params)}
+
+    def downlink(self, server_state: Tensors) -> Tensors:
+        seen = server_state["rounds"].clamp(1, self.window)
+        share = server_state["drifted"].sum() / seen
+        return {"global_share": share, **pack("perturbed", unpack("perturbed", server_state))}
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        mean = updates.mean()
+        drift = squared_norms(updates.changes(sent)).sqrt().mean()
+        drifted = torch.cat([state["drifted"][1:], (drift > self.threshold).to(state["drifted"].dtype).view(1)])
+        perturbed = ascended(mean, {name: w - mean[name] for name, w in sent.items()}, self.global_rho)
+        rounds = state["rounds"] + 1
+        return mean, {**state, "drifted": drifted, "rounds": rounds, **pack("perturbed", perturbed)}
+
+
+register(
+    "fedgf",
+    parts=(InterpolatedPerturbation, PerturbedMean),
+    paper="Lee and Yoon, ICML 2024",
+    summary="Sharpness-aware steps between the client's worst point and the server's.",
+)

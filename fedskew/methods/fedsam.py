@@ -1,0 +1,104 @@
+"""FedSAM: each local step goes along the gradient at the worst point nearby; MoFedSAM: and along the last round's.
+
+Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022.
+
+    FedSAM    direction = g̃ = ∇L(v + ρ·g/‖g‖),  g = ∇L(v), the norm over all parameters together
+    MoFedSAM  direction = β·g̃ + (1 − β)·Δ,  Δ ← Σ a_k·(w − w_k)/(J_k·η) on the server, 0 before the first round
+
+J_k counts the client's steps; with momentum it is the length of the path along a constant gradient.
+Leaves the client: the model, and for MoFedSAM J_k. Extra compute: one more forward and backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedskew.errors import expect
+from fedskew.methods.catalogue import method, register
+from fedskew.methods.parts import (
+    Client,
+    Gradient,
+    ServerRule,
+    Solver,
+    Tensors,
+    Trained,
+    Updates,
+    pack,
+    unpack,
+    weighted_mean,
+)
+
+_PAPER = "Qu et al., ICML 2022"
+
+
+def ascended(params: Tensors, grads: Tensors, rho: float) -> Tensors:
+    """The point at distance ρ along the gradient; where that is zero, the point itself."""
+    norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt().clamp(min=1e-12)
+    return {name: v + rho * grads[name] / norm for name, v in params.items()}
+
+
+@method("fedsam", paper=_PAPER)
+@dataclass(frozen=True)
+class FedSAM(Solver):
+    """Sharpness-aware local steps."""
+
+    rho: float = 0.1
+    """The FedVLS paper's value."""
+
+    extra_compute = "1 forward and backward"
+
+    def __post_init__(self) -> None:
+        expect(self.rho >= 0, "rho", self.rho, "a number ≥ 0")
+
+    def gradients(self) -> int:
+        return 2
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
+        return gradient(ascended(params, gradient(params), self.rho))
+
+
+@dataclass(frozen=True)
+class SharpnessAwareMomentum(FedSAM):
+    """A sharpness-aware gradient, mixed with the direction in which all clients went last."""
+
+    beta: float = 0.1
+    """The weight of the client's own gradient."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(0 < self.beta <= 1, "beta", self.beta, "a number above 0 to 1")
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
+        own, common = super().direction(gradient, params, client), unpack("common_direction", client.downlink)
+        return {name: self.beta * g + (1 - self.beta) * common[name] for name, g in own.items()}
+
+
+@dataclass(frozen=True)
+class CommonDirection(ServerRule):
+    """The weighted mean of the models, and the mean direction of a local step."""
+
+    sends = "local steps (one number)"
+
+    def server_state(self, params: Tensors) -> Tensors:
+        return pack("common_direction", {name: torch.zeros_like(p) for name, p in params.items()})
+
+    def downlink(self, server_state: Tensors) -> Tensors:
+        return pack("common_direction", unpack("common_direction", server_state))
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        return {"local_steps": trained.effective_steps()}
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        path = updates.uplink["local_steps"].to(updates.weights.dtype).clamp(min=1) * updates.lr
+        direction = weighted_mean(updates.changes(sent), -updates.weights / path)
+        return updates.mean(), {**state, **pack("common_direction", direction)}
+
+
+register(
+    "mofedsam",
+    parts=(SharpnessAwareMomentum, CommonDirection),
+    paper=_PAPER,
+    summary="Sharpness-aware local steps with the last round's mean direction as momentum.",
+)

@@ -1,0 +1,265 @@
+"""Local solvers on a linear model against numpy, their special cases, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from linear_clients import (
+    Array,
+    Site,
+    averaged,
+    cross_entropy_slope,
+    descend,
+    federation,
+    final,
+    linear_model,
+    played,
+    serve,
+    settings,
+    sites,
+    theta,
+)
+from torch import nn
+
+from fedskew.errors import UserError
+from fedskew.experiment.server import Server
+from fedskew.methods import make_method
+from fedskew.methods.fedsam import ascended
+from fedskew.models import Classifier
+
+
+def slope(at: Array, site: Site) -> Array:
+    return cross_entropy_slope(site.x @ at.T, site).T @ site.x
+
+
+def climbed(at: Array, site: Site, rho: float) -> Array:
+    g = slope(at, site)
+    return at + rho * g / np.sqrt((g**2).sum())
+
+
+def close(found: Array, expected: Array) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+
+
+def path_length(steps: int, momentum: float) -> float:
+    return sum(momentum**i for step in range(steps) for i in range(step + 1))
+
+
+# -- FedSAM and MoFedSAM --------------------------------------------------------------------------------
+
+
+def test_fedsam_takes_the_gradient_at_the_worst_point_nearby() -> None:
+    fed = federation()
+    states, _ = played(serve("fedsam", {"rho": 0.3}, federation=fed))
+    at, expected = sites(fed), theta(states[0])
+    for t in range(2):
+        models = [descend(expected, lambda v, s=s: slope(climbed(v, s, 0.3), s), settings(), t) for s in at]
+        expected = averaged(models, at)
+        close(theta(states[t + 1]), expected)
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize(
+    ("method", "params", "other", "its"),
+    [
+        ("fedsam", {"rho": 0.0}, "fedavg", {}),
+        ("mofedsam", {"beta": 1.0, "rho": 0.2}, "fedsam", {"rho": 0.2}),
+        ("mofedsam", {"beta": 1.0, "rho": 0.0}, "fedavg", {}),
+        ("fedgf", {"threshold": 1e9}, "fedsam", {}),
+        ("fedgf", {"threshold": 1e9, "rho": 0.0}, "fedavg", {}),
+        ("pfedme", {"inner_steps": 1, "pull": 20.0, "personal_lr": 0.05}, "fedavg", {}),
+    ],
+)
+def test_it_is_the_other(method: str, params: dict[str, Any], other: str, its: dict[str, Any], engine: str) -> None:
+    found = final(method, params, batch_size=2, engine=engine)
+    np.testing.assert_allclose(found, final(other, its, batch_size=2, engine=engine), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", ["fedsam", "mofedsam", "feddyn", "fedgf", "pfedme"])
+def test_with_its_own_defaults_it_is_not_fedavg(method: str) -> None:
+    assert np.abs(final(method) - final("fedavg")).max() > 1e-6
+
+
+def test_where_the_gradient_is_zero_nothing_is_climbed() -> None:
+    params = {"w": torch.tensor([1.0, 2.0])}
+    assert torch.equal(ascended(params, {"w": torch.zeros(2)}, 0.5)["w"], params["w"])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_mofedsam_mixes_in_the_mean_direction_of_the_last_round(momentum: float) -> None:
+    fed, rounds, beta = federation(), 3, 0.4
+    changed = {"momentum": momentum, "weight_decay": 0.0}
+    states, _ = played(serve("mofedsam", {"beta": beta, "rho": 0.3}, federation=fed, rounds=rounds, **changed))
+    config, at, expected = settings(**changed), sites(fed), theta(states[0])
+    common = np.zeros_like(expected)
+    for t in range(rounds):
+
+        def direction(v: Array, s: Site, common: Array = common) -> Array:
+            return beta * slope(climbed(v, s, 0.3), s) + (1 - beta) * common
+
+        models = [descend(expected, lambda v, s=s, d=direction: d(v, s), config, t) for s in at]
+        lr = config.lr * config.lr_decay**t
+        mean = averaged(models, at)
+        common = (expected - mean) / (path_length(config.local_epochs, momentum) * lr)
+        expected = mean
+        close(theta(states[t + 1]), expected)
+
+
+def test_a_mean_direction_of_one_step_is_the_mean_gradient() -> None:
+    fed = federation()
+    one_step = {"local_epochs": 1, "weight_decay": 0.0, "rounds": 1}
+    states, _ = played(serve("mofedsam", {"beta": 1.0, "rho": 0.0}, federation=fed, **one_step))
+    gradient = averaged([slope(theta(states[0]), s) for s in sites(fed)], sites(fed))
+    kept = states[1].trainees["global"].server["common_direction/head.weight"].numpy()
+    np.testing.assert_allclose(kept, gradient[:, :-1], rtol=1e-10, atol=1e-13)
+
+
+# -- FedDyn ---------------------------------------------------------------------------------------------
+
+
+def test_feddyn_with_partial_participation() -> None:
+    fed, rounds, alpha = federation(), 4, 0.3
+    changed = {"clients_per_round": 2, "rounds": rounds}
+    states, rows = played(serve("feddyn", {"alpha": alpha}, federation=fed, **changed))
+    at, expected = sites(fed), theta(states[0])
+    h, own = np.zeros_like(expected), [np.zeros_like(expected) for _ in at]  # the paper's h, which is α times ours
+    for t, row in enumerate(rows):
+        sent, models = expected, {}
+        for k in row["clients"]:
+
+            def direction(v: Array, k: int = k, sent: Array = sent) -> Array:
+                return slope(v, at[k]) - own[k] + alpha * (v - sent)
+
+            models[k] = descend(sent, direction, settings(**changed), t)
+        for k, w in models.items():
+            own[k] = own[k] - alpha * (w - sent)
+        h = h - alpha / len(at) * sum(w - sent for w in models.values())
+        expected = averaged(list(models.values()), [at[k] for k in models]) - h / alpha
+        close(theta(states[t + 1]), expected)
+
+
+def test_the_clients_linear_terms_add_up_to_the_servers() -> None:
+    states, _ = played(serve("feddyn", {"alpha": 0.3}, clients_per_round=1, rounds=4))
+    last = states[-1]
+    met = list(last.clients.versions["global"])
+    total = sum(state["linear_term/head.weight"] for state in last.clients.of("global", met))
+    kept = last.trainees["global"].server["correction/head.weight"]
+    np.testing.assert_allclose(0.3 * kept.numpy(), total.numpy() / 3, rtol=1e-11)
+
+
+def test_with_a_vanishing_alpha_clients_train_as_in_fedavg_and_the_server_goes_twice_as_far() -> None:
+    alike = {"average": "uniform", "rounds": 1}
+    start = theta(played(serve("fedavg", **alike))[0][0])
+    mean = final("fedavg", **alike)
+    np.testing.assert_allclose(final("feddyn", {"alpha": 1e-14}, **alike), mean + (mean - start), rtol=1e-10)
+
+
+def test_feddyn_learns_nothing_of_a_client_that_takes_no_step() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Classifier(nn.BatchNorm1d(3), linear_model().head)
+    fed = federation(np.array([[5, 2, 0, 0], [0, 0, 1, 0]]))
+    states, _ = played(Server(fed, make_method("feddyn"), model, settings(rounds=2)))
+    assert (states[-1].clients.of("global", [1])[0]["linear_term/head.weight"] == 0).all()
+    assert states[-1].clients.of("global", [0])[0]["linear_term/head.weight"].abs().max() > 0
+
+
+# -- FedGF ----------------------------------------------------------------------------------------------
+
+
+def test_fedgf_leans_towards_the_servers_point_as_often_as_clients_drifted() -> None:
+    fed, rounds, rho, back, window = federation(), 6, 0.3, 0.2, 3
+    start = theta(played(serve("fedgf", federation=fed, rounds=1))[0][0])
+    drifts, shares, flags = [], [], []
+    threshold = 0.8
+    method = {"rho": rho, "global_rho": back, "threshold": threshold, "window": window}
+    states, _ = played(serve("fedgf", method, federation=fed, rounds=rounds))
+    at, expected, perturbed = sites(fed), start, start
+    for t in range(rounds):
+        recent = flags[-window:]
+        c = sum(recent) / len(recent) if recent else 0.0
+        shares.append(c)
+
+        def direction(v: Array, s: Site, c: float = c, perturbed: Array = perturbed) -> Array:
+            return slope(c * perturbed + (1 - c) * climbed(v, s, rho), s)
+
+        models = [descend(expected, lambda v, s=s, d=direction: d(v, s), settings(), t) for s in at]
+        drifts.append(float(np.mean([np.sqrt(((expected - w) ** 2).sum()) for w in models])))
+        flags.append(drifts[-1] > threshold)
+        mean = averaged(models, at)
+        back_there = expected - mean
+        perturbed = mean + back * back_there / np.sqrt((back_there**2).sum())
+        expected = mean
+        close(theta(states[t + 1]), expected)
+    assert len(set(shares)) > 2, drifts  # the threshold lies within the drifts
+
+
+# -- pFedMe ---------------------------------------------------------------------------------------------
+
+
+def test_pfedme_steps_towards_approximate_personal_optima() -> None:
+    fed, pull, inner, kappa, beta = federation(), 4.0, 0.1, 3, 0.7
+    method = {"pull": pull, "personal_lr": inner, "inner_steps": kappa, "server_lr": beta}
+    states, _ = played(serve("pfedme", method, federation=fed))
+    at, expected = sites(fed), theta(states[0])
+
+    def direction(v: Array, s: Site) -> Array:
+        personal = v
+        for _ in range(kappa):
+            personal = personal - inner * (slope(personal, s) + pull * (personal - v))
+        return pull * (v - personal)
+
+    for t in range(2):
+        models = [descend(expected, lambda v, s=s: direction(v, s), settings(), t) for s in at]
+        expected = (1 - beta) * expected + beta * averaged(models, at)
+        close(theta(states[t + 1]), expected)
+
+
+# -- all ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "compute"),
+    [("fedavg", {}, 1), ("fedsam", {}, 2), ("fedgf", {}, 2), ("pfedme", {"inner_steps": 3}, 3), ("feddyn", {}, 1)],
+)
+def test_every_gradient_of_a_step_is_accounted_for(method: str, params: dict[str, Any], compute: float) -> None:
+    _, rows = played(serve(method, params))
+    assert [row["compute"] for row in rows] == [compute, compute]
+
+
+def test_a_teacher_is_asked_once_a_step_however_many_gradients_are_taken() -> None:
+    _, rows = played(serve("fedntd+fedsam"))
+    assert [row["compute"] for row in rows] == pytest.approx([2 + 1 / 3] * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "expected"),
+    [
+        ("fedsam", {"rho": -1}, "rho is -1.0; expected a number ≥ 0"),
+        ("mofedsam", {"beta": 0}, "beta is 0.0; expected a number above 0 to 1"),
+        ("mofedsam", {"rho": -1}, "rho is -1.0; expected a number ≥ 0"),
+        ("feddyn", {"alpha": 0}, "alpha is 0.0; expected a number > 0"),
+        ("fedgf", {"window": 0}, "window is 0; expected a whole number ≥ 1"),
+        ("fedgf", {"threshold": -1}, "threshold is -1.0; expected a number ≥ 0"),
+        ("fedgf", {"global_rho": -1}, "global_rho is -1.0; expected a number ≥ 0"),
+        ("pfedme", {"pull": 0}, "pull is 0.0; expected a number > 0"),
+        ("pfedme", {"inner_steps": 0}, "inner_steps is 0; expected a whole number ≥ 1"),
+        ("pfedme", {"personal_lr": 0}, "personal_lr is 0.0; expected a number > 0"),
+        ("pfedme", {"server_lr": 0}, "server_lr is 0.0; expected a number > 0"),
+    ],
+)
+def test_a_bad_hyper_parameter_is_refused_in_one_line(name: str, params: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        make_method(name, params)
+    assert str(refusal.value) == expected
+
+
+@pytest.mark.parametrize("method", ["fedvls+fedsam", "fedvls+fedsam+fedexp", "fedlmd+mofedsam", "fedlmd+feddyn"])
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_a_combination_runs(method: str, engine: str) -> None:
+    states, rows = played(serve(method, engine=engine, clients_per_round=2))
+    assert all(row["diverged"] == [] for row in rows)
+    assert np.isfinite(theta(states[-1])).all()
