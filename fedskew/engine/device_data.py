@@ -16,6 +16,11 @@ from fedskew.randomness import fold
 class Augmentation(Protocol):
     """Random changes to training images, keyed sample by sample."""
 
+    @property
+    def moves_pixels_only(self) -> bool:
+        """Whether it computes no new values."""
+        ...
+
     def before(self, images: Tensor, keys: Tensor) -> Tensor:
         """On raw images, before normalisation."""
         ...
@@ -47,6 +52,11 @@ class DeviceSamples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def compilable(self) -> bool:
+        """Whether compiled inputs are the same images up to the rounding of their normalisation."""
+        return self._augmentation is None or self._augmentation.moves_pixels_only
 
     def held(self) -> Tensors:
         """What a program over static memory reads."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,10 +45,11 @@ def captured(step: Step, memory: Memory, pool: object) -> Callable[[], None]:
     return replay
 
 
-def compiled(step: Step, memory: Memory) -> Step:
+def compiled(step: Step, memory: Memory, longest_expression: int | None = None) -> Step:
     """The step, forward and backward, as one program that the compiler sees whole.
 
-    It is recorded as the operations that it comes to, so that nothing of a user's Python code is compiled.
+    It is recorded as the operations that it comes to, so that nothing of a user's Python code is compiled. After
+    `longest_expression` operations a value is kept in memory instead of being computed anew for each of its uses.
     """
     leaves, structure = tree_flatten(memory)
 
@@ -56,7 +58,8 @@ def compiled(step: Step, memory: Memory) -> Step:
 
     with _ONE_CAPTURE_AT_A_TIME, torch.no_grad():  # fx changes torch's own modules while it records
         recorded = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
-    program = torch.compile(recorded, dynamic=False, fullgraph=True)
+    options: dict[str, Any] = {} if longest_expression is None else {"realize_opcount_threshold": longest_expression}
+    program = torch.compile(recorded, dynamic=False, fullgraph=True, options=options or None)
 
     def run(memory: Memory) -> None:
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,9 @@ from fedskew.randomness import fold
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what a cache holds; what keeps a GPU busy
 _STAGED_STEPS = 16
 """Few, so that the device need not wait long for the first."""
+
+_LONGEST_EXPRESSION = 15
+"""Operations: fewer than a keyed draw has, or a compiler would draw a sample's numbers anew for each of its pixels."""
 
 Places = slice | Tensor
 """Rows of a stack."""
@@ -213,7 +217,7 @@ class Slots:
         return self.capacity >= clients and same_parts(self._work.parts, work.parts)
 
     def train(self, work: RoundWork, plans: Sequence[BatchPlan], table: Timetable, width: int) -> RoundResult:
-        program = self._program(work, table.slots, width)
+        program = self._program(work, table, width)
         round_ = _Round(self._data, self._layouts, program, work, plans, table, width)
         program.prepare(round_.kinds_of_step)
         self._give(work)
@@ -223,7 +227,7 @@ class Slots:
         self, work: RoundWork, plans: Sequence[BatchPlan], table: Timetable, width: int
     ) -> Callable[[], None]:
         """One step of the round's first clients, again and again on staged batches: for measurements."""
-        program = self._program(work, table.slots, width)
+        program = self._program(work, table, width)
         round_ = _Round(self._data, self._layouts, program, work, plans, table, width)
         program.prepare({bool(round_.full[0])})
         self._give(work)
@@ -244,13 +248,14 @@ class Slots:
                 self._memory[kind][name].copy_(flat)
         self._memory["rates"]["lr"].fill_(work.local.lr)
 
-    def _program(self, work: RoundWork, slots: int, width: int) -> _Program:
+    def _program(self, work: RoundWork, table: Timetable, width: int) -> _Program:
+        slots = table.slots
         key = slots, width
         if key not in self._programs:
             memory = {kind: dict(tensors) for kind, tensors in self._memory.items()}
             for kind in _PER_SLOT:
                 memory[kind] = {name: t[:slots] for name, t in self._memory[kind].items()}
-            memory["inputs"], memory["plan"] = self._inputs(slots, width)
+            memory["inputs"], memory["plan"] = self._inputs(slots, width, table.times)
             step = _SlotStep(
                 self._network, self._work, self._layouts, self._samples, True, self._channels_last, not self._compile
             )
@@ -258,12 +263,14 @@ class Slots:
             self._programs[key] = _Program(step, staging, memory, self._pool, self._compile, self.notices)
         return self._programs[key].of_round(work)
 
-    def _inputs(self, slots: int, width: int) -> tuple[Tensors, Tensors]:
+    def _inputs(self, slots: int, width: int, times: int) -> tuple[Tensors, Tensors]:
         """Room for the batches of some steps ahead, and for what they are made from."""
         sample = self._samples[0]
         shape = (*sample.shape[1:], sample.shape[0]) if self._channels_last else sample.shape
         bytes_ = slots * width * sample.numel() * sample.element_size()
-        window = max(1, min(_STAGED_STEPS, _STAGED_BYTES[self._device.type] // max(bytes_, 1)))
+        most = max(1, min(_STAGED_STEPS, _STAGED_BYTES[self._device.type] // max(bytes_, 1)))
+        even = -(-times // -(-times // most))  # windows of a size, so that the last is not half empty
+        window = max(even, min(most, _STAGED_STEPS // 2))  # though later rounds may be longer than this one
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
@@ -335,7 +342,7 @@ class _Program:
         if not self._on_gpu:
             return lambda position: self._launch(step, position)
         replay = self._replay(step)
-        return (lambda _: replay()) if replay else (lambda _: step(self.memory))
+        return _ignoring(replay) if replay else (lambda _: step(self.memory))
 
     def _launch(self, step: _SlotStep, position: int) -> None:
         now = {name: t[position] for name, t in self.memory["inputs"].items() if name != "at"}
@@ -359,14 +366,16 @@ class _Program:
 
     def _ready_staging(self) -> Callable[[int], None]:
         if self._on_gpu:
+            if self._compile and self._staging.data.compilable:
+                with contextlib.suppress(Exception):  # a compiler may fail in any way; what it was given works as well
+                    program = compiled(self._staging, self.memory, _LONGEST_EXPRESSION)
+                    return _ignoring(captured(program, self.memory, self._pool))
             try:
-                replay = captured(self._staging, self.memory, self._pool)
+                return _ignoring(captured(self._staging, self.memory, self._pool))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # an augmentation may wait for the device
                 torch.cuda.synchronize()
-            else:
-                return lambda _: replay()
         return self._stage_now
 
     def _stage_now(self, steps: int) -> None:
@@ -376,6 +385,10 @@ class _Program:
     def _notice(self, what: str, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         self._notices.append(f"a step of this model or method {what}: {reason}")
+
+
+def _ignoring(replay: Callable[[], None]) -> Callable[[int], None]:
+    return lambda _: replay()
 
 
 def _sendable(array: npt.NDArray[np.int64], to_gpu: bool) -> Tensor:

@@ -191,3 +191,24 @@ def test_bare_steps_train_the_round_s_clients() -> None:
         step()
     after = this.engine._slots[1]._memory["params"]  # type: ignore[index]
     assert all(not torch.equal(after[kind], t) for kind, t in before.items())
+
+
+@pytest.mark.parametrize("augment", [(), ("crop", "flip", "cutout"), ("crop-reflect", "autoaugment")])
+def test_what_is_compiled_of_staging_makes_the_same_batches(
+    augment: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only augmentations that compute no new pixels are compiled at all."""
+    monkeypatch.setattr(torch, "compile", lambda program, **options: program)
+    federation = image_federation(shape=(3, 20, 20))
+    this = server(federation, "fedavg", linear(features=1200), engine="stacked", augment=augment)
+    finished(this)
+    assert isinstance(this.engine, StackedEngine)
+    program = next(iter(this.engine._slots[-1]._programs.values()))  # type: ignore[index]
+    inputs = program.memory["inputs"]
+    program._staging(program.memory)
+    made = {name: t.clone() for name, t in inputs.items()}
+    inputs["x"].zero_()
+    execution.compiled(program._staging, program.memory, 15)(program.memory)
+    assert all(torch.equal(inputs[name], t) for name, t in made.items())
+    assert made["x"].abs().sum() > 0
+    assert this._train.compilable == ("autoaugment" not in augment)

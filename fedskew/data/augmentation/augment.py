@@ -40,6 +40,11 @@ class Augmentation:
     raw: tuple[Step, ...] = ()
     normalised: tuple[Step, ...] = ()
 
+    @property
+    def moves_pixels_only(self) -> bool:
+        """Or erases them, but computes no new values: what a compiler makes of it has the same bits."""
+        return all(isinstance(step, Crop | Flip | Cutout) for step in (*self.raw, *self.normalised))
+
     def before(self, images: Tensor, keys: Tensor) -> Tensor:
         """Augment uint8 images [N, C, H, W], not yet normalised, under keys int64 [N]."""
         return _apply(self.raw, images, keys)
