@@ -68,7 +68,7 @@ class Trainer:
     @torch.no_grad()
     def _add_control_variates(self) -> None:
         grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        direction = self.method.solver.direction(lambda _: grads, dict(self.model.named_parameters()), self._client)
+        direction = self.method.solver.direction(lambda *_: grads, dict(self.model.named_parameters()), self._client)
         for name, parameter in self.model.named_parameters():
             parameter.grad = direction[name]
 

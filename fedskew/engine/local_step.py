@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.network import Network
-from fedskew.engine.work import RoundWork, clipped, companion, companion_key
-from fedskew.methods.parts import Client, Mode, Outputs, Solver, Tensors, Trained
+from fedskew.engine.work import RoundWork, clipped, companion, companion_key, targets_of
+from fedskew.methods.parts import Client, Half, Mode, Outputs, Solver, Tensors, Trained
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class _Descent:
     def _direction(self, params: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
         """One client's direction, which `vmap` lifts; the gradients it asks for are taken for all clients at once."""
 
-        def gradient(at: Tensors) -> Tensors:
-            grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_), *at.values())  # type: ignore[no-untyped-call]
+        def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
+            grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_, half), *at.values())  # type: ignore[no-untyped-call]
             return dict(zip(at, grads, strict=True))
 
         work = self._work
@@ -128,11 +128,11 @@ class _Descent:
     def _clipped(self, direction: Tensors) -> Tensors:
         return clipped(direction, self._work.local.clip_norm)
 
-    def _gradient_list(self, names: list[str], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(self._gradient(dict(zip(names, tensors, strict=True))).values())
+    def _gradient_list(self, names: list[str], tensors: tuple[Tensor, ...], half: Half | None) -> tuple[Tensor, ...]:
+        return tuple(self._gradient(dict(zip(names, tensors, strict=True)), half).values())
 
     @torch.enable_grad()
-    def _gradient(self, at: Tensors) -> Tensors:
+    def _gradient(self, at: Tensors, half: Half | None = None) -> Tensors:
         """Each client's gradient: that of the sum, for no client's loss depends on another's parameters."""
         batches = self._batches
         leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
@@ -140,7 +140,7 @@ class _Descent:
             leaves, self._buffers, batches.x, batches.valid, "train", batches.keys
         )
         losses, tally = torch.func.vmap(self._loss)(
-            out.tensors(), batches.y, batches.label_counts, batches.state, self._frozen
+            out.tensors(), targets_of(batches.y, half), batches.label_counts, batches.state, self._frozen
         )
         self._seen.append((losses.detach(), {name: t.detach() for name, t in tally.items()}))
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)

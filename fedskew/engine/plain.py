@@ -13,8 +13,17 @@ from fedskew.engine.batches import BatchPlan
 from fedskew.engine.channels_last import Layout
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.network import ModelState, Network
-from fedskew.engine.work import Assignment, RoundResult, RoundWork, clipped, companion, companion_key, sgd_
-from fedskew.methods.parts import Client, Outputs, Tensors, Trained
+from fedskew.engine.work import (
+    Assignment,
+    RoundResult,
+    RoundWork,
+    clipped,
+    companion,
+    companion_key,
+    sgd_,
+    targets_of,
+)
+from fedskew.methods.parts import Client, Half, Outputs, Tensors, Trained
 from fedskew.randomness import fold
 
 
@@ -108,12 +117,13 @@ class _ClientRun:
         companions = self._companions(x, key)
         seen: list[tuple[Tensor, Tensors]] = []
 
-        def gradient(at: Tensors) -> Tensors:
+        def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
             leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
             out = self._network.forward(leaves, self.buffers, x, "train", key)
             out = Outputs(out.logits, _usual_layout(out.features), companions)
-            loss = self._work.objective.loss(out, y, self._client)
-            seen.append((loss.detach(), self._work.objective.tally(out, y)))
+            targets = targets_of(y, half)
+            loss = self._work.objective.loss(out, targets, self._client)
+            seen.append((loss.detach(), self._work.objective.tally(out, targets)))
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             return {name: g.contiguous() for name, g in zip(leaves, grads, strict=True)}
 

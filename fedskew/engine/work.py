@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedskew.engine.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.network import ModelState
-from fedskew.methods.parts import Client, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
+from fedskew.losses import IGNORE
+from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
 from fedskew.randomness import fold
 
 
@@ -144,6 +145,15 @@ def clipped(direction: Tensors, clip_norm: float | None) -> Tensors:
     norm = torch.stack([d.square().sum() for d in direction.values()]).sum().sqrt()
     scale = (clip_norm / norm.clamp(min=1e-12)).clamp(max=1.0)
     return {name: d * scale for name, d in direction.items()}
+
+
+def targets_of(y: Tensor, half: Half | None) -> Tensor:
+    """Labels of the last axis with those beyond the half left out: every other sample, or all where that is none."""
+    if half is None:
+        return y
+    second = torch.arange(y.shape[-1], device=y.device) % 2 == 1
+    inside = torch.where(second if half == "second" else ~second, y, IGNORE)
+    return torch.where((inside != IGNORE).any(dim=-1, keepdim=True), inside, y)
 
 
 def companion(name: str, work: RoundWork, state: Tensors) -> ModelState:

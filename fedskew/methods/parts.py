@@ -10,9 +10,9 @@ State is a flat mapping of named tensors. `pack` and `unpack` keep several model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,14 @@ from fedskew.errors import UserError
 Tensors = dict[str, Tensor]
 """Named tensors: a model's parameters, or anything that travels with them."""
 
-Gradient = Callable[[Tensors], Tensors]
-"""The gradient of the objective on the current batch, at any parameters."""
+Half = Literal["first", "second"]
+
+
+class Gradient(Protocol):
+    """The gradient of the objective on the current batch, or on one half of its samples, at any parameters."""
+
+    def __call__(self, at: Tensors, half: Half | None = None, /) -> Tensors: ...
+
 
 Mode = Literal["eval", "train"]
 Reveals = Literal["nothing", "label presence", "label counts"]

@@ -24,10 +24,16 @@ from linear_clients import (
 )
 from torch import nn
 
+from fedskew.data import Federation
+from fedskew.engine.work import targets_of
 from fedskew.errors import UserError
+from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Server
-from fedskew.methods import make_method
+from fedskew.losses import IGNORE
+from fedskew.methods import Client, Tensors, make_method
 from fedskew.methods.fedsam import ascended
+from fedskew.methods.parts import Half
+from fedskew.methods.perfedavg import PerFedAvg
 from fedskew.models import Classifier
 
 
@@ -78,7 +84,7 @@ def test_it_is_the_other(method: str, params: dict[str, Any], other: str, its: d
     np.testing.assert_allclose(found, final(other, its, batch_size=2, engine=engine), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("method", ["fedsam", "mofedsam", "feddyn", "fedgf", "pfedme"])
+@pytest.mark.parametrize("method", ["fedsam", "mofedsam", "feddyn", "fedgf", "pfedme", "perfedavg"])
 def test_with_its_own_defaults_it_is_not_fedavg(method: str) -> None:
     assert np.abs(final(method) - final("fedavg")).max() > 1e-6
 
@@ -218,12 +224,94 @@ def test_pfedme_steps_towards_approximate_personal_optima() -> None:
         close(theta(states[t + 1]), expected)
 
 
+# -- PerFedAvg ------------------------------------------------------------------------------------------
+
+
+def in_order(fed: Federation, server: Server, state: RunState) -> list[list[Site]]:
+    """Each client's batches of the round: here its whole data, in the order in which each epoch has them."""
+    x, y = fed.dataset.train.x.astype(np.float64), fed.dataset.train.y
+    whole = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+    stage = server.stage(state)
+    assert stage is not None
+    plans = server._work(server._prepare(stage, state), state).plans(1)
+    rows = [[batch[batch >= 0] for batch in plan.indices] for plan in plans]
+    return [[Site(whole[r], y[r], np.bincount(y[r], minlength=fed.classes)) for r in batches] for batches in rows]
+
+
+def every_other(site: Site, first: int) -> Site:
+    return Site(site.x[first::2], site.y[first::2], site.counts) if len(site.y) > 1 else site
+
+
+@pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
+def test_perfedavg_steps_by_the_second_half_after_a_trial_step_by_the_first(variant: str) -> None:
+    fed, alpha, delta = federation(np.array([[5, 2, 0, 0], [0, 1, 4, 1], [1, 0, 0, 0]])), 0.4, 1e-2
+    server = serve("perfedavg", {"alpha": alpha, "delta": delta, "variant": variant}, federation=fed)
+    states, _ = played(server)
+    expected = theta(states[0])
+
+    def direction(v: Array, batch: Site) -> Array:
+        first, second = every_other(batch, 0), every_other(batch, 1)
+        d = slope(v - alpha * slope(v, first), second)
+        if variant == "first-order":
+            return d
+        return d - alpha * (slope(v + delta * d, first) - slope(v - delta * d, first)) / (2 * delta)
+
+    for t in range(2):
+        models = []
+        for batches in in_order(fed, server, states[t]):
+            left = iter(batches)
+            models.append(descend(expected, lambda v, left=left: direction(v, next(left)), settings(), t))
+        expected = averaged(models, sites(fed))
+        close(theta(states[t + 1]), expected)
+
+
+def test_the_hessian_free_direction_is_the_gradient_of_the_loss_after_the_trial_step() -> None:
+    """On a quadratic ½·(v − c)ᵀA(v − c), differences of gradients are exact."""
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    a, centre = root @ root.T, {"first": torch.ones(4).double(), "second": -torch.ones(4).double()}
+
+    def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
+        assert half is not None
+        return {"v": a @ (at["v"] - centre[half])}
+
+    v = torch.randn(4, generator=generator, dtype=torch.float64, requires_grad=True)
+    tried = v - 0.05 * a @ (v - centre["first"])
+    loss = 0.5 * (tried - centre["second"]) @ a @ (tried - centre["second"])
+    (wanted,) = torch.autograd.grad(loss, v)
+    solver = PerFedAvg(alpha=0.05, variant="hessian-free")
+    found = solver.direction(gradient, {"v": v.detach()}, Client(torch.ones(1), {}))["v"]
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_the_halves_of_a_batch_share_no_sample_and_leave_none_out() -> None:
+    y = torch.tensor([[3, 1, 2, 0], [1, 2, IGNORE, IGNORE], [2, IGNORE, IGNORE, IGNORE]])
+    first, second = targets_of(y, "first"), targets_of(y, "second")
+    assert first.tolist() == [[3, IGNORE, 2, IGNORE], [1, *[IGNORE] * 3], [2, *[IGNORE] * 3]]
+    assert second.tolist() == [[IGNORE, 1, IGNORE, 0], [IGNORE, 2, IGNORE, IGNORE], [2, *[IGNORE] * 3]]
+    assert targets_of(y, None) is y
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_perfedavg_without_a_trial_step_on_single_samples_is_fedavg(engine: str) -> None:
+    single = {"batch_size": 1, "engine": engine}
+    np.testing.assert_allclose(final("perfedavg", {"alpha": 0.0}, **single), final("fedavg", **single), rtol=1e-12)
+
+
 # -- all ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("method", "params", "compute"),
-    [("fedavg", {}, 1), ("fedsam", {}, 2), ("fedgf", {}, 2), ("pfedme", {"inner_steps": 3}, 3), ("feddyn", {}, 1)],
+    [
+        ("fedavg", {}, 1),
+        ("fedsam", {}, 2),
+        ("fedgf", {}, 2),
+        ("pfedme", {"inner_steps": 3}, 3),
+        ("feddyn", {}, 1),
+        ("perfedavg", {}, 2),
+        ("perfedavg", {"variant": "hessian-free"}, 4),
+    ],
 )
 def test_every_gradient_of_a_step_is_accounted_for(method: str, params: dict[str, Any], compute: float) -> None:
     _, rows = played(serve(method, params))
@@ -248,6 +336,8 @@ def test_a_teacher_is_asked_once_a_step_however_many_gradients_are_taken() -> No
         ("pfedme", {"pull": 0}, "pull is 0.0; expected a number > 0"),
         ("pfedme", {"inner_steps": 0}, "inner_steps is 0; expected a whole number ≥ 1"),
         ("pfedme", {"personal_lr": 0}, "personal_lr is 0.0; expected a number > 0"),
+        ("perfedavg", {"alpha": -1}, "alpha is -1.0; expected a number ≥ 0"),
+        ("perfedavg", {"delta": 0}, "delta is 0.0; expected a number > 0"),
         ("pfedme", {"server_lr": 0}, "server_lr is 0.0; expected a number > 0"),
     ],
 )
@@ -257,7 +347,9 @@ def test_a_bad_hyper_parameter_is_refused_in_one_line(name: str, params: dict[st
     assert str(refusal.value) == expected
 
 
-@pytest.mark.parametrize("method", ["fedvls+fedsam", "fedvls+fedsam+fedexp", "fedlmd+mofedsam", "fedlmd+feddyn"])
+@pytest.mark.parametrize(
+    "method", ["fedvls+fedsam", "fedvls+fedsam+fedexp", "fedlmd+mofedsam", "fedlmd+feddyn", "fedvls+perfedavg"]
+)
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 def test_a_combination_runs(method: str, engine: str) -> None:
     states, rows = played(serve(method, engine=engine, clients_per_round=2))
