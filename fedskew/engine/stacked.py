@@ -27,7 +27,8 @@ from fedskew.engine.device_memory import bytes_taken, spare_bytes
 from fedskew.engine.local_step import Batches, Directions, directions, ends
 from fedskew.engine.network import Network
 from fedskew.engine.plain import PlainEngine
-from fedskew.engine.slots import Layouts, Slots
+from fedskew.engine.slot_layouts import Layouts
+from fedskew.engine.slots import Slots
 from fedskew.engine.timetable import Timetable, slots_for, timetable
 from fedskew.engine.work import Assignment, RoundResult, RoundWork, same_parts
 from fedskew.errors import UserError

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine.lifting import RULES, lifted_model
+from fedskew.engine.lifting import lifted_model
 from fedskew.engine.network import Network
+from fedskew.engine.stacked_layers import RULES
 
 CLIENTS, ROWS = 3, 5
 

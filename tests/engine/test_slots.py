@@ -15,6 +15,7 @@ from toy_runs import SKEWED, distance, finished, image_federation, linear, norm_
 import fedskew.engine.slots
 import fedskew.engine.stacked
 from fedskew.engine import execution
+from fedskew.engine.slot_program import Program
 from fedskew.engine.slots import Slots
 from fedskew.engine.stacked import StackedEngine
 from fedskew.errors import UserError
@@ -168,7 +169,7 @@ def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return at
 
-    monkeypatch.setattr(fedskew.engine.slots._Program, "_ready", ready)
+    monkeypatch.setattr(Program, "_ready", ready)
 
 
 @pytest.mark.usefixtures("recorded_steps")

@@ -1,0 +1,218 @@
+"""What runs over the slots: one local step of all of them, and the making of their batches, each as a program over
+static memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.execution import Memory, captured, compiled
+from fedskew.engine.local_step import Batches, directions
+from fedskew.engine.network import Network
+from fedskew.engine.slot_layouts import Layouts
+from fedskew.engine.work import RoundWork, sgd_
+from fedskew.losses import IGNORE
+from fedskew.methods.parts import Tensors
+from fedskew.randomness import fold
+
+_LONGEST_EXPRESSION = 15
+"""Operations: fewer than a keyed draw has, or a compiler would draw a sample's numbers anew for each of its pixels."""
+
+
+@dataclass(frozen=True)
+class SlotStep:
+    """One local step of all slots, from static memory to static memory."""
+
+    network: Network
+    work: RoundWork
+    layouts: Layouts
+    samples: Tensor
+    full: bool
+    """Whether no batch is padded."""
+    channels_last: bool
+    fused: bool
+    """Whether SGD is PyTorch's fused kernel, rather than arithmetic that a compiler may fuse with more."""
+
+    def __call__(self, memory: Memory) -> None:
+        """The step that memory says is next; all of it on the device."""
+        inputs = memory["inputs"]
+        at = inputs["at"]
+        now = {name: t.index_select(0, at).squeeze(0) for name, t in inputs.items() if name != "at"}
+        self.descend(memory, now, memory["rates"]["lr"])
+        at.copy_((at + 1) % len(inputs["y"]))
+
+    @torch.no_grad()
+    def descend(self, memory: Memory, now: Tensors, lr: Tensor | float) -> None:
+        work = self.layouts.work(self.work, memory)
+        valid = None if self.full else now["y"] != IGNORE
+        x = now["x"].movedim(-1, 2) if self.channels_last else now["x"]
+        state = self.layouts.state.views(memory["state"])
+        batches = Batches(x, now["y"], valid, now["keys"], memory["label_counts"][""], state)
+        params = self.layouts.params.views(memory["params"])
+        buffers = self.layouts.buffers.views(memory["buffers"])
+        found = directions(self.network, work, batches, params, buffers, self.samples)
+        if isinstance(lr, float):
+            velocity = self.layouts.params.views(memory["velocity"])
+            local, names = replace(self.work.local, lr=lr), list(params)
+            sgd_([params[n] for n in names], [velocity[n] for n in names], [found.direction[n] for n in names], local)
+        else:
+            for kind, g in self.layouts.params.flat(found.direction).items():
+                self._descend(memory["params"][kind], memory["velocity"][kind], g, lr)
+        for name, tensor in found.buffers.items():
+            if tensor is not buffers[name]:
+                buffers[name].copy_(tensor)
+        memory["sums"]["loss"] += found.loss.double() * now["lengths"]
+        for name, value in found.tally.items():
+            memory["sums"][f"tally {name}"] += value
+
+    def _descend(self, p: Tensor, v: Tensor, g: Tensor, lr: Tensor) -> None:
+        """One step of SGD, as `sgd_` does it, with a learning rate that the device holds."""
+        decay, momentum = self.work.local.weight_decay, self.work.local.momentum
+        if self.fused and p.dtype == torch.float32:
+            torch._fused_sgd_(
+                [p], [g], [v] if momentum else [], weight_decay=decay, momentum=momentum, lr=lr, dampening=0.0,
+                nesterov=False, maximize=False, is_first_step=False,
+            )  # fmt: skip
+            return
+        g = g + decay * p if decay else g
+        if momentum:
+            g = momentum * v + g
+            v.copy_(g)
+        p.copy_(p - lr * g)
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Gathers, augments and normalises the batches of some steps ahead, all in one go."""
+
+    data: DeviceSamples
+    channels_last: bool
+
+    @torch.no_grad()
+    def __call__(self, memory: Memory) -> None:
+        plan, inputs, data = memory["plan"], memory["inputs"], self.data.holding(memory["data"])
+        valid = plan["indices"] >= 0
+        indices = torch.where(valid, plan["indices"], 0)
+        x = data.training_inputs(indices, plan["epoch keys"].unsqueeze(-1))
+        inputs["x"].copy_(x.movedim(3, -1) if self.channels_last else x)
+        inputs["y"].copy_(torch.where(valid, data.y[indices], IGNORE))
+        inputs["keys"].copy_(fold(plan["client keys"], plan["steps"]))
+        inputs["lengths"].copy_(valid.sum(dim=-1))
+        inputs["at"].zero_()
+
+
+class Program:
+    """Staging and step for one number of slots and one width of batch; the step with and without padding."""
+
+    def __init__(
+        self,
+        step: SlotStep,
+        staging: Staging,
+        memory: Memory,
+        pool: object,
+        compile_steps: bool,
+        notices: list[str],
+    ) -> None:
+        self.memory = memory
+        self._step, self._staging = step, staging
+        self._pool, self._compile, self._notices = pool, compile_steps, notices
+        self._stage: Callable[[int], None] | None = None
+        self._runs: dict[bool, Callable[[int], None]] = {}
+        self._lr = 0.0
+
+    @property
+    def window(self) -> int:
+        """How many steps' batches are staged at a time."""
+        return len(self.memory["inputs"]["y"])
+
+    def of_round(self, work: RoundWork) -> Program:
+        self._lr = work.local.lr
+        return self
+
+    def prepare(self, kinds: set[bool]) -> None:
+        """Ready the steps that a round will take, before its clients enter: making ready writes into memory."""
+        if self._on_gpu:
+            kinds = {False}  # the kernels there mask for nothing, and each kind is compiled and captured anew
+        for full in kinds - self._runs.keys():
+            self._runs[full] = self._ready(replace(self._step, full=full))
+        if self._stage is None:
+            self._stage = self._ready_staging()
+
+    def stage(self, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        """Make the batches of the next steps: at most a window of them."""
+        for name, array in plan.items():
+            self.memory["plan"][name][: len(array)].copy_(_sendable(array, self._on_gpu), non_blocking=True)
+        assert self._stage is not None
+        self._stage(len(plan["steps"]))
+
+    def run(self, position: int, full: bool) -> None:
+        self._runs.get(full, self._runs.get(False))(position)  # type: ignore[misc]
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.memory["inputs"]["at"].device.type == "cuda"
+
+    def _ready(self, step: SlotStep) -> Callable[[int], None]:
+        if not self._on_gpu:
+            return lambda position: self._launch(step, position)
+        replay = self._replay(step)
+        return _ignoring(replay) if replay else (lambda _: step(self.memory))
+
+    def _launch(self, step: SlotStep, position: int) -> None:
+        now = {name: t[position] for name, t in self.memory["inputs"].items() if name != "at"}
+        step.descend(self.memory, now, self._lr)
+
+    def _replay(self, step: SlotStep) -> Callable[[], None] | None:
+        if self._compile:
+            try:
+                return captured(compiled(step, self.memory), self.memory, self._pool)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a compiler may fail in any way
+                self._notice("cannot be compiled, so it runs as it is", error)
+        try:
+            return captured(replace(step, fused=True), self.memory, self._pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._notice("cannot be captured as a CUDA graph, so operations are launched one by one", error)
+            return None
+
+    def _ready_staging(self) -> Callable[[int], None]:
+        if self._on_gpu:
+            if self._compile and self._staging.data.compilable:
+                with contextlib.suppress(Exception):  # a compiler may fail in any way; what it was given works as well
+                    program = compiled(self._staging, self.memory, _LONGEST_EXPRESSION)
+                    return _ignoring(captured(program, self.memory, self._pool))
+            try:
+                return _ignoring(captured(self._staging, self.memory, self._pool))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # an augmentation may wait for the device
+                torch.cuda.synchronize()
+        return self._stage_now
+
+    def _stage_now(self, steps: int) -> None:
+        ahead = {kind: {name: t[:steps] for name, t in self.memory[kind].items()} for kind in ("plan", "inputs")}
+        self._staging(self.memory | ahead)
+
+    def _notice(self, what: str, error: Exception) -> None:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self._notices.append(f"a step of this model or method {what}: {reason}")
+
+
+def _ignoring(replay: Callable[[], None]) -> Callable[[int], None]:
+    return lambda _: replay()
+
+
+def _sendable(array: npt.NDArray[np.int64], to_gpu: bool) -> Tensor:
+    """From pinned memory the host need not wait until the device takes it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory() if to_gpu else tensor

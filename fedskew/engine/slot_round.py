@@ -1,0 +1,203 @@
+"""One round through the slots: clients enter, are trained, leave, and come to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.batches import BatchPlan
+from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.execution import Memory
+from fedskew.engine.local_step import ends
+from fedskew.engine.network import ModelState
+from fedskew.engine.rows import Flats
+from fedskew.engine.slot_layouts import Layouts
+from fedskew.engine.slot_program import Program
+from fedskew.engine.timetable import Event, Timetable
+from fedskew.engine.work import RoundResult, RoundWork
+from fedskew.methods.parts import Tensors
+
+Places = slice | Tensor
+"""Rows of a stack."""
+
+
+class SlotRound:
+    """One round through the slots."""
+
+    def __init__(
+        self,
+        data: DeviceSamples,
+        layouts: Layouts,
+        program: Program,
+        work: RoundWork,
+        plans: Sequence[BatchPlan],
+        table: Timetable,
+        width: int,
+    ) -> None:
+        device = data.y.device
+        self._data, self._layouts, self._program, self._work, self._table = data, layouts, program, work, table
+        self._device, self._plans = device, plans
+        self._width = width
+        self.full = _all_full(plans, table, width)
+        self._label_counts = torch.from_numpy(np.stack([a.label_counts for a in work.assignments])).to(device)
+        self._moves = _Moves(table, device)
+        clients = len(plans)
+        self._results: Memory = {
+            "params": layouts.params.zeros(clients, device),
+            "buffers": layouts.buffers.zeros(clients, device),
+            "sums": {n: torch.zeros(clients, dtype=t.dtype, device=device) for n, t in program.memory["sums"].items()},
+        }
+
+    @property
+    def kinds_of_step(self) -> set[bool]:
+        return {bool(full) for full in np.unique(self.full)}
+
+    def train(self) -> RoundResult:
+        for time in range(self._table.times):
+            if time in self._table.arrivals:
+                self._enter(*self._moves.arrivals[time], self._table.arrivals[time].clients)
+            if time % self._program.window == 0:
+                self._stage(time)
+            self._program.run(time % self._program.window, bool(self.full[time]))
+            if time in self._table.departures:
+                self._leave(*self._moves.departures[time])
+        self._without_steps()
+        return self._end()
+
+    def begin(self) -> None:
+        """The first clients in their slots, their batches staged."""
+        self._enter(*self._moves.arrivals[0], self._table.arrivals[0].clients)
+        self._stage(0)
+
+    def _stage(self, first: int) -> None:
+        """Have the batches of the next steps made."""
+        self._program.stage(_scheduled(self._plans, self._table, self._width, first, self._program.window))
+
+    def _enter(self, slots: Places, clients: Places, numbers: npt.NDArray[np.int64]) -> None:
+        memory = self._program.memory
+        for kind, source in (("params", "sent"), ("buffers", "sent buffers")):
+            for name, flat in memory[source].items():
+                memory[kind][name][slots] = flat
+        for kind in ("velocity", "sums"):
+            for tensor in memory[kind].values():
+                tensor[slots] = 0
+        memory["label_counts"][""][slots] = self._label_counts[clients]
+        for name, flat in self._states(numbers).items():
+            memory["state"][name][slots] = flat
+
+    def _states(self, numbers: npt.NDArray[np.int64]) -> Flats:
+        """What these clients keep, brought to the device: through pinned memory, so that the host need not wait."""
+        layout, states = self._layouts.state, [self._work.assignments[number].state for number in numbers]
+        if all(t.device == self._device for t in states[0].values()):
+            return layout.flat({name: torch.stack([s[name] for s in states]) for name in states[0]})
+        host = layout.zeros(len(states), torch.device("cpu"), pinned=self._device.type == "cuda")
+        for name, rows in layout.views(host).items():
+            for row, state in zip(rows, states, strict=True):
+                row.copy_(state[name])
+        return {kind: flat.to(self._device, non_blocking=True) for kind, flat in host.items()}
+
+    def _leave(self, slots: Places, clients: Places) -> None:
+        for kind, results in self._results.items():
+            for name, tensor in results.items():
+                tensor[clients] = self._program.memory[kind][name][slots]
+
+    def _without_steps(self) -> None:
+        """Clients that had nothing to train on return what they were sent."""
+        idle = [number for number, plan in enumerate(self._plans) if not plan.steps]
+        memory = self._program.memory
+        for kind, source in (("params", "sent"), ("buffers", "sent buffers")):
+            for name, flat in memory[source].items():
+                self._results[kind][name][idle] = flat
+
+    @torch.no_grad()
+    def _end(self) -> RoundResult:
+        params = self._layouts.params.views(self._results["params"])
+        uplink, states = self._all_ends(params)
+        visits = np.array([plan.visits for plan in self._plans])
+        sums = self._results["sums"]
+        return RoundResult(
+            trained=ModelState(params, self._layouts.buffers.views(self._results["buffers"])),
+            uplink=uplink,
+            states=states,
+            loss=sums["loss"] / torch.from_numpy(visits).to(sums["loss"]).clamp(min=1),
+            tally={name: sums[f"tally {name}"] for name in self._layouts.tally},
+            visits=visits,
+        )
+
+    def _all_ends(self, params: Tensors) -> tuple[Tensors, Tensors]:
+        """What the clients send beside their models, and what they keep: as many at a time as there are slots."""
+        dtype = next(iter(params.values())).dtype
+        steps = torch.tensor([plan.steps for plan in self._plans], dtype=dtype).to(self._device)
+        uplinks, states = [], []
+        for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._table.slots)):
+            rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
+            own = {name: p[rows] for name, p in params.items()}
+            sent, kept = ends(self._work, own, steps[rows], self._label_counts[rows], self._states_again(numbers))
+            uplinks.append(sent)
+            states.append(kept)
+        return _joined(uplinks), _joined(states)
+
+    def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
+        """From the slots, where each client has one to itself; else they were overwritten and are brought anew."""
+        arrived = self._table.arrivals[0].clients
+        if len(arrived) < len(self._plans):
+            return self._layouts.state.views(self._states(numbers))
+        slots = torch.from_numpy(np.argsort(arrived)[numbers]).to(self._device)
+        return {name: t[slots] for name, t in self._layouts.state.views(self._program.memory["state"]).items()}
+
+
+class _Moves:
+    """Who enters and leaves which slot, by time, on the device: sent there at once, not as a round goes on."""
+
+    def __init__(self, table: Timetable, device: torch.device) -> None:
+        events = [*table.arrivals.values(), *table.departures.values()]
+        packed = np.concatenate([np.stack([event.slots, event.clients]) for event in events], axis=1)
+        self._packed, self._next = torch.from_numpy(packed).to(device), 0
+        self.arrivals = {time: self._places(event) for time, event in table.arrivals.items()}
+        self.departures = {time: self._places(event) for time, event in table.departures.items()}
+
+    def _places(self, event: Event) -> tuple[Places, Places]:
+        columns = slice(self._next, self._next + len(event.slots))
+        self._next = columns.stop
+        return _place(event.slots, self._packed[0, columns]), _place(event.clients, self._packed[1, columns])
+
+
+def _place(numbers: npt.NDArray[np.int64], on_device: Tensor) -> Places:
+    """A slice where there is one: a plain copy is faster than one by indices."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    in_a_row = np.array_equal(numbers, np.arange(first, last + 1))
+    return slice(first, last + 1) if in_a_row else on_device
+
+
+def _all_full(plans: Sequence[BatchPlan], table: Timetable, width: int) -> npt.NDArray[np.bool_]:
+    """[times]: whether no client's batch is short then."""
+    full = np.ones(table.times, dtype=bool)
+    for time, event in table.arrivals.items():
+        for client in event.clients:
+            full[time : time + plans[client].steps] &= plans[client].lengths == width
+    return full
+
+
+def _scheduled(
+    plans: Sequence[BatchPlan], table: Timetable, width: int, first: int, window: int
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Whose which batch each slot is given from time `first` on."""
+    end = min(first + window, table.times)
+    client, step = table.client[first:end], table.step[first:end]
+    indices = np.full((*client.shape, width), -1, dtype=np.int64)
+    epoch_keys, client_keys = np.zeros_like(client), np.zeros_like(client)
+    for slot, number in ((s, n) for s in range(table.slots) for n in np.unique(client[:, s]) if n >= 0):
+        times = np.flatnonzero(client[:, slot] == number)
+        plan, begin = plans[number], step[times[0], slot]
+        indices[times, slot, : plan.width] = plan.rows(begin, begin + len(times))
+        epoch_keys[times, slot] = plan.keys(begin, begin + len(times))
+        client_keys[times, slot] = plan.client_key
+    return {"indices": indices, "epoch keys": epoch_keys, "client keys": client_keys, "steps": step}
+
+
+def _joined(parts: Sequence[Tensors]) -> Tensors:
+    return parts[0] if len(parts) == 1 else {n: torch.cat([part[n] for part in parts]) for n in parts[0]}
