@@ -41,6 +41,14 @@ class Tied(nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
+def activated_norms() -> nn.Module:
+    """What follows BatchNorm is done with it: values below 0, between, and above 6."""
+    layers = [nn.BatchNorm2d(2), nn.ReLU6(), nn.BatchNorm2d(2), nn.ReLU()]
+    for norm in (layers[0], layers[2]):
+        nn.init.constant_(norm.weight, 5.0)
+    return nn.Sequential(*layers, nn.Flatten())
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     model[0].weight.requires_grad_(False)
@@ -65,6 +73,7 @@ MODELS = {
         lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.BatchNorm1d(108)),
         IMAGE,
     ),
+    "batch norm and activation": (activated_norms, IMAGE),
     "batch norm without scale": (
         lambda: nn.Sequential(nn.BatchNorm2d(2, affine=False, momentum=None), nn.Flatten()),
         IMAGE,

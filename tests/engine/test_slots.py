@@ -28,14 +28,18 @@ METHODS = ["fedavg", "fedvls", "scaffold", "fedgr", "fedlmd+scaffold", "pkd"]
 PARAMS: dict[str, dict[str, Any]] = {"pkd": {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 2}}
 
 
+DECAY = {"lr": 0.01, "lr_decay": 0.5}
+"""A learning rate that memory must be told anew each round."""
+
+
 def stacked(method: str, **options: Any) -> Server:
-    this = server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), lr=0.01)
+    this = server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **DECAY)
     this.engine = StackedEngine(this.network, this._train, 2, **options)
     return this
 
 
 def plain(method: str) -> RunState:
-    return finished(server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), lr=0.01))[0]
+    return finished(server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **DECAY))[0]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -162,12 +166,7 @@ def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ready(self: Any, step: Any) -> Callable[[int], None]:
         run = execution.compiled(replace(step, fused=False), self.memory)
-
-        def at(position: int) -> None:
-            self.memory["inputs"]["at"].fill_(position)
-            run(self.memory)
-
-        return at
+        return lambda _: run(self.memory)  # memory itself says which batch is next
 
     monkeypatch.setattr(Program, "_ready", ready)
 

@@ -1,0 +1,39 @@
+"""Steps are compiled when the user says so, or by a rule of the run's length; the server hands that on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from toy_runs import image_federation, linear, server
+
+from fedskew.engine import worth_compiling
+from fedskew.experiment import server as server_module
+
+
+@pytest.mark.parametrize(
+    ("wish", "steps", "compiled"),
+    [
+        ("auto", 4_999, False),
+        ("auto", 5_000, True),
+        ("never", 1e9, False),
+        ("always", 1, True),
+    ],
+)
+def test_when_steps_are_compiled(wish: str, steps: float, compiled: bool) -> None:
+    assert worth_compiling(wish, steps) is compiled
+
+
+@pytest.mark.parametrize(("rounds", "compiled"), [(10, False), (2_000, True)])
+def test_a_run_s_local_steps_count(rounds: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of 8 samples in batches of 5 take two steps in each of two epochs."""
+    told: list[bool] = []
+    real = server_module.make_engine
+
+    def make_engine(*given: Any) -> Any:
+        told.append(given[-1])
+        return real(*given)
+
+    monkeypatch.setattr(server_module, "make_engine", make_engine)
+    server(image_federation(((2, 2, 2, 2),) * 3), "fedavg", linear(), rounds=rounds, engine="stacked")
+    assert told == [compiled]
