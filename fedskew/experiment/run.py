@@ -14,6 +14,7 @@ from torch import nn
 
 from fedskew.data import Federation
 from fedskew.errors import UserError
+from fedskew.experiment.about import about
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.run_folder import Checkpoint, RunFolder
@@ -183,6 +184,7 @@ class _Run:
                 clients = self._folder.client_states(checkpoint.clients)
                 return RunState.restored(checkpoint.tensors, checkpoint.meta, clients, self._server.device)
             self._folder.truncate_rounds(-1)
+            self._folder.write_about(about(self._prepared))
             state = self._server.start(self._folder.client_states())
         row = {"round": 0, "evaluation": self._server.evaluate(state.model).to_json(), "seconds": 0.0}
         self._record(row)

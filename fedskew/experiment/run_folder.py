@@ -1,6 +1,7 @@
 """A run on disk: what it is, what happened in each round, where it stands, what came out.
 
     config.yaml         everything needed to repeat the run
+    about.json          the federation it met, the command, the versions, the machine: for readers
     rounds.jsonl        one row a round, append-only
     checkpoint/         the last two states from which the run can go on
     clients/            what clients keep between their rounds, for methods with such state
@@ -54,6 +55,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config_path = self.path / "config.yaml"
+        self.about_path = self.path / "about.json"
         self.rounds_path = self.path / "rounds.jsonl"
         self.summary_path = self.path / "summary.json"
         self.model_path = self.path / "model.safetensors"
@@ -121,14 +123,26 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any] | None:
         """What `write_summary` wrote last; None before, or if it is damaged."""
-        with reporting_os_errors("read", self.summary_path):
-            content = self.summary_path.read_bytes() if self.summary_path.exists() else b"null"
+        return self._mapping(self.summary_path)
+
+    def about(self) -> dict[str, Any] | None:
+        """What `write_about` wrote; None in folders from before it, or if it is damaged."""
+        return self._mapping(self.about_path)
+
+    def _mapping(self, path: Path) -> dict[str, Any] | None:
+        with reporting_os_errors("read", path):
+            content = path.read_bytes() if path.exists() else b"null"
         try:
             value = json.loads(content)
         except ValueError:
-            self._warn(f"{self.summary_path} is damaged and left out")
+            self._warn(f"{path} is damaged and left out")
             return None
         return value if isinstance(value, dict) else None
+
+    def write_about(self, about: Mapping[str, Any]) -> None:
+        """Note the circumstances of the run, at its beginning."""
+        self._require_open()
+        _write_text(self.about_path, json.dumps(about, allow_nan=False) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result, after all else; with `status: finished` in it, the run is finished."""
@@ -278,7 +292,7 @@ class RunFolder:
     def _remove_drafts(self) -> None:
         """What a kill in the middle of a write left behind."""
         with reporting_os_errors("write", self.path):
-            for path in (self.config_path, self.rounds_path, self.summary_path, self.model_path):
+            for path in (self.config_path, self.about_path, self.rounds_path, self.summary_path, self.model_path):
                 temporary(path).unlink(missing_ok=True)
             for draft in (*self.checkpoint_path.glob(".round-*.tmp"), *self.clients_path.glob(".*.tmp")):
                 draft.unlink()

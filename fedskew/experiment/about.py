@@ -1,0 +1,84 @@
+"""What a run's folder says of the circumstances: the federation it met, the command, the versions, the machine.
+
+Nothing of it is needed to repeat or continue the run; a reader of the folder needs it where the data are not at hand.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from fedskew.data import Federation
+from fedskew.experiment.preparation import Prepared
+
+PACKAGES = ("fedskew", "torch", "numpy", "scikit-learn")
+
+
+def about(prepared: Prepared) -> dict[str, Any]:
+    """As JSON."""
+    params = list(prepared.model.parameters())
+    return {
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command(),
+        "federation": described(prepared.federation),
+        "model": {"name": prepared.config.model, "parameters": sum(p.numel() for p in params)},
+        "versions": versions(),
+        "machine": machine(prepared.config.device),
+    }
+
+
+def described(federation: Federation) -> dict[str, Any]:
+    return {
+        "classes": list(federation.dataset.classes),
+        "label_counts": federation.label_counts.tolist(),
+        "unused": federation.unused,
+        "split": federation.hash,
+    }
+
+
+def command() -> str:
+    """As the user gave it; of a Python program, its file."""
+    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    if program == "__main__.py":
+        program = "python -m fedskew"
+        return " ".join([program, *map(shlex.quote, sys.argv[1:])])
+    return " ".join(map(shlex.quote, [program, *sys.argv[1:]]))
+
+
+def versions() -> Mapping[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # a source tree that is not installed
+            continue
+    return found
+
+
+def machine(device: str) -> Mapping[str, str]:
+    said = {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _processor(),
+        "cores": str(os.cpu_count() or 0),
+        "device": device,
+    }
+    if device.startswith("cuda") and torch.cuda.is_available():
+        said["gpu"] = torch.cuda.get_device_name(torch.device(device.partition(",")[0]))
+    return said
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            named = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        named = []
+    return named[0] if named else platform.processor()
