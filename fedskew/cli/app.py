@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from fedskew import __version__
-from fedskew.cli import bench, compare, datasets, demo, methods, models, partition, partitions, run
-from fedskew.errors import unknown
-
-
-class _Commands(TyperGroup):
-    """Refuses an unknown command with the nearest one."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and self.get_command(ctx, args[0]) is None:
-            raise unknown("command", args[0], self.list_commands(ctx))
-        return super().resolve_command(ctx, args)
-
+from fedskew.cli import bench, compare, datasets, demo, federate, methods, models, partition, partitions, run
+from fedskew.cli.groups import Commands
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -49,5 +38,5 @@ def _fedskew(
         typer.echo(context.get_help())
 
 
-for _module in (demo, run, compare, partition, methods, models, datasets, partitions, bench):
+for _module in (demo, run, compare, partition, methods, models, datasets, partitions, bench, federate):
     _module.add_to(app)

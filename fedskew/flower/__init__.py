@@ -1,0 +1,1 @@
+"""The same methods across machines, as Flower apps."""

@@ -1,0 +1,139 @@
+"""X.509 certificates and node keys, in the forms that Flower 1.41 and strict TLS clients take.
+
+Python 3.13's TLS refuses certificates without key identifiers and key usage, hence those extensions. Flower takes
+node keys in OpenSSH's form on a NIST curve.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_AUTHORITY_DAYS = 3650
+_RENEWAL = timedelta(days=30)
+_CLOCK_SKEW = timedelta(minutes=5)
+"""Certificates are valid from a little before now: the clocks of a federation's machines differ."""
+
+Key = ec.EllipticCurvePrivateKey
+
+
+def new_key() -> Key:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def key_pem(key: Key) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def node_key_pair(comment: str) -> tuple[bytes, bytes]:
+    """A private and a public key as `ssh-keygen -t ecdsa -b 384` writes them."""
+    key = new_key()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return private, public + f" {comment}\n".encode()
+
+
+def new_authority() -> tuple[x509.Certificate, Key]:
+    """A certificate authority that signs server certificates, and no other authorities."""
+    key = new_key()
+    name = _name("fedskew test authority")
+    builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    return builder.sign(key, hashes.SHA384()), key
+
+
+def load_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, Key]:
+    """One that `new_authority` made; ValueError if its halves are damaged or do not belong together."""
+    authority = x509.load_pem_x509_certificate(certificate)
+    private = load_pem_private_key(key, password=None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != authority.public_key():
+        raise ValueError("the key is not the certificate's")
+    return authority, private
+
+
+def issue(authority: x509.Certificate, authority_key: Key, hosts: Iterable[str], days: int) -> tuple[bytes, bytes]:
+    """A server's certificate for these names and addresses, and its key."""
+    key = new_key()
+    builder = _builder(_name("fedskew test server"), authority.subject, key.public_key(), days)
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    builder = (
+        builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(signer, critical=False)
+    )
+    return certificate_pem(builder.sign(authority_key, hashes.SHA384())), key_pem(key)
+
+
+def hosts_of(certificate: bytes) -> tuple[str, ...]:
+    """The names and addresses of a server's certificate; none once it is due for renewal."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    if loaded.not_valid_after_utc - datetime.now(UTC) < _RENEWAL:
+        return ()
+    names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
+
+
+def is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    return x509.IPAddress(ipaddress.ip_address(host)) if is_address(host) else x509.DNSName(host)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])

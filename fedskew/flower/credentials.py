@@ -1,0 +1,180 @@
+"""The keys of a test federation, as files.
+
+    ca.pem, ca.key              the authority; its key signs server certificates and is needed nowhere else
+    server.pem, server.key      what the SuperLink, or the proxy in front of it, shows to sites and operators
+    sites/NAME/                 all that one site needs: ca.pem, node.key, node.pub
+
+TLS tells sites that the server is the right one; a node's key tells the server which site it talks to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.x509 import Certificate
+
+from fedskew.errors import UserError
+from fedskew.experiment.durable import replace_file, reporting_os_errors
+from fedskew.flower import certificates
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""Names that every server certificate has: the server's own processes and its operator come that way."""
+SECRET, PUBLIC = 0o600, 0o644
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+
+
+@dataclass(frozen=True)
+class NodeKeys:
+    """A site's folder."""
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "ca.pem"
+
+    @property
+    def private(self) -> Path:
+        return self.folder / "node.key"
+
+    @property
+    def public(self) -> Path:
+        return self.folder / "node.pub"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Where everything lies."""
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "ca.pem"
+
+    @property
+    def authority_key(self) -> Path:
+        return self.folder / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "server.pem"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "server.key"
+
+    def node(self, site: str) -> NodeKeys:
+        return NodeKeys(self.folder / "sites" / site)
+
+
+def make_credentials(
+    folder: str | Path, sites: Sequence[str], hosts: Iterable[str] = (), days: int = 365
+) -> Credentials:
+    """Make what is missing for these sites and for a server under these names, `days` valid.
+
+    What is there stays, so that a site can be added to a running federation; the server's certificate is made anew
+    if a name is new to it or its last month has begun.
+    """
+    _check_sites(sites)
+    if days < 1:
+        raise UserError(f"days is {days}; expected at least 1")
+    names = [_checked_host(host) for host in (*LOCAL, *hosts)]
+    made = Credentials(Path(folder))
+    _make_folder(made.folder)
+    _make_server(made, names, days)
+    for site in sites:
+        _make_node(made, site)
+    return made
+
+
+def _check_sites(sites: Sequence[str]) -> None:
+    if not sites:
+        raise UserError("no sites are named; expected names such as north,south,east")
+    for site in sites:
+        if not _SITE.fullmatch(site):
+            raise UserError(f"site {site!r} cannot be a folder's name; expected letters, digits, '.', '-' and '_'")
+    if repeated := [site for site in sites if list(sites).count(site) > 1]:
+        raise UserError(f"site {repeated[0]!r} is named twice; expected different names")
+
+
+def _checked_host(host: str) -> str:
+    if not certificates.is_address(host) and not _HOST.fullmatch(host):
+        raise UserError(
+            f"host {host!r} is neither a host's name nor an address; expected one without scheme and port, "
+            "such as fl.example.org or 10.0.0.5"
+        )
+    return host
+
+
+def _make_server(made: Credentials, hosts: list[str], days: int) -> None:
+    authority, authority_key = _authority(made)
+    known: tuple[str, ...] = ()
+    if made.certificate.exists() and made.key.exists():
+        with _naming(made.certificate):
+            known = certificates.hosts_of(_read(made.certificate))
+    if set(hosts) <= set(known):
+        return
+    certificate, key = certificates.issue(authority, authority_key, dict.fromkeys((*known, *hosts)), days)
+    _write(made.key, key, SECRET)
+    _write(made.certificate, certificate, PUBLIC)
+
+
+def _authority(made: Credentials) -> tuple[Certificate, certificates.Key]:
+    """The one in the folder, or a new one."""
+    halves = (made.authority, made.authority_key)
+    if any(half.exists() for half in halves):
+        with _naming(made.authority_key):
+            return certificates.load_authority(*map(_read, halves))
+    authority, key = certificates.new_authority()
+    _write(made.authority_key, certificates.key_pem(key), SECRET)
+    _write(made.authority, certificates.certificate_pem(authority), PUBLIC)
+    return authority, key
+
+
+def _make_node(made: Credentials, site: str) -> None:
+    """The site's folder; a key pair that is there already is the site's identity and stays."""
+    node = made.node(site)
+    _make_folder(node.folder)
+    _write(node.authority, _read(made.authority), PUBLIC)
+    if node.private.exists() and node.public.exists():
+        return
+    private, public = certificates.node_key_pair(site)
+    _write(node.private, private, SECRET)
+    _write(node.public, public, PUBLIC)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"{path} is damaged or foreign ({error}); restore it, or choose another folder") from error
+
+
+def _read(path: Path) -> bytes:
+    with reporting_os_errors("read", path):
+        return path.read_bytes()
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Whole or absent, and with `mode` from its first byte on."""
+
+    def put(draft: Path) -> None:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+
+    replace_file(path, put)
+
+
+def _make_folder(folder: Path) -> None:
+    with reporting_os_errors("write", folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
