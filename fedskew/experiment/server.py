@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,14 +37,15 @@ from fedskew.engine import (
     worth_compiling,
 )
 from fedskew.errors import UserError
+from fedskew.experiment.aggregation import merged_buffers, of_rows
 from fedskew.experiment.client_states import ClientStates, HeldStates
 from fedskew.experiment.config import Config
+from fedskew.experiment.round_report import RoundReport, are_finite
 from fedskew.experiment.run_state import RunState, Trainee
+from fedskew.experiment.testing import Tests
+from fedskew.experiment.traffic import traffic
 from fedskew.methods import Method, Part, Stage, Tensors, Updates
-from fedskew.methods.parts import weighted_mean
 from fedskew.metrics.confusion import Evaluation
-from fedskew.metrics.drift import drift_diversity, finite_or_none
-from fedskew.metrics.groups import group_accuracy
 from fedskew.randomness import sample
 
 Row = dict[str, Any]
@@ -81,9 +82,8 @@ class Server:
 
         self._train = training_samples(self.device)
         self.network = Network(model, dtype, autocast).to(self.device)
-        self._tests = Evaluator(
-            self.network, DeviceSamples(dataset, dataset.test, self.device, dtype), self._compiles()
-        )
+        test_samples = DeviceSamples(dataset, dataset.test, self.device, dtype)
+        self._tests = Tests(Evaluator(self.network, test_samples, self._compiles()))
         smallest = self.network.smallest_batch(self._train.some_inputs())
         if config.batch_size < smallest:
             raise UserError(
@@ -152,20 +152,27 @@ class Server:
             stage = self.stage(state)
             if stage is None:
                 raise ValueError("the run is at its end")
+            laps = [time.perf_counter()]
             this = self._prepare(stage, state)
-            result = self.engine.train(self._work(this, state))
-            report = _Report.of(result, this.trainee.model)
+            work = self._work(this, state)
+            result = self.engine.train(work)
+            report = RoundReport.of(result, this.trainee.model)
+            laps.append(time.perf_counter())
             finite = report.finite
             trainee = self._aggregated(this, result, finite)
-            if not _are_finite([*trainee.model.params.values(), *trainee.server.values()]):
+            if not are_finite([*trainee.model.params.values(), *trainee.server.values()]):
                 finite = np.zeros_like(finite)  # each update was finite, but the server's step over them is not
                 trainee = self._aggregated(this, result, finite)
             after = replace(state, round=state.round + 1, stage_round=state.stage_round + 1)
             after = replace(after, clients=self._kept(this, result, finite, after))
             after = self._past_empty_stages(after.with_trainee(stage.model, trainee))
             row = self._row(this, replace(report, finite=finite), result.visits, after)
+            row["bytes"] = traffic(work, result)
+            laps.append(time.perf_counter())
             if self._is_evaluated(this, after):
-                row |= self._evaluated(this, result, finite, trainee)
+                row |= self._evaluated(this, result, finite, trainee, last=after.stage_round == 0)
+            laps.append(time.perf_counter())
+            row["time"] = dict(zip(("train", "server", "evaluate"), np.diff(laps).tolist(), strict=True))
         return after, row
 
     def _prepare(self, stage: Stage, state: RunState) -> _Round:
@@ -267,19 +274,19 @@ class Server:
         shares = sizes if self._config.average == "samples" else np.ones_like(sizes)
         weights = torch.from_numpy(shares / shares.sum()).to(self.device)
         updates = Updates(
-            params=_of_rows(result.trained.params, finite),
+            params=of_rows(result.trained.params, finite),
             weights=weights,
-            uplink=_of_rows(result.uplink, finite),
+            uplink=of_rows(result.uplink, finite),
             lr=this.local.lr,
             participation=len(sizes) / self._federation.clients,
         )
         params, server = self._method.server.aggregate(this.trainee.model.params, updates, this.trainee.server)
-        buffers = _merged(this.trainee.model.buffers, _of_rows(result.trained.buffers, finite), weights)
+        buffers = merged_buffers(this.trainee.model.buffers, of_rows(result.trained.buffers, finite), weights)
         return replace(trainee, model=ModelState(params, buffers), server={**this.trainee.server, **server})
 
     # -- what is recorded --------------------------------------------------------------------------------
 
-    def _row(self, this: _Round, report: _Report, visited: npt.NDArray[np.int64], after: RunState) -> Row:
+    def _row(self, this: _Round, report: RoundReport, visited: npt.NDArray[np.int64], after: RunState) -> Row:
         finite, visits = report.finite, int(visited.sum())
         forwards = this.stage.objective.extra_forwards(visits, report.tally) if visits else 0.0
         return {
@@ -315,128 +322,19 @@ class Server:
     def evaluate(self, model: ModelState, labels: tuple[int, ...] | None = None) -> Evaluation:
         """The model on the test set."""
         with arithmetic(self._config.precision):  # before the first round, too, as after a resume
-            return Evaluation(self._tests.confusion(model, labels))
+            return self._tests.of(model, labels)
 
-    def _evaluated(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee) -> Row:
-        row: Row = {"evaluation": self.evaluate(trainee.model, this.stage.labels).to_json()}
+    def _evaluated(
+        self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, last: bool
+    ) -> Row:
+        labels = this.stage.labels
+        row: Row = {"evaluation": self.evaluate(trainee.model, labels).to_json()}
         if self._config.eval_local:
-            row |= self._evaluated_locally(this, result, finite)
+            sent, trained = this.trainee.model, result.trained
+            row |= self._tests.of_clients(sent, trained, this.clients, finite, this.federation, labels, matrices=last)
         return row
-
-    def _evaluated_locally(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> Row:
-        """Each client's model before and after its update, over its vacant, minority and majority classes."""
-        before = self.evaluate(this.trainee.model, this.stage.labels)
-        local = []
-        for row in np.flatnonzero(finite):
-            client = int(this.clients[row])
-            after = self.evaluate(_of_client(result.trained, int(row)), this.stage.labels)
-            groups = {
-                "vacant": this.federation.vacant(client),
-                "minority": this.federation.minority(client),
-                "majority": this.federation.majority(client),
-            }
-            local.append(
-                {
-                    "client": client,
-                    "before": {"accuracy": before.accuracy} | group_accuracy(before.class_accuracy, groups),
-                    "after": {"accuracy": after.accuracy} | group_accuracy(after.class_accuracy, groups),
-                    "class_accuracy": after.class_accuracy,
-                }
-            )
-        moves = (_flat_move(this.trainee.model, result.trained, int(row)) for row in np.flatnonzero(finite))
-        return {
-            "local": local,
-            "local_before": before.class_accuracy,
-            "drift_diversity": finite_or_none(drift_diversity(moves)) if finite.any() else None,
-        }
 
 
 def _number(model: str) -> int:
     """What keys a model's randomness; the global model's is 0, in every method."""
     return 0 if model == "global" else zlib.crc32(model.encode())
-
-
-@dataclass(frozen=True)
-class _Report:
-    """What the host must know of a round's training."""
-
-    finite: npt.NDArray[np.bool_]
-    """[K]: which clients came back with finite numbers only, but for a buffer that is meant to hold others."""
-    loss: npt.NDArray[np.float64]
-    tally: dict[str, float]
-
-    @classmethod
-    def of(cls, result: RoundResult, sent: ModelState) -> _Report:
-        """In one transfer from the device, unless something is not finite."""
-        tensors = [*result.trained.params.values(), *result.trained.buffers.values(), *result.uplink.values()]
-        numbers = [
-            _magnitude(tensors),
-            _magnitude(list(result.states.values())),
-            *map(torch.sum, result.tally.values()),
-        ]
-        device = result.loss.device
-        told = torch.cat([result.loss.double(), *(n.to(device).double().view(1) for n in numbers)]).cpu().numpy()
-        loss, magnitude, tally = np.split(told, [len(result.loss), len(result.loss) + 2])
-        finite = np.isfinite(loss) if np.isfinite(magnitude).all() else _finite(result, sent)
-        return cls(finite, loss, dict(zip(result.tally, tally.tolist(), strict=True)))
-
-
-def _magnitude(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A number that is finite only if all entries are."""
-    inexact = [t for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel()]
-    if not inexact:
-        return torch.zeros(())
-    return torch.stack(torch._foreach_norm(inexact, 1)).sum(dtype=torch.float64)
-
-
-def _finite(result: RoundResult, sent: ModelState) -> npt.NDArray[np.bool_]:
-    """Client by client."""
-    tensors = [*result.trained.params.values(), *result.uplink.values(), *result.states.values()]
-    entries = [tensor.isfinite() for tensor in tensors]
-    entries += [t.isfinite() | (t == sent.buffers[name]) for name, t in result.trained.buffers.items()]
-    finite = result.loss.isfinite().cpu()
-    for entry in entries:
-        finite &= entry.flatten(1).all(dim=1).cpu() if entry.dim() > 1 else entry.cpu()
-    return np.asarray(finite.numpy())
-
-
-def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    if bool(_magnitude(tensors).isfinite()):
-        return True
-    return all(bool(t.isfinite().all()) for t in tensors)
-
-
-def _of_rows(stacked: Tensors, rows: npt.NDArray[np.bool_]) -> Tensors:
-    """Some clients' tensors; of all of them, without a copy."""
-    if rows.all():
-        return stacked
-    return {name: t[torch.from_numpy(rows).to(t.device)] for name, t in stacked.items()}
-
-
-def _merged(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Tensors:
-    """The mean of BatchNorm's statistics; a constant that no client changed stays what it is, to the last bit.
-
-    There are many small ones: those of one number type are merged as one.
-    """
-    merged: Tensors = {}
-    for dtype in {b.dtype: None for b in sent.values()}:
-        alike = {name: b for name, b in sent.items() if b.dtype == dtype}
-        before = torch.cat([b.flatten() for b in alike.values()])
-        after = torch.cat([stacked[name].reshape(len(weights), b.numel()) for name, b in alike.items()], dim=1)
-        mean = weighted_mean({"": after}, weights)[""]
-        whole = torch.where((after == before).all(dim=0), before, mean)
-        for (name, b), part in zip(alike.items(), torch.split(whole, [b.numel() for b in alike.values()]), strict=True):
-            merged[name] = part.view(b.shape).clone()
-    return {name: merged[name] for name in sent}
-
-
-def _of_client(stacked: ModelState, row: int) -> ModelState:
-    return ModelState(
-        {name: t[row] for name, t in stacked.params.items()}, {name: t[row] for name, t in stacked.buffers.items()}
-    )
-
-
-def _flat_move(sent: ModelState, trained: ModelState, row: int) -> npt.NDArray[np.generic]:
-    return np.concatenate(
-        [(trained.params[name][row] - w).double().cpu().numpy().ravel() for name, w in sent.params.items()]
-    )
