@@ -51,12 +51,15 @@ class OwnEngine:
     def bare_steps(self) -> tuple[Callable[[], None], int]:
         """Local training without aggregation and evaluation, and the samples that one call of it trains on.
 
-        An engine that has no step to give, or too little memory for one of all clients, trains one epoch.
+        An engine that has no step to give, or too little memory for one of all clients, trains a round's epochs.
         """
         work, engine, precision = self.work(), self._server.engine, self._config.precision
         step, samples = self._step_of_all(work)
         if step is None:
-            step, samples = lambda: engine.train(work), sum(len(a.samples) for a in work.assignments)
+            step, samples = (
+                lambda: engine.train(work),
+                work.local.epochs * sum(len(a.samples) for a in work.assignments),
+            )
 
         def call() -> None:
             with arithmetic(precision):
@@ -82,7 +85,7 @@ class OwnEngine:
                 return
 
     def work(self) -> RoundWork:
-        """One pass of every participant over its data, from the present model."""
+        """A round's training of every participant, from the present model."""
         federation, trainee, config = self._case.federation(), self._state.trainees["global"], self._config
         assert isinstance(self._method.objective, Objective)
         state = told(self._method, lambda part: part.client_state(trainee.model.params))
@@ -97,6 +100,6 @@ class OwnEngine:
                 Assignment(client, federation.indices[client], federation.label_counts[client], state)
                 for client in range(self._case.clients)
             ],
-            local=LocalTraining(1, config.batch_size, config.lr, config.momentum),
+            local=LocalTraining(config.local_epochs, config.batch_size, config.lr, config.momentum),
             key=RoundKey(config.seed, 0, 0),
         )

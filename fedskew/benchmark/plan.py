@@ -68,8 +68,8 @@ def usual(device: str) -> Plan:
         methods=METHODS,
         precisions=("float32",),
         engines=("auto", "stacked", "plain"),
-        scale=Scale(batches=4, epochs=1, tests=500),
-        patience=Patience(repetitions=7, seconds=0.3),
+        scale=Scale(batches=4, epochs=5, tests=500),
+        patience=Patience(repetitions=5, seconds=0.3),
         budget=600,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fedskew.engine.work import Assignment, Engine, RoundWork
 
-_SECONDS = 0.15
+_SECONDS = 0.3
 """What one trial of one engine should take."""
 _TRIALS = 4
 _PROBE = 8
@@ -33,7 +33,7 @@ def measured_rates(engines: Mapping[str, Engine], work: RoundWork, smallest_batc
     _seconds(gauge, part_of(work, probe))
     step = _seconds(gauge, part_of(work, probe)) / 2
     tried = part_of(work, size_of_trial(work, step * work.local.batch_size / probe.batch_size, smallest_batch))
-    samples = sum(len(a.samples) for a in tried.assignments)
+    samples = tried.local.epochs * sum(len(a.samples) for a in tried.assignments)
     seconds: dict[str, list[float]] = {name: [] for name, engine in engines.items() if _is_able(engine, tried)}
     for _ in range(_TRIALS):
         for name, taken in seconds.items():
@@ -65,13 +65,16 @@ def size_of_trial(work: RoundWork, step: float, smallest_batch: int) -> Trial:
 
 
 def part_of(work: RoundWork, trial: Trial) -> RoundWork:
-    """The largest clients with their first samples, once."""
+    """The largest clients with their first samples, in as many epochs as they take to the steps, or as the round has:
+    what an engine does once a round must not weigh more than it will."""
     largest = sorted(work.assignments, key=lambda a: -len(a.samples))[: trial.clients]
+    wanted = trial.steps * trial.batch_size
+    epochs = min(work.local.epochs, max(1, wanted // len(largest[0].samples)))
 
     def cut(assignment: Assignment) -> Assignment:
-        return replace(assignment, samples=assignment.samples[: trial.steps * trial.batch_size])
+        return replace(assignment, samples=assignment.samples[:wanted])
 
-    local = replace(work.local, epochs=1, batch_size=trial.batch_size)
+    local = replace(work.local, epochs=epochs, batch_size=trial.batch_size)
     return replace(work, assignments=[cut(a) for a in largest], local=local)
 
 

@@ -41,6 +41,8 @@ class Network:
             if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
                 layer.forward = ValidBatchNorm(layer, self._step, name).forward  # type: ignore[assignment, method-assign]
 
+        self._plain.train()
+        self._ties = _has_ties(self._model)
         self._lifted: dict[Mode, LiftedModel | None] = {}
         self._mixes: dict[Mode, bool] = {}
 
@@ -129,11 +131,14 @@ class Network:
         key: Tensor | None,
         valid: Tensor | None,
     ) -> Outputs:
-        module.train(mode == "train")
+        if module.training != (mode == "train"):  # it visits every layer, which takes longer than a small layer does
+            module.train(mode == "train")
         self._step.key, self._step.dropouts = key, 0
         self._step.valid, self._step.buffers = valid, {}
         with self._precision(x.device):
-            logits, features = torch.func.functional_call(module, _prefixed({**params, **buffers}), (x,))
+            logits, features = torch.func.functional_call(
+                module, _prefixed({**params, **buffers}), (x,), tie_weights=self._ties
+            )
         return self._outputs(logits, features)
 
     def _outputs(self, logits: Tensor, features: Tensor | None) -> Outputs:
@@ -188,6 +193,12 @@ class Network:
                 parent, _, child = name.rpartition(".")
                 setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._step))
         return model
+
+
+def _has_ties(model: nn.Module) -> bool:
+    """Whether a tensor has two names: finding out at every call takes longer than a small layer does."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return len({id(tensor) for _, tensor in tensors}) < len(tensors)
 
 
 def _mixes_rows(layer: nn.Module, mode: Mode) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,13 +114,17 @@ def test_the_measurement_itself() -> None:
 def test_trials_take_the_same_time_for_any_model() -> None:
     this, _ = automatic()
     work = this._work(this._prepare(this.stages(this.start())[0], this.start()), this.start())
-    assert size_of_trial(work, 0.001, 1) == Trial(5, 30, 5)
-    assert size_of_trial(work, 0.04, 1) == Trial(3, 1, 5)
-    assert size_of_trial(work, 0.15, 1) == Trial(2, 1, 2)
+    assert size_of_trial(work, 0.001, 1) == Trial(5, 60, 5)
+    assert size_of_trial(work, 0.08, 1) == Trial(3, 1, 5)
+    assert size_of_trial(work, 0.3, 1) == Trial(2, 1, 2)
     assert size_of_trial(work, 100.0, 2) == Trial(2, 1, 2)
     part = part_of(work, Trial(2, 2, 4))
     assert [len(a.samples) for a in part.assignments] == [8, 8]
     assert (part.local.epochs, part.local.batch_size) == (1, 4)
+    several = replace(work, local=replace(work.local, epochs=3))
+    largest = max(len(a.samples) for a in work.assignments)
+    assert part_of(several, Trial(2, largest, 2)).local.epochs == 2
+    assert part_of(several, Trial(2, 1000, 5)).local.epochs == 3, "no more than the round has"
 
 
 def test_an_engine_that_cannot_train_is_no_candidate() -> None:
