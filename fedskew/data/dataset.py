@@ -41,6 +41,10 @@ class Dataset:
     std: tuple[float, ...] = (0.5,)
     vocabulary: int = 0
     """Number of token ids of a text dataset, the padding id 0 included."""
+    words: tuple[str, ...] = ()
+    """Of a text dataset: what its ids from 2 on stand for; empty if only its maker knows."""
+    scaling: tuple[tuple[float, float], ...] = ()
+    """Of a table: mean and deviation of each column, by which its loader standardised it; empty if it did not."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedskew.data import Federation
+from fedskew.data import Dataset, Federation
 from fedskew.experiment.preparation import Prepared
 
 PACKAGES = ("fedskew", "torch", "numpy", "scikit-learn")
@@ -38,10 +38,19 @@ def about(prepared: Prepared) -> dict[str, Any]:
 def described(federation: Federation) -> dict[str, Any]:
     return {
         "classes": list(federation.dataset.classes),
+        "inputs": inputs(federation.dataset),
         "label_counts": federation.label_counts.tolist(),
         "unused": federation.unused,
         "split": federation.hash,
     }
+
+
+def inputs(dataset: Dataset) -> dict[str, Any]:
+    """What a sample is, and how its stored values become the model's inputs."""
+    normalised = {"mean": list(dataset.mean), "std": list(dataset.std)} if dataset.kind == "image" else {}
+    scaling = {"scaling": [list(column) for column in dataset.scaling]} if dataset.scaling else {}
+    shape = {"kind": dataset.kind, "shape": list(dataset.input_shape), "vocabulary": dataset.vocabulary}
+    return {**shape, **normalised, **scaling}
 
 
 def command() -> str:

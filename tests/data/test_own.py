@@ -124,6 +124,7 @@ def test_a_table_is_standardised_by_its_training_part(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.train.x.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(data.train.x.std(axis=0), [1, 1, 0, 1], atol=1e-6)
     np.testing.assert_allclose(data.test.x[:, 0], (2 * x[:4, 0] - x[:, 0].mean()) / x[:, 0].std(), rtol=1e-5)
+    np.testing.assert_allclose(data.scaling, [(c.mean(), c.std() or 1.0) for c in x.T], rtol=1e-12)
 
 
 @pytest.mark.parametrize(

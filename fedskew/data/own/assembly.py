@@ -53,8 +53,8 @@ def assemble(
             f"{name}: train inputs have shape {train.shape[1:]}, test inputs {test.shape[1:]}; expected the same"
         )
     if kind == "table":
-        train, test = _standardised(train, test)
-        return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y))
+        train, test, scaling = _standardised(train, test)
+        return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y), scaling=scaling)
     mean, std = channel_statistics(train)
     return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y), mean, std)
 
@@ -76,12 +76,13 @@ def _rows(x: Array | list[str], chosen: Whole) -> Array | list[str]:
     return [x[index] for index in chosen] if isinstance(x, list) else x[chosen]
 
 
-def _standardised(train: Array, test: Array) -> tuple[Array, Array]:
-    """By the training part's mean and deviation; a constant column only loses its mean."""
+def _standardised(train: Array, test: Array) -> tuple[Array, Array, tuple[tuple[float, float], ...]]:
+    """By the training part's mean and deviation, which come along; a constant column only loses its mean."""
     source = train.astype(np.float64)
     mean, std = source.mean(axis=0), source.std(axis=0)
     std[std == 0] = 1.0
-    return ((source - mean) / std).astype(np.float32), ((test.astype(np.float64) - mean) / std).astype(np.float32)
+    scaled = [((part - mean) / std).astype(np.float32) for part in (source, test.astype(np.float64))]
+    return scaled[0], scaled[1], tuple(zip(mean.tolist(), std.tolist(), strict=True))
 
 
 def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -112,6 +112,7 @@ def text_dataset(
         train=Samples(known.encode(train[0], length), train[1]),
         test=Samples(known.encode(test[0], length), test[1]),
         vocabulary=len(known),
+        words=tuple(known.ids),
     )
 
 
