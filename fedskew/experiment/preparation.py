@@ -30,12 +30,14 @@ class Prepared:
     model: nn.Module
 
 
-def build_federation(config: Config) -> Federation:
-    """Load the data and split them."""
-    return federation(load(config.data, config.data_dir, **config.data_params), _rule(config), config.partition_seed)
+def build_federation(config: Config, dataset: Dataset | None = None) -> Federation:
+    """Load the data, unless they are given, and split them."""
+    data = load(config.data, config.data_dir, **config.data_params) if dataset is None else dataset
+    return federation(data, partition_rule(config), config.partition_seed)
 
 
-def _rule(config: Config) -> Partition:
+def partition_rule(config: Config) -> Partition:
+    """The rule that the configuration names."""
     section = config.partition
     params = dict(section.params)
     takes_clients = section.rule in PARTITIONS and any(f.name == "clients" for f in fields(PARTITIONS[section.rule]))
