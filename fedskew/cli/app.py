@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from fedskew import __version__
-from fedskew.cli import bench, compare, datasets, demo, federate, methods, models, partition, partitions, run
+from fedskew.cli import (
+    bench,
+    compare,
+    datasets,
+    demo,
+    export,
+    federate,
+    methods,
+    models,
+    partition,
+    partitions,
+    run,
+    sweep,
+)
 from fedskew.cli.groups import Commands
 
 app = typer.Typer(
@@ -38,5 +51,5 @@ def _fedskew(
         typer.echo(context.get_help())
 
 
-for _module in (demo, run, compare, partition, methods, models, datasets, partitions, bench, federate):
+for _module in (demo, run, compare, partition, methods, models, datasets, partitions, bench, sweep, export, federate):
     _module.add_to(app)

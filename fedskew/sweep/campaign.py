@@ -1,0 +1,75 @@
+"""Jobs with a memory: what has a record is not run again, what comes out is kept at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedskew.sweep.job import Job, Outcome, Terms
+from fedskew.sweep.pool import Watcher, run_jobs, usual_workers
+from fedskew.sweep.records_file import Records, RecordsFile
+
+
+@dataclass
+class Campaign:
+    """Runs jobs that are not done yet and appends their records to a file."""
+
+    kept: RecordsFile
+    known: Records
+    """What was done before, in that file or elsewhere."""
+    folder: Path
+    """For logs and, if `with_folders`, the runs' own folders."""
+    with_folders: bool = True
+    workers: int | None = None
+    """None: what suits the machine."""
+    time_limit: float | None = None
+    """Seconds after which runs stop, to be continued by the same command."""
+    command: str = ""
+    failures: dict[str, str] = field(default_factory=dict)
+    """By label, the reason."""
+    stopped: list[str] = field(default_factory=list)
+
+    def todo(self, jobs: Iterable[Job]) -> list[Job]:
+        """Those without a record of as many rounds as they ask for, each experiment once."""
+        wanted: dict[str, Job] = {}
+        for job in jobs:
+            done = self.known.get(job)
+            if done is not None and done.rounds >= job.config.rounds:
+                continue
+            before = wanted.get(job.identity)
+            if before is None or before.config.rounds < job.config.rounds:
+                wanted[job.identity] = job
+        return list(wanted.values())
+
+    def run(self, jobs: Sequence[Job], watcher: Watcher) -> None:
+        """Run what is to do; `failures` and `stopped` say what did not come to its end."""
+        todo = self.todo(jobs)
+        if not todo:
+            return
+        deadline = None if self.time_limit is None else time.time() + self.time_limit
+        terms = Terms(str(self.folder) if self.with_folders else None, deadline, command=self.command)
+        workers = usual_workers(todo[0].config.device, len(todo)) if self.workers is None else self.workers
+        run_jobs(todo, terms, workers, _Keeping(self, watcher), self.folder / "logs")
+
+    def take(self, job: Job, outcome: Outcome) -> None:
+        if outcome.record is not None and job.validation is None:
+            self.kept.append(outcome.record)
+            self.known.add(outcome.record)
+        if outcome.status == "failed":
+            self.failures[job.label] = outcome.reason
+        elif outcome.status == "stopped":
+            self.stopped.append(job.label)
+
+
+class _Keeping(Watcher):
+    def __init__(self, campaign: Campaign, watcher: Watcher) -> None:
+        self._campaign, self._watcher = campaign, watcher
+
+    def on_progress(self, job: Job, done: int, total: int, accuracy: float | None) -> None:
+        self._watcher.on_progress(job, done, total, accuracy)
+
+    def on_outcome(self, job: Job, outcome: Outcome) -> None:
+        self._campaign.take(job, outcome)
+        self._watcher.on_outcome(job, outcome)

@@ -1,0 +1,83 @@
+"""One run of a sweep, and what came of it, as JSON between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedskew.experiment.config import Config
+from fedskew.sweep.identity import identity
+from fedskew.sweep.record import Record
+
+Status = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be made."""
+
+    config: Config
+    label: str
+    """What a user calls it."""
+    validation: float | None = None
+    """The part of the training data to test on, instead of the test set."""
+    start: Config | None = None
+    """The run whose final model this one begins with; none: a new model."""
+
+    @property
+    def identity(self) -> str:
+        """The same for jobs that are the same experiment."""
+        return identity(self.config) + ("" if self.start is None else f"-after-{identity(self.start)}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_mapping(),
+            "label": self.label,
+            "validation": self.validation,
+            "start": None if self.start is None else self.start.to_mapping(),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Job:
+        start = content["start"]
+        return cls(
+            Config.from_mapping(content["config"]),
+            content["label"],
+            content["validation"],
+            None if start is None else Config.from_mapping(start),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job; one that was stopped or failed may have a record of the rounds it did."""
+
+    status: Status
+    record: Record | None = None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        content = None if self.record is None else dict(self.record.content)
+        return {"status": self.status, "record": content, "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Outcome:
+        record = content["record"]
+        return cls(content["status"], None if record is None else Record(record), content["reason"])
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for all jobs of a sweep."""
+
+    folder: str | None = None
+    """Where the runs' folders lie; none: nothing but records is kept, and a stopped run begins again."""
+    deadline: float | None = None
+    """When to stop, in seconds of the epoch."""
+    alone: bool = True
+    """Whether a run has the machine for itself; if not, it takes no second process."""
+    command: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
