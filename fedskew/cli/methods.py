@@ -25,7 +25,7 @@ def _command(
     ] = "*",
     as_json: Json = False,
 ) -> None:
-    """List the methods. Join several with +: one objective, one solver, one server rule."""
+    """List the methods. Join several with +: one objective, one regulariser, one solver, one server rule."""
     from fedskew.cli.terminal import print_json
     from fedskew.errors import unknown
     from fedskew.methods import METHODS, listing
@@ -43,13 +43,14 @@ def _command(
 
 def kinds(entry: Entry) -> list[str]:
     """Which parts of a method the entry sets."""
-    return [_kind(part) for part in entry.parts]
+    return ["bound"] if entry.stands_alone else [_kind(part) for part in entry.parts]
 
 
 def _kind(part: type[Part]) -> str:
-    from fedskew.methods import Schedule, ServerRule, Solver
+    from fedskew.methods import Regulariser, Schedule, ServerRule, Solver
 
-    for kind, name in ((Schedule, "stages"), (Solver, "solver"), (ServerRule, "server rule")):
+    kinds = ((Schedule, "stages"), (Regulariser, "regulariser"), (Solver, "solver"), (ServerRule, "server rule"))
+    for kind, name in kinds:
         if issubclass(part, kind):
             return name
     return "objective"

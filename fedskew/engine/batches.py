@@ -67,6 +67,15 @@ class BatchPlan:
         """[steps, width] rows of the training data; −1 pads a short batch."""
         return self.rows(0, self.steps)
 
+    @property
+    def whole(self) -> npt.NDArray[np.int64]:
+        """[batches, width]: every sample once, in an order of its own, for passes beside the training; of a client
+        whose samples are too few for a batch, one that only pads."""
+        order = permutation(len(self.samples), self.key.seed, "pass", *self._where)
+        rows = np.full(max(self.per_epoch, 1) * self.width, -1, dtype=np.int64)
+        rows[: self._kept] = self.samples[order[: self._kept]]
+        return rows.reshape(-1, self.width)
+
     @cached_property
     def epoch_keys(self) -> npt.NDArray[np.int64]:
         """[steps]: the key of the epoch that a batch belongs to, for augmentation."""

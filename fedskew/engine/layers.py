@@ -6,6 +6,7 @@ dropout in every engine, and a BatchNorm that counts valid rows only where clien
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold, uniform
+
+Between = Callable[[Tensor], Tensor]
+"""What is done to features between the encoder and the head."""
 
 
 @dataclass
@@ -25,6 +29,7 @@ class Step:
     """How many masks were drawn: a layer may be called more than once."""
     valid: Tensor | None = None
     buffers: Tensors = field(default_factory=dict)
+    between: Between | None = None
 
 
 class KeyedDropout(nn.Module):
@@ -48,6 +53,17 @@ class KeyedDropout(nn.Module):
         positions = torch.arange(shape.numel(), device=x.device)
         kept = uniform(fold(self._step.key, self._step.dropouts), positions).reshape(shape) >= self.p
         return x * kept.to(x.dtype) / (1 - self.p)
+
+
+class Perturbation(nn.Module):
+    """The place between the encoder and the head, where an objective may change the features."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self._step = step
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features if self._step.between is None else self._step.between(features)
 
 
 class ValidBatchNorm:

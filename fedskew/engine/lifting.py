@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from fedskew.engine.kernels import Activation
+from fedskew.engine.layers import Between
 from fedskew.engine.stacked_layers import RULES, Pass, batch_norm
 from fedskew.methods.parts import Tensors
 
@@ -79,7 +80,12 @@ class LiftedModel:
         """Tied tensors have several names; the clients' tensors go by the first."""
 
     def __call__(
-        self, tensors: Mapping[str, Tensor], x: Tensor, valid: Tensor | None, keys: Tensor | None
+        self,
+        tensors: Mapping[str, Tensor],
+        x: Tensor,
+        valid: Tensor | None,
+        keys: Tensor | None,
+        between: Between | None = None,
     ) -> tuple[Any, Tensors]:
         """What the module returns, each tensor with a leading axis of clients; and BatchNorm's new statistics."""
 
@@ -90,7 +96,7 @@ class LiftedModel:
             own = _attribute(self._module, name)  # a parameter that the user froze is the same for all
             return own.expand(len(x), *own.shape) if isinstance(own, Tensor) else None
 
-        this = Pass(len(x), find, valid, keys)
+        this = Pass(len(x), find, valid, keys, between)
         values: dict[fx.Node, Any] = {}
         for node in self._graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)

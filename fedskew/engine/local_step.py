@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedskew.engine.layers import Between
 from fedskew.engine.network import Network
-from fedskew.engine.work import RoundWork, clipped, companion, companion_key, targets_of
-from fedskew.methods.parts import Client, Half, Mode, Outputs, Solver, Tensors, Trained
+from fedskew.engine.work import RoundWork, clipped, companion, companion_key, perturbation_key, targets_of
+from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained, asks_for
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,17 @@ def directions(
 
 @torch.no_grad()
 def ends(
-    work: RoundWork, params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors
+    work: RoundWork, params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """What each client sends beside its model, and what it keeps, after its last step."""
+    """What each client sends beside its model, and what it keeps, after its last step and its closing pass."""
 
-    def end(params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
-        trained = Trained(params, steps, work.local.lr, work.local.momentum)
-        return work.end(trained, Client(label_counts, work.sent.params, work.downlink, state))
+    def end(
+        params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        trained = Trained(params, steps, work.local.lr, work.local.momentum, closing)
+        return work.end(trained, work.client(label_counts, state))
 
-    of_all: tuple[Tensors, Tensors] = torch.func.vmap(end)(params, steps, label_counts, state)
+    of_all: tuple[Tensors, Tensors] = torch.func.vmap(end)(params, steps, label_counts, state, closing)
     return of_all
 
 
@@ -122,7 +125,7 @@ class _Descent:
             return dict(zip(at, grads, strict=True))
 
         work = self._work
-        client = Client(label_counts, work.sent.params, work.downlink, state)
+        client = work.client(label_counts, state)
         return self._clipped(work.solver.direction(gradient, params, client))
 
     def _clipped(self, direction: Tensors) -> Tensors:
@@ -136,22 +139,37 @@ class _Descent:
         """Each client's gradient: that of the sum, for no client's loss depends on another's parameters."""
         batches = self._batches
         leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
+        y = targets_of(batches.y, half)
         out, self._buffers = self._network.forward_stacked(
-            leaves, self._buffers, batches.x, batches.valid, "train", batches.keys
+            leaves, self._buffers, batches.x, batches.valid, "train", batches.keys, self._perturbation(y)
         )
-        losses, tally = torch.func.vmap(self._loss)(
-            out.tensors(), targets_of(batches.y, half), batches.label_counts, batches.state, self._frozen
-        )
+        losses, tally = torch.func.vmap(self._loss)(out.tensors(), y, batches.label_counts, batches.state, self._frozen)
         self._seen.append((losses.detach(), {name: t.detach() for name, t in tally.items()}))
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
+
+    def _perturbation(self, y: Tensor) -> Between | None:
+        """What the objective does to all clients' features, if it does anything."""
+        work, batches = self._work, self._batches
+        if not asks_for(work.objective, "perturbed"):
+            return None
+
+        def one(features: Tensor, y: Tensor, label_counts: Tensor, state: Tensors, key: Tensor) -> Tensor:
+            return work.objective.perturbed(features, y, work.client(label_counts, state), key)
+
+        def of_all(features: Tensor) -> Tensor:
+            keys = perturbation_key(batches.keys)
+            changed: Tensor = torch.func.vmap(one)(features, y, batches.label_counts, batches.state, keys)
+            return changed
+
+        return of_all
 
     def _loss(
         self, out: Tensors, y: Tensor, label_counts: Tensor, state: Tensors, frozen: dict[str, Tensors]
     ) -> tuple[Tensor, Tensors]:
         """One client's loss and tally, which `vmap` lifts."""
         work = self._work
-        client = Client(label_counts, work.sent.params, work.downlink, state)
+        client = work.client(label_counts, state)
         companions = {name: Outputs.of(tensors) for name, tensors in frozen.items()}
         outputs = replace(Outputs.of(out), companions=companions)
         return work.objective.loss(outputs, y, client), work.objective.tally(outputs, y)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine import kernels
-from fedskew.engine.layers import KeyedDropout, Step, ValidBatchNorm
+from fedskew.engine.layers import Between, KeyedDropout, Perturbation, Step, ValidBatchNorm
 from fedskew.engine.lifting import LiftedModel, lifted_model
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import has_features
@@ -35,8 +35,9 @@ class Network:
         self._dtype = dtype
         self._autocast = autocast
         self._step = Step()
-        self._plain = _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)))
-        self._stackable = _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)))
+        self._plain, self._stackable = (
+            _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)), self._step) for _ in range(2)
+        )
         for name, layer in self._stackable.model.named_modules():
             if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
                 layer.forward = ValidBatchNorm(layer, self._step, name).forward  # type: ignore[assignment, method-assign]
@@ -68,10 +69,23 @@ class Network:
         return module
 
     def forward(
-        self, params: Tensors, buffers: Tensors, x: Tensor, mode: Mode = "eval", key: Tensor | None = None
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        mode: Mode = "eval",
+        key: Tensor | None = None,
+        between: Between | None = None,
     ) -> Outputs:
-        """Logits and features of a batch; in train mode BatchNorm writes its statistics into `buffers`."""
-        return self._call(self._plain, params, buffers, x, mode, key, None)
+        """Logits and features of a batch; in train mode BatchNorm writes its statistics into `buffers`.
+
+        `between` is what the head sees of the features.
+        """
+        self._step.between = between
+        try:
+            return self._call(self._plain, params, buffers, x, mode, key, None)
+        finally:
+            self._step.between = None
 
     def forward_padded(
         self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, key: Tensor | None = None
@@ -81,15 +95,24 @@ class Network:
         return outputs, {**buffers, **self._step.buffers}
 
     def forward_stacked(
-        self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor | None, mode: Mode, keys: Tensor
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        valid: Tensor | None,
+        mode: Mode,
+        keys: Tensor,
+        between: Between | None = None,
     ) -> tuple[Outputs, Tensors]:
         """The same for a stack of clients, all tensors with a leading axis of clients; `valid` None: no row pads."""
         lifted = self._lifted_in(mode)
         if lifted is None:
+            if between is not None:
+                raise RuntimeError("the method changes features, and the model cannot be taken apart")
             valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
             return self._stacked_by_vmap(params, buffers, x, valid, mode, keys)
         with self._precision(x.device):
-            (logits, features), statistics = lifted(_prefixed({**params, **buffers}), x, valid, keys)
+            (logits, features), statistics = lifted(_prefixed({**params, **buffers}), x, valid, keys, between)
         new = {name.removeprefix(_PREFIX): t for name, t in statistics.items()}
         return self._outputs(logits, features), {**buffers, **new}
 
@@ -218,12 +241,13 @@ def _prefixed(tensors: Tensors) -> Tensors:
 class _WithFeatures(nn.Module):
     """Makes `forward` return logits and features; only a `Classifier` is known to have the latter."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, step: Step) -> None:
         super().__init__()
         self.model = model
+        self.perturbation = Perturbation(step)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         if has_features(self.model):
             features = self.model.encoder(x)
-            return self.model.head(features), features
+            return self.model.head(self.perturbation(features)), features
         return self.model(x), None

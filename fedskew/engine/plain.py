@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,9 @@ from torch import Tensor
 from fedskew.engine.batches import BatchPlan
 from fedskew.engine.channels_last import Layout
 from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.layers import Between
 from fedskew.engine.network import ModelState, Network
+from fedskew.engine.passes import Pass, When, client_sums
 from fedskew.engine.work import (
     Assignment,
     RoundResult,
@@ -20,10 +23,11 @@ from fedskew.engine.work import (
     clipped,
     companion,
     companion_key,
+    perturbation_key,
     sgd_,
     targets_of,
 )
-from fedskew.methods.parts import Client, Half, Outputs, Tensors, Trained
+from fedskew.methods.parts import Half, Outputs, Tensors, Trained, asks_for
 from fedskew.randomness import fold
 
 
@@ -75,27 +79,35 @@ class _ClientRun:
     ) -> None:
         device = data.y.device
         self._network, self._data, self._layout, self._work, self._plan = network, data, layout, work, plan
-        self.params = {name: p.clone() for name, p in work.sent.params.items()}
-        self.buffers = {name: b.clone() for name, b in work.sent.buffers.items()}
+        start = work.sent if assignment.start is None else assignment.start
+        self.params = {name: p.to(device, copy=True) for name, p in start.params.items()}
+        self.buffers = {name: b.to(device, copy=True) for name, b in start.buffers.items()}
         self.tally: Tensors = {}
         self._velocity = [torch.zeros_like(p) for p in self.params.values()]
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         client_key = torch.tensor(plan.client_key, device=device)
         self._keys = fold(client_key, torch.arange(plan.steps, device=device))
-        self._client = Client(
-            label_counts=torch.tensor(assignment.label_counts, device=device),
-            received=work.sent.params,
-            downlink=work.downlink,
-            state={name: t.to(device) for name, t in assignment.state.items()},
+        self._client = work.client(
+            torch.tensor(assignment.label_counts, device=device),
+            {name: t.to(device) for name, t in assignment.state.items()},
         )
 
     def train(self) -> _ClientRun:
         device = self._loss.device
+        self._client = replace(self._client, opening=self._pass("opening"))
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             _seed(device, self._plan.client_key)  # for a user's layers that draw from torch's own stream
             for key, (x, y) in zip(self._keys, self._batches(), strict=True):
                 self._descend(x, y, key)
         return self
+
+    def _pass(self, when: When) -> Tensors:
+        """What the parts ask of all the client's samples, by the model as it is now."""
+        this = Pass(self._work, when)
+        if not this.wanted:
+            return {}
+        model = ModelState(self.params, self.buffers)
+        return client_sums(self._network, self._data, self._layout, this, self._plan, model, self._client)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The inputs and labels of each step; those of several steps are made at once."""
@@ -119,9 +131,9 @@ class _ClientRun:
 
         def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
             leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-            out = self._network.forward(leaves, self.buffers, x, "train", key)
-            out = Outputs(out.logits, _usual_layout(out.features), companions)
             targets = targets_of(y, half)
+            out = self._network.forward(leaves, self.buffers, x, "train", key, self._perturbation(targets, key))
+            out = Outputs(out.logits, _usual_layout(out.features), companions)
             loss = self._work.objective.loss(out, targets, self._client)
             seen.append((loss.detach(), self._work.objective.tally(out, targets)))
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -133,6 +145,13 @@ class _ClientRun:
         loss, tally = seen[0]
         self._loss += loss.double() * len(y)
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
+
+    def _perturbation(self, y: Tensor, key: Tensor) -> Between | None:
+        """What the objective does to the features, if it does anything."""
+        objective = self._work.objective
+        if not asks_for(objective, "perturbed"):
+            return None
+        return lambda features: objective.perturbed(features, y, self._client, perturbation_key(key))
 
     @torch.no_grad()
     def _companions(self, x: Tensor, key: Tensor) -> dict[str, Outputs]:
@@ -153,7 +172,8 @@ class _ClientRun:
         local = self._work.local
         dtype = next(iter(self.params.values())).dtype
         steps = torch.tensor(self._plan.steps, dtype=dtype, device=self._loss.device)
-        return self._work.end(Trained(self.params, steps, local.lr, local.momentum), self._client)
+        trained = Trained(self.params, steps, local.lr, local.momentum, self._pass("closing"))
+        return self._work.end(trained, self._client)
 
 
 def _usual_layout(features: Tensor | None) -> Tensor | None:

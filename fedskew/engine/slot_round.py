@@ -13,7 +13,8 @@ from fedskew.engine.batches import BatchPlan
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.execution import Memory
 from fedskew.engine.local_step import ends
-from fedskew.engine.network import ModelState
+from fedskew.engine.network import ModelState, Network
+from fedskew.engine.passes import Pass, Stack, stacked_sums
 from fedskew.engine.rows import Flats
 from fedskew.engine.slot_layouts import Layouts
 from fedskew.engine.slot_program import Program
@@ -30,6 +31,7 @@ class SlotRound:
 
     def __init__(
         self,
+        network: Network,
         data: DeviceSamples,
         layouts: Layouts,
         program: Program,
@@ -40,7 +42,7 @@ class SlotRound:
     ) -> None:
         device = data.y.device
         self._data, self._layouts, self._program, self._work, self._table = data, layouts, program, work, table
-        self._device, self._plans = device, plans
+        self._network, self._device, self._plans = network, device, plans
         self._width = width
         self.full = _all_full(plans, table, width)
         self._label_counts = torch.from_numpy(np.stack([a.label_counts for a in work.assignments])).to(device)
@@ -79,15 +81,30 @@ class SlotRound:
 
     def _enter(self, slots: Places, clients: Places, numbers: npt.NDArray[np.int64]) -> None:
         memory = self._program.memory
-        for kind, source in (("params", "sent"), ("buffers", "sent buffers")):
-            for name, flat in memory[source].items():
-                memory[kind][name][slots] = flat
+        self._start(memory, slots, numbers)
         for kind in ("velocity", "sums"):
             for tensor in memory[kind].values():
                 tensor[slots] = 0
         memory["label_counts"][""][slots] = self._label_counts[clients]
         for name, flat in self._states(numbers).items():
             memory["state"][name][slots] = flat
+
+    def _start(self, memory: Memory, rows: Places, numbers: npt.NDArray[np.int64]) -> None:
+        """These rows of params and buffers as the clients start: with what is sent, or with models of their own."""
+        starts = [self._work.assignments[number].start for number in numbers]
+        own = [start for start in starts if start is not None]
+        for kind, source, layout in (
+            ("params", "sent", self._layouts.params),
+            ("buffers", "sent buffers", self._layouts.buffers),
+        ):
+            flats = self._program.memory[source]
+            if own:
+                names = getattr(own[0], kind)
+                flats = layout.flat(
+                    {n: torch.stack([getattr(start, kind)[n] for start in own]).to(self._device) for n in names}
+                )
+            for name, flat in flats.items():
+                memory[kind][name][rows] = flat
 
     def _states(self, numbers: npt.NDArray[np.int64]) -> Flats:
         """What these clients keep, brought to the device: through pinned memory, so that the host need not wait."""
@@ -108,19 +125,18 @@ class SlotRound:
     def _without_steps(self) -> None:
         """Clients that had nothing to train on return what they were sent."""
         idle = [number for number, plan in enumerate(self._plans) if not plan.steps]
-        memory = self._program.memory
-        for kind, source in (("params", "sent"), ("buffers", "sent buffers")):
-            for name, flat in memory[source].items():
-                self._results[kind][name][idle] = flat
+        if idle:
+            self._start(self._results, torch.tensor(idle, device=self._device), np.array(idle))
 
     @torch.no_grad()
     def _end(self) -> RoundResult:
         params = self._layouts.params.views(self._results["params"])
-        uplink, states = self._all_ends(params)
+        buffers = self._layouts.buffers.views(self._results["buffers"])
+        uplink, states = self._all_ends(params, buffers)
         visits = np.array([plan.visits for plan in self._plans])
         sums = self._results["sums"]
         return RoundResult(
-            trained=ModelState(params, self._layouts.buffers.views(self._results["buffers"])),
+            trained=ModelState(params, buffers),
             uplink=uplink,
             states=states,
             loss=sums["loss"] / torch.from_numpy(visits).to(sums["loss"]).clamp(min=1),
@@ -128,18 +144,23 @@ class SlotRound:
             visits=visits,
         )
 
-    def _all_ends(self, params: Tensors) -> tuple[Tensors, Tensors]:
+    def _all_ends(self, params: Tensors, buffers: Tensors) -> tuple[Tensors, Tensors]:
         """What the clients send beside their models, and what they keep: as many at a time as there are slots."""
         dtype = next(iter(params.values())).dtype
         steps = torch.tensor([plan.steps for plan in self._plans], dtype=dtype).to(self._device)
         uplinks, states = [], []
         for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._table.slots)):
             rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
-            own = {name: p[rows] for name, p in params.items()}
-            sent, kept = ends(self._work, own, steps[rows], self._label_counts[rows], self._states_again(numbers))
+            own, statistics = ({name: t[rows] for name, t in part.items()} for part in (params, buffers))
+            stack = Stack(self._plans[rows], own, statistics, self._label_counts[rows], self._states_again(numbers))
+            sent, kept = ends(self._work, own, steps[rows], stack.label_counts, stack.state, self._closing(stack))
             uplinks.append(sent)
             states.append(kept)
         return _joined(uplinks), _joined(states)
+
+    def _closing(self, stack: Stack) -> Tensors:
+        this = Pass(self._work, "closing")
+        return stacked_sums(self._network, self._data, this, stack) if this.wanted else {}
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
         """From the slots, where each client has one to itself; else they were overwritten and are brought anew."""

@@ -72,7 +72,7 @@ class Slots:
 
     def train(self, work: RoundWork, plans: Sequence[BatchPlan], table: Timetable, width: int) -> RoundResult:
         program = self._program(work, table, width)
-        round_ = SlotRound(self._data, self._layouts, program, work, plans, table, width)
+        round_ = SlotRound(self._network, self._data, self._layouts, program, work, plans, table, width)
         program.prepare(round_.kinds_of_step)
         self._give(work)
         return round_.train()
@@ -82,7 +82,7 @@ class Slots:
     ) -> Callable[[], None]:
         """One step of the round's first clients, again and again on staged batches: for measurements."""
         program = self._program(work, table, width)
-        round_ = SlotRound(self._data, self._layouts, program, work, plans, table, width)
+        round_ = SlotRound(self._network, self._data, self._layouts, program, work, plans, table, width)
         program.prepare({bool(round_.full[0])})
         self._give(work)
         round_.begin()

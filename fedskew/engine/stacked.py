@@ -21,11 +21,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.engine.batches import BatchPlan
+from fedskew.engine.batches import BatchPlan, plan_batches
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.device_memory import bytes_taken, spare_bytes
 from fedskew.engine.local_step import Batches, Directions, directions, ends
 from fedskew.engine.network import Network
+from fedskew.engine.passes import Pass, Stack, When, stacked_opening, stacked_sums
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.slot_layouts import Layouts
 from fedskew.engine.slots import Slots
@@ -33,10 +34,12 @@ from fedskew.engine.timetable import Timetable, slots_for, timetable
 from fedskew.engine.work import Assignment, RoundResult, RoundWork, same_parts
 from fedskew.errors import UserError
 from fedskew.losses import IGNORE
-from fedskew.methods.parts import Client, Outputs, Part, Tensors
+from fedskew.methods.parts import Outputs, Part, Seen, Tensors
 from fedskew.randomness import fold
 
 T = TypeVar("T")
+
+_WHEN: tuple[When, ...] = ("opening", "closing")
 
 _CPU_CACHE, _FEWEST_ON_CPU = 8 << 20, 4
 """Bytes of parameters, and clients, up to which stacking more at a time pays on a CPU."""
@@ -86,18 +89,30 @@ class StackedEngine:
         plans = work.plans(self._smallest)
         if not any(plan.steps for plan in plans):
             return self._plain.train(work)
-        ability = self._ability(work, plans)
-        if not ability.stackable or (_pads(plans) and not ability.paddable):
+        opened = self._opened(work, plans)
+        ability = _Ability(stackable=False) if opened is None else self._ability(opened, plans)
+        if opened is None or not ability.stackable or (_pads(plans) and not ability.paddable):
             return self._plain.train(work)
-        return self._on_slots(work, plans, lambda slots, table, width: slots.train(work, plans, table, width))
+        return self._on_slots(opened, plans, lambda slots, table, width: slots.train(opened, plans, table, width))
 
     def bare_step(self, work: RoundWork) -> tuple[Callable[[], None], int]:
         """One step of the clients that train at a time, again and again on the same batches, and how many they are:
         for measurements."""
         plans = work.plans(self._smallest)
+        work = stacked_opening(self._network, self._data, work, plans)
         return self._on_slots(
             work, plans, lambda slots, table, width: (slots.bare_step(work, plans, table, width), table.slots)
         )
+
+    def _opened(self, work: RoundWork, plans: Sequence[BatchPlan]) -> RoundWork | None:
+        """The work with its opening pass made; None if that cannot be stacked."""
+        try:
+            return stacked_opening(self._network, self._data, work, plans)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of a user's hook, as in `_tried`
+            self._notice(_cannot_be_stacked(error))
+            return None
 
     # -- slots -------------------------------------------------------------------------------------------
 
@@ -165,8 +180,7 @@ class StackedEngine:
             tally, paddable = trial.tally(), trial.padding_is_harmless()
             fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
         except Exception as error:  # a user's model or method may fail in any way; if it is wrong, plain will say so
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._notice(f"this model or method cannot be stacked, clients run one after another: {reason}")
+            self._notice(_cannot_be_stacked(error))
             return _Ability(stackable=False)
         return _Ability(True, paddable, tally, self._most_clients(work), fitting)
 
@@ -212,8 +226,18 @@ class _Trial:
         found = self._directions(1, self._few.samples, len(self._few.samples))
         params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
         steps = torch.ones(1, dtype=next(iter(params.values())).dtype, device=self._data.y.device)
-        ends(self._work, params, steps, *self._belongings(1))
+        ends(self._work, params, steps, *self._belongings(1), self._closing(params))
         return {name: t.dtype for name, t in found.tally.items()}
+
+    def _closing(self, params: Tensors) -> Tensors:
+        """What the closing pass of one client comes to."""
+        this, work = Pass(self._work, "closing"), self._work
+        if not this.wanted:
+            return {}
+        few = self._few.samples
+        plan = plan_batches(few, self._few.client, 1, max(len(few), 1), 1, work.key)
+        buffers = {name: b.unsqueeze(0) for name, b in work.sent.buffers.items()}
+        return stacked_sums(self._network, self._data, this, Stack([plan], params, buffers, *self._belongings(1)))
 
     def step(self, clients: int, width: int) -> Directions:
         """A step of so many clients with batches of that width."""
@@ -269,7 +293,7 @@ class _Trial:
             out = self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)).tensors()
         y = torch.where(torch.arange(len(rows), device=device) < samples, self._data.y[rows], IGNORE)
         state = {name: t.to(device) for name, t in few.state.items()}
-        client = Client(torch.tensor(few.label_counts, device=device), work.sent.params, work.downlink, state)
+        client = work.client(torch.tensor(few.label_counts, device=device), state)
 
         def told(count: int) -> Tensors:
             leaves = {kind: t[:count].clone().requires_grad_() for kind, t in out.items()}
@@ -277,9 +301,19 @@ class _Trial:
             frozen = {name: Outputs.of(others) for name in work.objective.companions()}
             loss = work.objective.loss(replace(Outputs.of(leaves), companions=frozen), y[:count], client)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            return {"loss": loss.detach()} | {kind: g[:samples] for kind, g in zip(leaves, grads, strict=True)}
+            seen = Seen(
+                Outputs.of({kind: t[:count] for kind, t in out.items()}), y[:count], rows[:count], work.sent.params
+            )
+            passes = {f"{when} {n}": t for when in _WHEN for n, t in Pass(work, when).of_batch(seen, client).items()}
+            told = {kind: g[:samples] for kind, g in zip(leaves, grads, strict=True)}
+            return {"loss": loss.detach(), **told, **passes}
 
         return _close(told(samples), told(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
+
+
+def _cannot_be_stacked(error: Exception) -> str:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"this model or method cannot be stacked, clients run one after another: {reason}"
 
 
 def _kind(work: RoundWork) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedskew.engine import kernels
 from fedskew.engine.kernels import Activation
-from fedskew.engine.layers import KeyedDropout
+from fedskew.engine.layers import Between, KeyedDropout, Perturbation
 from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold, uniform
 
@@ -33,6 +33,8 @@ class Pass:
     """[K, B]: rows that do not pad the batch; None: no row does."""
     keys: Tensor | None
     """[K]: for dropout."""
+    between: Between | None = None
+    """What is done to the features of all clients between encoder and head."""
     dropouts: int = 0
     """How many masks were drawn: a layer may be called more than once."""
     statistics: Tensors = field(default_factory=dict)
@@ -263,6 +265,11 @@ def _dropout(this: Pass, name: str, layer: KeyedDropout, x: Tensor) -> Tensor:  
     positions = torch.arange(shape[1:].numel(), device=x.device)
     drawn = uniform(fold(this.keys, this.dropouts).unsqueeze(-1), positions)
     return x * (drawn >= layer.p).view(shape).to(x.dtype) / (1 - layer.p)
+
+
+@rule(Perturbation)
+def _perturbation(this: Pass, name: str, layer: Perturbation, x: Tensor) -> Tensor:  # noqa: ARG001
+    return x if this.between is None else this.between(x)
 
 
 @rule(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)

@@ -17,6 +17,9 @@ from fedskew.losses import IGNORE
 from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
 from fedskew.randomness import fold
 
+OPENING = "opening"
+"""Under this name the sums of a client's opening pass go with what it keeps."""
+
 
 @dataclass(frozen=True)
 class LocalTraining:
@@ -39,6 +42,8 @@ class Assignment:
     """Its rows of the training data."""
     label_counts: npt.NDArray[np.int64]
     state: Tensors
+    start: ModelState | None = None
+    """Where it starts, on the host; None: at the model that is sent."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,22 @@ class RoundWork:
     def parts(self) -> tuple[Part, Part, Part]:
         return self.objective, self.solver, self.server
 
+    @property
+    def members(self) -> list[Part]:
+        """The parts, those of which others are made one by one."""
+        return [member for part in self.parts for member in part.members]
+
+    def client(self, label_counts: Tensor, state: Tensors) -> Client:
+        """What the maths of a client may use; its state holds the sums of its opening pass, too."""
+        opening = unpack(OPENING, state)
+        kept = {name: t for name, t in state.items() if not name.startswith(f"{OPENING}/")} if opening else state
+        return Client(label_counts, self.sent.params, self.downlink, kept, opening)
+
     def end(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
         """What one client sends beside its model, and what it keeps."""
         uplink: Tensors = {}
         state: Tensors = {}
-        for part in self.parts:
+        for part in self.members:
             uplink |= part.uplink(trained, client)
             state |= part.next_state(trained, client)
         return uplink, state
@@ -168,3 +184,8 @@ def companion(name: str, work: RoundWork, state: Tensors) -> ModelState:
 def companion_key(key: Tensor) -> Tensor:
     """Frozen models in train mode draw dropout masks of their own."""
     return fold(key, 0x7EAC)
+
+
+def perturbation_key(key: Tensor) -> Tensor:
+    """What an objective draws for the features is nobody's dropout mask."""
+    return fold(key, 0xFEA7)

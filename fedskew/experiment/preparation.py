@@ -14,7 +14,7 @@ from fedskew.data import PARTITIONS, Dataset, Federation, Partition, federation,
 from fedskew.engine import choose_devices, choose_engine, estimated_seconds
 from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, PartitionConfig
-from fedskew.methods import Method, Objective, Part, make_method
+from fedskew.methods import Method, Objective, Part, Regulariser, make_method
 from fedskew.models import Inputs, check_model, has_features, make_model
 
 DEFAULT_CLIENTS = 20
@@ -64,7 +64,8 @@ def prepare(
     module = make_model(name, inputs, config.seed) if model is None else model
     for part in chosen.parts:
         part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
-    if isinstance(chosen.objective, Objective) and chosen.objective.needs_features and not has_features(module):
+    needy = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in chosen.parts)
+    if needy and not has_features(module):
         raise UserError(
             f"method {chosen.name!r} needs features, and {type(module).__name__} does not say which they are; "
             "make it a fedskew.Classifier(encoder, head)"

@@ -1,9 +1,11 @@
 """The catalogue of methods. Importing this package enters every method in it."""
 
 from fedskew.methods import (
+    bounds,
     decorrelation,
     fedavg,
     fedavgm,
+    fedconcat,
     feddyn,
     fedexp,
     fedgf,
@@ -36,6 +38,7 @@ from fedskew.methods.parts import (
     Outputs,
     Part,
     Schedule,
+    Seen,
     ServerRule,
     Solver,
     Stage,
@@ -46,6 +49,7 @@ from fedskew.methods.parts import (
     pack,
     unpack,
 )
+from fedskew.methods.regularisers import Regulariser
 
 __all__ = [
     "METHODS",
@@ -56,7 +60,9 @@ __all__ = [
     "Objective",
     "Outputs",
     "Part",
+    "Regulariser",
     "Schedule",
+    "Seen",
     "ServerRule",
     "Solver",
     "Stage",
@@ -64,9 +70,11 @@ __all__ = [
     "Tensors",
     "Trained",
     "Updates",
+    "bounds",
     "decorrelation",
     "fedavg",
     "fedavgm",
+    "fedconcat",
     "feddyn",
     "fedexp",
     "fedgf",

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from fedskew.errors import UserError, expect, unknown
 from fedskew.methods.parts import Objective, Part, Schedule, ServerRule, Solver
+from fedskew.methods.regularisers import Regulariser
 from fedskew.user_code import user_module
 
 
@@ -29,6 +30,11 @@ class Entry:
     def defaults(self) -> dict[str, object]:
         """The hyper-parameters of all parts, as they are unless the user says otherwise."""
         return {f.name: getattr(part(), f.name) for part in self.parts for f in fields(part)}
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it is a bound to compare methods with, rather than a method."""
+        return any(issubclass(part, Schedule) and part.stands_alone for part in self.parts)
 
     @property
     def reveals(self) -> str:
@@ -117,14 +123,19 @@ def _parts_in(names: dict[str, object]) -> list[str]:
     return [name for name, value in names.items() if isinstance(value, type) and issubclass(value, Part)]
 
 
-_HOOKS: tuple[tuple[type[Part], str], ...] = ((Objective, "loss"), (Schedule, "stages"), (ServerRule, "aggregate"))
+_HOOKS: tuple[tuple[type[Part], str], ...] = (
+    (Objective, "loss"),
+    (Schedule, "stages"),
+    (Regulariser, "term"),
+    (ServerRule, "aggregate"),
+)
 """What a part of each kind must have."""
 
 
 def check_part(part: type[Part]) -> None:
     """Refuse a class whose objects cannot be a part of a method."""
-    if not issubclass(part, Objective | Schedule | Solver | ServerRule):
-        kinds = "an Objective, Schedule, Solver or ServerRule"
+    if not issubclass(part, Objective | Schedule | Regulariser | Solver | ServerRule):
+        kinds = "an Objective, Schedule, Regulariser, Solver or ServerRule"
         raise UserError(f"{part.__name__} is no part of a method; expected {kinds}")
     for kind, hook in _HOOKS:
         if issubclass(part, kind) and getattr(part, hook) is getattr(kind, hook):

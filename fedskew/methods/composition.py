@@ -1,4 +1,4 @@
-"""`fedlmd+fedprox+fedavgm`: one objective (or schedule), one solver and one server rule from several names."""
+"""`fedlmd+fedprox+fedavgm`: one objective (or schedule), one regulariser, one solver, one server rule by name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedskew.errors import UserError, nearest
 from fedskew.methods.catalogue import METHODS, Entry, check_part, find
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
 from fedskew.methods.parts import Notes, Objective, Part, Schedule, ServerRule, Solver, Stage, Survey
+from fedskew.methods.regularisers import Regularised, Regulariser
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,31 @@ class Method:
     objective: Objective | Schedule = field(default_factory=CrossEntropy)
     solver: Solver = field(default_factory=SGD)
     server: ServerRule = field(default_factory=Mean)
+    regulariser: Regulariser | None = None
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
         """The stages known so far; one for a method without a schedule."""
         if isinstance(self.objective, Schedule):
-            return list(self.objective.stages(rounds, local_epochs, notes))
-        return [Stage("train", rounds, self.objective)]
+            return [self._regularised(stage) for stage in self.objective.stages(rounds, local_epochs, notes)]
+        return [self._regularised(Stage("train", rounds, self.objective))]
+
+    def _regularised(self, stage: Stage) -> Stage:
+        if self.regulariser is None:
+            return stage
+        return replace(stage, objective=Regularised(stage.objective, self.regulariser))
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:
         """What a surveyed stage taught."""
         return self.objective.conclude(stage, survey) if isinstance(self.objective, Schedule) else {}
 
     @property
-    def parts(self) -> tuple[Part, Part, Part]:
-        return self.objective, self.solver, self.server
+    def parts(self) -> tuple[Part, ...]:
+        """Those that it has; `members` are the parts of which these are made."""
+        return tuple(getattr(self, slot) for slot, _ in _SLOTS if getattr(self, slot) is not None)
+
+    @property
+    def members(self) -> tuple[Part, ...]:
+        return tuple(member for part in self.parts for member in part.members)
 
     @property
     def params(self) -> dict[str, object]:
@@ -45,13 +57,14 @@ class Method:
 
         One whose name two parts share is spelled with its slot, as in `server.beta`.
         """
-        named = [(slot, f.name, part) for (slot, _), part in zip(_SLOTS, self.parts, strict=True) for f in fields(part)]
+        named = [(_slot(type(part)), f.name, part) for part in self.parts for f in fields(part)]
         owners = Counter(name for _, name, _ in named)
         return {f"{slot}.{name}" if owners[name] > 1 else name: getattr(part, name) for slot, name, part in named}
 
 
 _SLOTS: tuple[tuple[str, tuple[type[Part], ...]], ...] = (
     ("objective", (Objective, Schedule)),
+    ("regulariser", (Regulariser,)),
     ("solver", (Solver,)),
     ("server", (ServerRule,)),
 )
@@ -62,6 +75,7 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     if not isinstance(name, str):
         return _from_object(name, params)
     entries = [find(part) for part in name.split("+")]
+    _refuse_beside_others(entries, name)
     chosen: dict[str, tuple[Entry, Part]] = {}
     for entry in entries:
         for part in entry.parts:
@@ -75,6 +89,15 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     _assign(name, chosen, dict(params or {}))
     spelled = "+".join(dict.fromkeys(entry.name for entry in entries))
     return Method(name=spelled, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
+
+
+def _refuse_beside_others(entries: list[Entry], name: str) -> None:
+    for entry in entries:
+        if entry.stands_alone and len(entries) > 1:
+            raise UserError(
+                f"{entry.name!r} is a bound, no federated method, so nothing can be combined with it; "
+                f"expected {entry.name!r} alone instead of {name!r}"
+            )
 
 
 def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:

@@ -5,6 +5,9 @@ A method is an **objective** (the local loss), a **local solver** (how a client 
 a frozen dataclass of hyper-parameters and a few pure functions of named tensors. It never knows how many clients
 there are, on which device they run or how they are reached: that is the engine's business.
 
+A part that must know a client's data as a whole asks for a pass over it: `opening`, by the model as received, for what
+the local training then uses; `closing`, by the model as trained, for what the client sends or keeps.
+
 State is a flat mapping of named tensors. `pack` and `unpack` keep several model-shaped entries in one mapping.
 """
 
@@ -34,7 +37,7 @@ class Gradient(Protocol):
 
 
 Mode = Literal["eval", "train"]
-Reveals = Literal["nothing", "label presence", "label counts"]
+Reveals = Literal["nothing", "label presence", "label counts", "class prototypes"]
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -87,6 +90,21 @@ class Client:
     """What the server sent beside them."""
     state: Tensors = field(default_factory=dict)
     """What this client kept from the last round it took part in."""
+    opening: Tensors = field(default_factory=dict)
+    """What its parts' `opening` came to, over all its samples."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A batch in a pass over a client's own training data: each sample once, not augmented, the model in eval mode."""
+
+    out: Outputs
+    y: Tensor
+    """Rows whose target is `losses.IGNORE` pad the batch and count for nothing."""
+    keys: Tensor
+    """[B]: of each row, for `randomness.uniform`."""
+    gradient: Tensors = field(default_factory=dict)
+    """Of the batch's mean cross entropy, for a part with `needs_gradient`."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +116,8 @@ class Trained:
     """How many steps it took."""
     lr: float
     momentum: float
+    closing: Tensors = field(default_factory=dict)
+    """What its parts' `closing` came to, over all its samples."""
 
     def effective_steps(self) -> Tensor:
         """‖A‖₁: by how many plain steps momentum SGD moved along a constant gradient."""
@@ -155,6 +175,13 @@ class Part:
     """What leaves the client beside the model, in words; empty: nothing."""
     extra_compute: ClassVar[str] = ""
     """Per local step, beside one forward and one backward pass; empty: none."""
+    needs_gradient: ClassVar[bool] = False
+    """Whether `closing` uses the gradient of each batch."""
+
+    @property
+    def members(self) -> tuple[Part, ...]:
+        """The parts that this one is made of: itself, but for what composition joins."""
+        return (self,)
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
         """Refuse, before any training, a model or a number of classes that the part cannot work with."""
@@ -171,12 +198,24 @@ class Part:
         """What the server sends beside the model."""
         return {}
 
+    def opening(self, seen: Seen, client: Client) -> Tensors:  # noqa: ARG002
+        """Of one batch, by the model as received; the sums over all batches are `client.opening`."""
+        return {}
+
+    def closing(self, seen: Seen, client: Client) -> Tensors:  # noqa: ARG002
+        """Of one batch, by the model as trained; the sums over all batches are `trained.closing`."""
+        return {}
+
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         """What the client sends beside the model."""
         return {}
 
     def next_state(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         """What the client keeps for its next round."""
+        return {}
+
+    def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:  # noqa: ARG002
+        """What the server keeps for the next round of what clients sent for this part, whatever the server rule."""
         return {}
 
 
@@ -198,6 +237,13 @@ class Objective(Part):
         model that an earlier stage left.
         """
         return {}
+
+    def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:  # noqa: ARG002
+        """What the head is given instead of the features, in training; `key` is the step's, for randomness.
+
+        Only for an objective with `needs_features`; what the loss finds in `out.features` is what the encoder made.
+        """
+        return features
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:  # noqa: ARG002
         """Numbers to add up over all batches of a round and to report."""
@@ -229,14 +275,50 @@ class ServerRule(Part):
         raise NotImplementedError
 
 
+def server_step(
+    rule: ServerRule, parts: Sequence[Part], sent: Tensors, updates: Updates, state: Tensors
+) -> tuple[Tensors, Tensors]:
+    """The next global parameters by the rule, and the server's next state by all parts."""
+    params, after = rule.aggregate(sent, updates, state)
+    after = {**state, **after}
+    for part in parts:
+        after |= part.next_server_state(updates, state)
+    return params, after
+
+
+Hook = Literal["opening", "closing", "perturbed"]
+
+
+def asks_for(part: Part, hook: Hook) -> bool:
+    """Whether a part, or one that it is made of, does something in this hook."""
+    return any(_overrides(member, hook) for member in part.members)
+
+
+def _overrides(part: Part, hook: Hook) -> bool:
+    owner = Objective if hook == "perturbed" else Part
+    return getattr(type(part), hook, None) not in (None, getattr(owner, hook))
+
+
+def pass_visits(parts: Sequence[Part]) -> float:
+    """What the passes over a client's data cost, a sample, in forward and backward passes of a local step."""
+    members = [member for part in parts for member in part.members]
+    closing = [member for member in members if _overrides(member, "closing")]
+    forward = 1 / 3
+    opened = forward if any(_overrides(member, "opening") for member in members) else 0.0
+    if not closing:
+        return opened
+    return opened + (1.0 if any(member.needs_gradient for member in closing) else forward)
+
+
 @dataclass(frozen=True)
 class Survey:
-    """What the clients' forward passes over their own training data told the server."""
+    """What the clients told the server of their own training data, once."""
 
-    probability: npt.NDArray[np.float64]
-    """[C, C]: mean predicted probability of each class over all samples of a true class; NaN rows: no sample."""
     label_counts: npt.NDArray[np.int64]
-    """[C]: over all clients."""
+    """[clients, C]."""
+    probability: npt.NDArray[np.float64] | None = None
+    """[C, C]: mean predicted probability of each class over all samples of a true class; NaN rows: no sample. Only of a
+    survey of predictions."""
 
 
 @dataclass(frozen=True)
@@ -248,12 +330,27 @@ class Stage:
     objective: Objective
     model: str = "global"
     """The model that is trained; a name not met before starts as a copy of the global model."""
+    concatenates: tuple[str, ...] = ()
+    """Train only a head on the frozen encoders of these models, side by side: from here on, that is `model`."""
+    new_head: bool = False
+    """Whether that head starts anew, rather than as the models' heads side by side."""
     labels: tuple[int, ...] | None = None
     """Train on samples of these labels only; clients without any stay out."""
+    clients: tuple[int, ...] | None = None
+    """Only these take part, as many a round as is their share of the clients of a round, and at least one."""
+    cohort: Literal["clients", "pooled", "alone"] = "clients"
+    """`pooled`: in place of a round's clients, one that has as many samples as they, drawn from all clients' samples.
+    `alone`: each client goes on from its own model; none are averaged, and what is tested are all clients' models."""
     local_epochs: int | None = None
     """Instead of the run's."""
-    survey: bool = False
-    """At the end, every client reports how its samples are predicted; the schedule concludes from it."""
+    local_batches: int | None = None
+    """Once over so many batches, drawn anew each round, instead of epochs over all of the client's samples."""
+    average: Literal["samples", "uniform"] | None = None
+    """Instead of the run's."""
+    cost: float = 1.0
+    """Of a sample's visit, in forward and backward passes of the whole model."""
+    survey: Literal["labels", "predictions"] | None = None
+    """What every client reports at the end; the schedule concludes from it."""
 
 
 Notes = dict[str, Any]
@@ -263,6 +360,11 @@ Notes = dict[str, Any]
 @dataclass(frozen=True)
 class Schedule(Part):
     """A method in stages; it takes the place of the objective."""
+
+    needs_features: ClassVar[bool] = False
+    """As an objective's."""
+    stands_alone: ClassVar[bool] = False
+    """Whether it sets the solver and the server rule, too, so that nothing can be combined with it."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
         """The stages as far as they are known: called again after each, with what was concluded."""
