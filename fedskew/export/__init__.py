@@ -1,0 +1,7 @@
+"""A finished run's model, made ready for those who have neither the run nor fedskew."""
+
+from __future__ import annotations
+
+from fedskew.export.folder import Exported, export_run
+
+__all__ = ["Exported", "export_run"]

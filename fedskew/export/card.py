@@ -1,0 +1,247 @@
+"""The model card: what a user of the model must know of how it came about, and what it is not good for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedskew.data.catalogue import DATASETS
+from fedskew.errors import UserError
+from fedskew.export.finished_run import FinishedRun
+from fedskew.export.onnx_file import INPUT_NAMES
+from fedskew.methods import Entry, find
+from fedskew.models import parameter_count
+
+_HEADER = """---
+library_name: pytorch
+tags: [federated-learning, label-skew, fedskew]
+metrics: [accuracy]
+---"""
+
+LOST = 0.05
+"""The accuracy below which a class is called lost, as elsewhere in fedskew."""
+
+
+def model_card(run: FinishedRun, onnx_difference: float | None, with_words: bool) -> str:
+    """README.md of an exported model, in Markdown with the header that model hubs read."""
+    sections = (
+        _HEADER,
+        f"# {run.config.model} trained by {run.config.method}\n\n{_lead(run)}",
+        f"## Use\n\n{_use(run, onnx_difference is not None, with_words)}",
+        f"## Inputs and outputs\n\n{_inputs(run, with_words)}",
+        f"## Accuracy\n\n{_accuracy(run)}",
+        f"## Where the labels were\n\n{_coverage(run)}",
+        f"## Training\n\n{_training(run)}",
+        f"## What was revealed\n\n{_revealed(run)}",
+        f"## Checks\n\n{_checks(onnx_difference)}",
+        f"## Citation\n\n{_citation(run)}",
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def method_entries(run: FinishedRun) -> list[Entry]:
+    """The catalogue's entries of the method's parts; none for a user's own object."""
+    try:
+        return [find(name) for name in run.config.method.split("+")]
+    except UserError:
+        return []
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _lead(run: FinishedRun) -> str:
+    evaluation, config = run.evaluation, run.config
+    lost = [name for name, a in zip(run.classes, evaluation.class_accuracy, strict=True) if a is not None and a < LOST]
+    said = (
+        f"A classifier of {len(run.classes)} classes ({parameter_count(run.model):,} parameters), trained federatedly "
+        f"on {config.data}: {run.summary['rounds']} rounds, accuracy {percent(evaluation.accuracy)}, "
+        f"worst class {percent(evaluation.worst_class)}."
+    )
+    return said + (f" **It does not recognise {', '.join(lost)}.**" if lost else "")
+
+
+def _use(run: FinishedRun, onnx: bool, with_words: bool) -> str:
+    blocks = [_python_use(run, with_words)]
+    if onnx:
+        name = INPUT_NAMES[run.inputs["kind"]]
+        blocks.append(
+            "With ONNX Runtime:\n\n```python\nimport onnxruntime\n\n"
+            'session = onnxruntime.InferenceSession("model.onnx")\n'
+            f'(logits,) = session.run(None, {{"{name}": {name}}})  # {_array(run)}\n```'
+        )
+    return "\n\n".join(blocks)
+
+
+def _python_use(run: FinishedRun, with_words: bool) -> str:
+    if not run.rebuildable:
+        return (
+            f"The model's code is its maker's, `{run.config.model}`. With that at hand:\n\n```python\n"
+            "from safetensors.torch import load_file\n\n"
+            'model.load_state_dict(load_file("model.safetensors"))\n```\n\n'
+            "It takes normalised inputs; see below."
+        )
+    name = INPUT_NAMES[run.inputs["kind"]]
+    prepared = f'{name} = words()(["a text", "another"])' if with_words else f"# {name}: {_array(run)}"
+    imported = "classes, load, words" if with_words else "classes, load"
+    return (
+        "With PyTorch and safetensors; `model.py` in this folder needs nothing else:\n\n```python\n"
+        f"from model import {imported}\n\nmodel = load()\n{prepared}\n"
+        f"logits = model({name})\nnames = [classes()[c] for c in logits.argmax(1)]\n```"
+    )
+
+
+def _array(run: FinishedRun) -> str:
+    number = {"image": "uint8", "table": "float64", "text": "int64"}[run.inputs["kind"]]
+    return f"{number}, [n, {', '.join(map(str, run.inputs['shape']))}]"
+
+
+def _inputs(run: FinishedRun, with_words: bool) -> str:
+    form = run.inputs
+    if form["kind"] == "image":
+        pairs = zip(form["mean"], form["std"], strict=True)
+        told = (
+            f"Images as bytes, {_array(run)}: channels, height, width. Scaling to [0, 1] and normalisation are inside "
+            f"`model.py` and `model.onnx`: per channel, mean and deviation "
+            f"{', '.join(f'({mean:.6g}, {std:.6g})' for mean, std in pairs)}."
+        )
+    elif form["kind"] == "table":
+        inside = "Standardising the columns is inside `model.py` and `model.onnx`; `model.json` has the numbers."
+        by_user = "The columns were not standardised by fedskew: give them as in training."
+        told = f"Rows of {form['shape'][0]} numbers, {_array(run)}. {inside if form.get('scaling') else by_user}"
+    else:
+        known = "`words.txt` lists the words from number 2 on." if with_words else "The list of words is not included."
+        told = (
+            f"Numbers of words, {_array(run)}: 0 pads, 1 is any word that is not among the "
+            f"{form['vocabulary'] - 2:,} known ones. {known}"
+        )
+    ending = (
+        f"Outputs are logits, [n, {len(run.classes)}], in the order of the classes below; softmax makes them sum to 1."
+    )
+    batch = (
+        " BatchNorm uses the statistics of the batch, so a prediction depends on the other samples in the batch: "
+        "give many at a time."
+        if _mixes(run)
+        else ""
+    )
+    return f"{told} {ending}{batch}"
+
+
+def _mixes(run: FinishedRun) -> bool:
+    return any(getattr(layer, "track_running_stats", True) is False for layer in run.model.modules())
+
+
+def _accuracy(run: FinishedRun) -> str:
+    evaluation = run.evaluation
+    rows = [
+        ("accuracy", percent(evaluation.accuracy)),
+        ("mean over classes", percent(evaluation.mean_class)),
+        ("worst class", percent(evaluation.worst_class)),
+        ("best class", percent(evaluation.best_class)),
+        ("macro F1", f"{evaluation.macro_f1:.3f}"),
+    ]
+    table = _table(("measure", "value"), rows)
+    return f"On {evaluation.samples:,} test samples, after the last round:\n\n{table}\n\n{_by_class(run)}"
+
+
+def _by_class(run: FinishedRun) -> str:
+    evaluation = run.evaluation
+    tested = evaluation.confusion.sum(axis=1).tolist()
+    rows: list[tuple[Any, ...]] = []
+    for number, (name, accuracy) in enumerate(zip(run.classes, evaluation.class_accuracy, strict=True)):
+        rows.append((number, _cell(name), percent(accuracy), f"{tested[number]:,}", *_held(run, number)))
+    headings = ("output", "class", "accuracy", "test samples")
+    return _table((*headings, *(("held by", "training samples") if run.label_counts else ())), rows)
+
+
+def _held(run: FinishedRun, label: int) -> tuple[str, ...]:
+    if not run.label_counts:
+        return ()
+    counts = [client[label] for client in run.label_counts]
+    return f"{sum(count > 0 for count in counts)} of {len(counts)}", f"{sum(counts):,}"
+
+
+def _coverage(run: FinishedRun) -> str:
+    counts = run.label_counts
+    if not counts:
+        return "Label counts stayed with the sites; this server does not know them."
+    present = [sum(count > 0 for count in client) for client in counts]
+    sizes = [sum(client) for client in counts]
+    vacant = [len(run.classes) - number for number in present]
+    few = [name for label, name in enumerate(run.classes) if sum(client[label] > 0 for client in counts) == 1]
+    nobody = [name for label, name in enumerate(run.classes) if not any(client[label] for client in counts)]
+    said = [
+        f"{len(counts)} clients held {min(sizes):,} to {max(sizes):,} samples, {sum(sizes):,} together, "
+        f"of {min(present)} to {max(present)} of the {len(run.classes)} classes; "
+        f"on average a client lacked {sum(vacant) / len(vacant):.1f} classes."
+    ]
+    said += [f"A single client held {', '.join(map(_cell, few))}."] if few else []
+    said += [f"**No client held {', '.join(map(_cell, nobody))}.**"] if nobody else []
+    return " ".join(said)
+
+
+def _training(run: FinishedRun) -> str:
+    config = run.config
+    partition = {key: value for key, value in config.partition.to_mapping().items() if value is not None}
+    params = ", ".join(f"{name} = {value}" for name, value in config.method_params.items())
+    rows = [
+        ("method", config.method + (f" ({params})" if params else "")),
+        ("data", config.data),
+        ("split", ", ".join(f"{key} {value}" for key, value in partition.items())),
+        ("rounds", run.summary["rounds"]),
+        ("clients a round", config.clients_per_round or "all"),
+        ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),
+        ("learning rate, decay a round", f"{config.lr}, {config.lr_decay}"),
+        ("momentum, weight decay", f"{config.momentum}, {config.weight_decay}"),
+        ("augmentation", ", ".join(config.augment) or "none"),
+        ("updates left out as not finite", run.summary["diverged"]),
+        ("seed", config.seed),
+        ("split's SHA-256", run.federation.get("split", "–")),
+        ("versions", ", ".join(f"{name} {number}" for name, number in run.about.get("versions", {}).items())),
+        ("begun", run.about.get("begun", "–")),
+    ]
+    return _table(("what", "value"), rows) + "\n\nThe complete configuration is in `model.json`."
+
+
+def _revealed(run: FinishedRun) -> str:
+    entries = method_entries(run)
+    if not entries:
+        return f"{run.config.method} is not in fedskew's catalogue; its maker must say what it sends."
+    sent = ", ".join(dict.fromkeys(word for entry in entries for word in entry.sends.split(", ")))
+    told = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
+    return (
+        f"In each of its rounds a client sent to the server: {sent}. Of its labels the server was told: "
+        f"{told or 'nothing'}. Updates and models can themselves tell something of the training data (membership, "
+        "and to a degree labels) to those who receive them, the users of this model among them, unless training was "
+        "differentially private."
+    )
+
+
+def _checks(onnx_difference: float | None) -> str:
+    lines = ["- `model.safetensors` holds the run's last global model, in float32."]
+    if onnx_difference is not None:
+        lines.append(
+            f"- `model.onnx` gives PyTorch's logits on random inputs, in batches of 1, 2 and 7, up to "
+            f"{onnx_difference:.1e} of the largest logit."
+        )
+    return "\n".join(lines)
+
+
+def _citation(run: FinishedRun) -> str:
+    lines = [f"- method: {entry.name}, {entry.paper}" for entry in method_entries(run) if entry.paper]
+    if config_data := DATASETS.get(run.config.data.lower()):
+        lines.append(f"- data: {config_data.name}, {config_data.citation}; licence: {config_data.licence}")
+    versions = run.about.get("versions", {})
+    lines.append(f"- software: fedskew {versions.get('fedskew', '')}".rstrip())
+    return "\n".join(lines)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """A name that cannot break a table."""
+    return " ".join(text.replace("|", "\\|").split())

@@ -1,0 +1,107 @@
+"""What a run's folder tells of its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.metrics.confusion import Evaluation
+from fedskew.models import MODELS, Inputs, check_model, make_model
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that came to its end, and its model, in float32 and in eval mode."""
+
+    folder: Path
+    config: Config
+    summary: dict[str, Any]
+    about: dict[str, Any]
+    model: nn.Module
+
+    @property
+    def evaluation(self) -> Evaluation:
+        return Evaluation.from_json(self.summary["final"])
+
+    @property
+    def federation(self) -> dict[str, Any]:
+        section: dict[str, Any] = self.about["federation"]
+        return section
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The form of a stored sample."""
+        form: dict[str, Any] = self.federation["inputs"]
+        return form
+
+    @property
+    def classes(self) -> list[str]:
+        names: list[str] = self.federation["classes"]
+        return names
+
+    @property
+    def label_counts(self) -> list[list[int]] | None:
+        """Samples by client and class, where the server knows them."""
+        return self.federation.get("label_counts")
+
+    @property
+    def rebuildable(self) -> bool:
+        """Whether fedskew has the model's code, rather than its user."""
+        return self.config.model in MODELS
+
+    def samples(self, size: int) -> Tensor:
+        """Random ones in the form in which samples are stored."""
+        random = torch.Generator().manual_seed(0)
+        shape = (size, *self.inputs["shape"])
+        if self.inputs["kind"] == "image":
+            return torch.randint(256, shape, generator=random, dtype=torch.uint8)
+        if self.inputs["kind"] == "text":
+            return torch.randint(self.inputs["vocabulary"], shape, generator=random)
+        columns = torch.tensor(self.inputs.get("scaling") or [[0.0, 1.0]], dtype=torch.float64)
+        return columns[:, 0] + columns[:, 1] * torch.randn(shape, generator=random, dtype=torch.float64)
+
+
+def read_run(path: str | Path, model: nn.Module | None = None) -> FinishedRun:
+    """The run in a folder; `model` is the user's own module, if the run was given one as an object."""
+    folder = RunFolder(path)
+    config, summary, about = folder.config, folder.summary(), folder.about()
+    if summary is None or summary.get("status") != "finished":
+        raise UserError(f"{folder.path} is not finished; give its command again, and export it then")
+    if about is None or "inputs" not in about.get("federation", {}):
+        raise UserError(f"{folder.path} is of an earlier version, which did not note the form of inputs; run it again")
+    form = about["federation"]["inputs"]
+    inputs = Inputs(tuple(form["shape"]), len(about["federation"]["classes"]), form["vocabulary"])
+    module = _fresh(config, inputs, folder.path) if model is None else model
+    check_model(module, inputs)
+    tensors, _ = folder.load_model()
+    return FinishedRun(folder.path, config, summary, about, _filled(module, tensors, folder.model_path))
+
+
+def _fresh(config: Config, inputs: Inputs, folder: Path) -> nn.Module:
+    if config.model not in MODELS and ":" not in config.model:
+        raise UserError(
+            f"the model of {folder} is an object {config.model!r} of your program; export it there: "
+            "fedskew.export.export_run(folder, out, model=the_object)"
+        )
+    return make_model(config.model, inputs, config.seed)
+
+
+def _filled(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> nn.Module:
+    """With the run's tensors; parameters that were frozen are no part of a run and stay as the factory made them."""
+    module = module.to("cpu", torch.float32)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    own = trained | dict(module.named_buffers())
+    for name in sorted(own.keys() | tensors.keys()):
+        if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
+            raise UserError(f"{path} does not fit model {type(module).__name__}: they differ in {name!r}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+    return module.eval()

@@ -1,0 +1,120 @@
+"""An exported model's folder.
+
+README.md            the model card
+model.json           the same for programs: inputs, classes, metrics, configuration
+model.safetensors    the weights, under the names that the model's code gives them
+model.py             the model's code, for models of fedskew's own
+words.txt            of text models: the words that have numbers
+model.onnx           if asked for
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedskew.data import load
+from fedskew.errors import UserError, unknown
+from fedskew.experiment.durable import replace_file, reporting_os_errors
+from fedskew.experiment.tensor_file import write_tensors
+from fedskew.export.card import method_entries, model_card
+from fedskew.export.finished_run import FinishedRun, read_run
+from fedskew.export.onnx_file import require_onnx, write_onnx
+from fedskew.export.source import model_source
+
+FORMATS = ("onnx",)
+"""Beside safetensors."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    files: tuple[str, ...]
+    onnx_difference: float | None
+    """How far ONNX Runtime's logits are from PyTorch's, relative to the largest."""
+    notices: tuple[str, ...]
+
+
+def export_run(
+    run: str | Path, out: str | Path, formats: Collection[str] = (), model: nn.Module | None = None
+) -> Exported:
+    """Export the model of a finished run's folder; `model` is needed for runs of a module of your own."""
+    for name in formats:
+        if name not in FORMATS:
+            raise unknown("format", name, FORMATS)
+    if "onnx" in formats:
+        require_onnx()
+    finished = read_run(run, model)
+    folder = Path(out)
+    _make(folder)
+    words, notices = _words(finished)
+    difference = write_onnx(finished, folder / "model.onnx") if "onnx" in formats else None
+    write_tensors(folder / "model.safetensors", finished.model.state_dict(), {"classes": finished.classes})
+    texts = {
+        "model.json": json.dumps(_description(finished, difference), indent=2, allow_nan=False) + "\n",
+        "README.md": model_card(finished, difference, with_words=bool(words)),
+    }
+    if words:
+        texts["words.txt"] = "\n".join(words) + "\n"
+    if finished.rebuildable:
+        texts["model.py"] = model_source(finished.config.model, with_words=bool(words))
+    for name, text in texts.items():
+        _write(folder / name, text)
+    files = ("model.safetensors", *texts, *(("model.onnx",) if difference is not None else ()))
+    return Exported(folder, tuple(sorted(files)), difference, tuple(notices))
+
+
+def _make(folder: Path) -> None:
+    """An empty folder, or one that was exported to before."""
+    with reporting_os_errors("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in folder.iterdir()}
+    if names and "model.json" not in names:
+        raise UserError(f"{folder} is not empty and has no exported model; choose another folder")
+
+
+def _words(run: FinishedRun) -> tuple[tuple[str, ...], list[str]]:
+    """What a text model's numbers stand for: the run does not keep it, its data do."""
+    if run.inputs["kind"] != "text":
+        return (), []
+    try:
+        found = load(run.config.data, run.config.data_dir, **run.config.data_params).words
+    except UserError as error:
+        return (), [f"words.txt is left out, since the data cannot be read: {error}"]
+    if len(found) + 2 != run.inputs["vocabulary"]:
+        return (), ["words.txt is left out, since the data have changed, or do not tell their words"]
+    return found, []
+
+
+def _description(run: FinishedRun, onnx_difference: float | None) -> dict[str, Any]:
+    entries = method_entries(run)
+    return {
+        "format": 1,
+        "model": run.config.model,
+        "inputs": run.inputs,
+        "classes": run.classes,
+        "method": run.config.method,
+        "papers": [entry.paper for entry in entries if entry.paper],
+        "sends": [entry.sends for entry in entries],
+        "reveals": [entry.reveals for entry in entries],
+        "rounds": run.summary["rounds"],
+        "evaluation": run.evaluation.to_json(),
+        "label_counts": run.label_counts,
+        "onnx_difference": onnx_difference,
+        "config": run.config.to_mapping(),
+        "versions": run.about.get("versions", {}),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    def put(draft: Path) -> None:
+        draft.write_text(text, encoding="utf-8")
+
+    replace_file(path, put)

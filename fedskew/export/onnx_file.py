@@ -1,0 +1,103 @@
+"""`model.onnx`: the model with its normalisation, and the proof that ONNX Runtime computes what PyTorch does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedskew.errors import UserError
+from fedskew.experiment.durable import replace_file
+from fedskew.export.finished_run import FinishedRun
+from fedskew.export.raw_inputs import RawInputs
+
+TOLERANCE = 1e-4
+"""Largest difference of a logit, relative to the largest logit, and no less than 1."""
+INPUT_NAMES = {"image": "images", "table": "rows", "text": "tokens"}
+_TRACED, _CHECKED = 2, (1, 2, 7)
+"""Batch sizes: the file takes any."""
+
+
+def require_onnx() -> None:
+    missing = [name for name in ("onnx", "onnxruntime", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"the ONNX format needs {' and '.join(missing)}: pip install 'fedskew[onnx]'")
+
+
+def write_onnx(run: FinishedRun, path: Path) -> float:
+    """Write the file and check it; the largest difference of a logit, relative as in `TOLERANCE`."""
+    model = RawInputs(run.model, run.inputs).eval()
+    content = _onnx(model, run)
+    difference = _difference(content, model, run)
+    if not difference <= TOLERANCE:
+        raise UserError(
+            f"the ONNX form of {run.folder} gives other logits than PyTorch: they differ by {difference:.1e} "
+            f"of the largest; expected at most {TOLERANCE:.0e}"
+        )
+    replace_file(path, lambda draft: _put(draft, content))
+    return difference
+
+
+def _onnx(model: RawInputs, run: FinishedRun) -> bytes:
+    with _quiet():
+        program: Any = torch.onnx.export(
+            model,
+            (run.samples(_TRACED),),
+            dynamo=True,
+            verbose=False,
+            input_names=[INPUT_NAMES[run.inputs["kind"]]],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
+    proto = program.model_proto
+    for key, value in (
+        ("classes", json.dumps(run.classes)),
+        ("method", run.config.method),
+        ("model", run.config.model),
+    ):
+        proto.metadata_props.add(key=key, value=value)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _difference(content: bytes, model: RawInputs, run: FinishedRun) -> float:
+    import numpy as np
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    (name,) = (given.name for given in session.get_inputs())
+    worst = []
+    for size in _CHECKED:
+        samples = run.samples(size)
+        with torch.no_grad():
+            expected = model(samples).numpy()
+        (found,) = session.run(None, {name: samples.numpy()})
+        if found.shape != expected.shape:
+            return float("inf")
+        worst.append(np.abs(found - expected).max() / np.maximum(1.0, np.abs(expected).max()))
+    return float(np.max(worst))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of its own deprecations and of a torchvision that nobody needs here."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -1,0 +1,44 @@
+"""A classifier that takes samples as they are stored. Its source goes with the model: torch alone is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class RawInputs(nn.Module):
+    """Scaling and normalisation, then the model.
+
+    Takes images as bytes (uint8, n × channels × height × width), rows of a table as measured (float64, n × columns),
+    or the numbers of words (int64, n × length), and gives logits (n × classes).
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.kind = inputs["kind"]
+        mean, std = _statistics(inputs)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        if self.kind == "image":
+            samples = (samples.float() / 255 - self.mean) / self.std
+        elif self.kind == "table":
+            samples = ((samples.double() - self.mean) / self.std).float()
+        logits: Tensor = self.model(samples)
+        return logits
+
+
+def _statistics(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Of the channels of images in [0, 1], or of a table's columns."""
+    if inputs["kind"] == "image":
+        return torch.tensor(inputs["mean"]).view(-1, 1, 1), torch.tensor(inputs["std"]).view(-1, 1, 1)
+    columns = torch.tensor(inputs.get("scaling") or [[0.0, 1.0]], dtype=torch.float64)
+    return columns[:, 0], columns[:, 1]
