@@ -131,7 +131,7 @@ def _confusion(network: Network, model: ModelState, data: DeviceSamples, labels:
 
 @torch.no_grad()
 def survey(network: Network, model: ModelState, data: DeviceSamples, samples: npt.NDArray[np.int64]) -> Survey:
-    """How the samples of each true class are predicted on average.
+    """How the samples of each true class are predicted on average; they count as one client's.
 
     Each client would send its sums and counts; their total is what one pass over all samples gives.
     """
@@ -143,7 +143,7 @@ def survey(network: Network, model: ModelState, data: DeviceSamples, samples: np
     counts = np.bincount(data.y[rows].cpu().numpy(), minlength=classes)
     totals = counts[:, None].astype(np.float64)
     mean = np.divide(sums.cpu().numpy(), totals, out=np.full((classes, classes), np.nan), where=totals > 0)
-    return Survey(mean, counts)
+    return Survey(counts[None], mean)
 
 
 def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -36,6 +36,7 @@ def work_tensors(work: RoundWork) -> Mapping[str, Tensor | Sequence[Tensor]]:
         "samples": torch.from_numpy(np.concatenate([a.samples for a in work.assignments])),
         "label_counts": torch.from_numpy(np.stack([a.label_counts for a in work.assignments])),
         **{f"state/{name}": [state[name] for state in states] for name in states[0]},
+        **_starts(work),
     }
     for place, name in enumerate(_needed(work)):
         tensors |= _model(f"companion{place}", work.companions[name])
@@ -61,12 +62,26 @@ def work_of(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWor
                 samples=samples[starts[row] : starts[row + 1]],
                 label_counts=counts[row],
                 state={name: t[row] for name, t in states.items()},
+                start=_start_of(row, tensors),
             )
             for row in facts["share"]
         ],
         local=LocalTraining(**facts["local"]),
         key=RoundKey(**facts["key"]),
     )
+
+
+def _starts(work: RoundWork) -> Mapping[str, Sequence[Tensor]]:
+    """Where clients go on from models of their own, which all of them do then, or none."""
+    starts = [_model("start", a.start) for a in work.assignments if a.start is not None]
+    return {name: [start[name] for start in starts] for name in starts[0]} if starts else {}
+
+
+def _start_of(row: int, tensors: Tensors) -> ModelState | None:
+    starts = _model_of("start", tensors)
+    if not starts.params:
+        return None
+    return ModelState({n: t[row] for n, t in starts.params.items()}, {n: t[row] for n, t in starts.buffers.items()})
 
 
 def result_tensors(result: RoundResult) -> Tensors:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedskew.engine import ModelState
 from fedskew.methods.parts import Tensors, weighted_mean
 
 
@@ -31,3 +32,10 @@ def merged_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Te
         for (name, b), part in zip(alike.items(), torch.split(whole, [b.numel() for b in alike.values()]), strict=True):
             merged[name] = part.view(b.shape).clone()
     return {name: merged[name] for name in sent}
+
+
+def of_client(stacked: ModelState, row: int) -> ModelState:
+    """One client's model."""
+    return ModelState(
+        {name: t[row] for name, t in stacked.params.items()}, {name: t[row] for name, t in stacked.buffers.items()}
+    )

@@ -23,6 +23,7 @@ from fedskew.experiment.server import Row, Server
 from fedskew.methods import Method, Part, unpack
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary
+from fedskew.models.concatenation import encoders_of, side_by_side
 
 STATUS = "finished"
 
@@ -176,7 +177,9 @@ class _Run:
             self._notify(self._folder.warnings)
             if checkpoint is not None:
                 self._check_split(checkpoint.meta)
-                self._check_model(unpack("global:params", checkpoint.tensors))
+                models = [unpack(f"{name}:params", checkpoint.tensors) for name in checkpoint.meta["trainees"]]
+                own = self._server.network.state().params
+                self._check_model(own, next((m for m in models if m.keys() == own.keys()), models[0]))
                 self._use_threads(checkpoint.meta.get("threads", torch.get_num_threads()))
                 self._server.resume_with(checkpoint.meta.get("engine"))
                 self._folder.truncate_rounds(checkpoint.round)
@@ -203,9 +206,8 @@ class _Run:
                 "restore them, or choose another --out"
             )
 
-    def _check_model(self, kept: Mapping[str, torch.Tensor]) -> None:
+    def _check_model(self, own: Mapping[str, torch.Tensor], kept: Mapping[str, torch.Tensor]) -> None:
         """Two models of a user's may share the name of their class; the tensors of one do not fit the other."""
-        own = self._server.network.state().params
         if {name: p.shape for name, p in own.items()} != {name: p.shape for name, p in kept.items()}:
             raise UserError(
                 f"{self._folder and self._folder.path} holds a run of another model (its parameters have other names "
@@ -252,11 +254,14 @@ class _Run:
         lines.clear()
 
     def _end(self, state: RunState) -> Result:
-        result = self._result(self._server.network.module(state.model), self._rows, self._server.engine.name)
+        module = self._server.module(state)
+        result = self._result(module, self._rows, self._server.engine.name)
         if self._folder is not None:
-            self._folder.save_model(
-                {**state.model.params, **state.model.buffers}, {"config": self._prepared.config.to_mapping()}
-            )
+            tensors, encoders = {**state.model.params, **state.model.buffers}, encoders_of(module)
+            about: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
+            if encoders:
+                tensors, about = {**dict(module.named_parameters()), **tensors}, {**about, "encoders": encoders}
+            self._folder.save_model(tensors, about)
             self._folder.write_summary(result.summary())
         for callback in self._callbacks:
             callback.on_end(result)
@@ -264,10 +269,12 @@ class _Run:
 
     def _recalled(self, folder: RunFolder) -> Result:
         """The result of a run that was finished before."""
-        tensors, _ = folder.load_model()
-        buffers = self._server.network.state().buffers
-        self._check_model({name: t for name, t in tensors.items() if name not in buffers})
-        module = self._server.network.module(self._server.network.state())
+        tensors, meta = folder.load_model()
+        network = self._server.network
+        module = side_by_side(network.module(network.state()), meta.get("encoders", 0))
+        buffers = dict(module.named_buffers())
+        own = dict(module.named_parameters()) if encoders_of(module) else network.state().params
+        self._check_model(own, {name: t for name, t in tensors.items() if name not in buffers})
         module.load_state_dict({name: t.to(self._server.device) for name, t in tensors.items()}, strict=False)
         engine = (folder.summary() or {}).get("engine", self._prepared.config.engine)
         result = self._result(module, folder.rounds(), engine)

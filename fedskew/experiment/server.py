@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 import time
-import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,41 +12,34 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedskew.data.augmentation.augment import make_augmentation
 from fedskew.data.federation import Federation
 from fedskew.engine import (
+    ENGINES,
     Assignment,
     AutoEngine,
-    DeviceSamples,
-    DevicesEngine,
-    Engine,
-    Evaluator,
     LocalTraining,
     ModelState,
-    Network,
     RoundKey,
     RoundResult,
     RoundWork,
     arithmetic,
-    choose_devices,
     close_engine,
-    make_engine,
-    number_format,
     on_host,
     survey,
     worth_compiling,
 )
-from fedskew.errors import UserError
-from fedskew.experiment.aggregation import merged_buffers, of_rows
+from fedskew.experiment.aggregation import merged_buffers, of_client, of_rows
 from fedskew.experiment.client_states import ClientStates, HeldStates
 from fedskew.experiment.config import Config
+from fedskew.experiment.participants import Enlistment, Participants, model_number
 from fedskew.experiment.round_report import RoundReport, are_finite
 from fedskew.experiment.run_state import RunState, Trainee
-from fedskew.experiment.testing import Tests
 from fedskew.experiment.traffic import traffic
-from fedskew.methods import Method, Part, Stage, Tensors, Updates
+from fedskew.experiment.workbench import Workbench, Workshop
+from fedskew.methods import Method, Part, Stage, Survey, Tensors, Updates, pack, unpack
+from fedskew.methods.parts import pass_visits, server_step
 from fedskew.metrics.confusion import Evaluation
-from fedskew.randomness import sample
+from fedskew.models.concatenation import concatenated
 
 Row = dict[str, Any]
 """What is recorded of a round, as JSON."""
@@ -58,45 +51,30 @@ class _Round:
 
     stage: Stage
     trainee: Trainee
-    federation: Federation
-    clients: npt.NDArray[np.int64]
+    participants: Participants
     local: LocalTraining
+    bench: Workbench
+
+    @property
+    def clients(self) -> npt.NDArray[np.int64]:
+        return self.participants.clients
+
+    @property
+    def federation(self) -> Federation:
+        return self.participants.federation
 
 
 class Server:
     """One run's server: `start`, then `advance` until `stage` is None."""
 
     def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
-        self._federation = federation
-        self._federations: dict[tuple[int, ...] | None, Federation] = {None: federation}
-        self._method = method
-        self._config = config
-        devices = choose_devices(config.device)
-        self.device = devices[0]
-        dtype, autocast = number_format(config.precision)
-        dataset = federation.dataset
-        augmentation = make_augmentation(config.augment, dataset.input_shape) if config.augment else None
-
-        def training_samples(device: torch.device) -> DeviceSamples:
-            return DeviceSamples(dataset, dataset.train, device, dtype, augmentation)
-
-        self._train = training_samples(self.device)
-        self.network = Network(model, dtype, autocast).to(self.device)
-        test_samples = DeviceSamples(dataset, dataset.test, self.device, dtype)
-        self._tests = Tests(Evaluator(self.network, test_samples, self._compiles()))
-        smallest = self.network.smallest_batch(self._train.some_inputs())
-        if config.batch_size < smallest:
-            raise UserError(
-                f"batch_size is {config.batch_size}; expected at least {smallest}: "
-                "BatchNorm cannot train on a batch of one sample here"
-            )
-        networks = [self.network, *(Network(model, dtype, autocast).to(device) for device in devices[1:])]
-        samples = [self._train, *map(training_samples, devices[1:])]
-        engines = [
-            make_engine(config.engine, *there, smallest, self._compiles())
-            for there in zip(networks, samples, strict=True)
-        ]
-        self.engine: Engine = engines[0] if len(engines) == 1 else DevicesEngine(engines, devices)
+        self._federation, self._method, self._config = federation, method, config
+        self._enlistment = Enlistment(federation, config)
+        self._workshop = Workshop(federation.dataset, config, self._compiles())
+        self.device = self._workshop.devices[0]
+        bench = self._workshop.bench(model, config.engine)
+        self.network, self.engine, self._tests = bench.network, bench.engine, bench.tests
+        self._wide: tuple[list[ModelState], Workbench] | None = None
 
     def _compiles(self) -> bool:
         config = self._config
@@ -104,13 +82,32 @@ class Server:
         return worth_compiling(config.compile, config.rounds * config.local_epochs * steps)
 
     def close(self) -> None:
-        """End the processes and threads of the engine."""
+        """End the processes and threads of the engines."""
         close_engine(self.engine)
+        if self._wide is not None:
+            close_engine(self._wide[1].engine)
 
     def resume_with(self, engine: str | None) -> None:
         """The engine that the run began with, where `auto` might take another now."""
         if engine is not None and isinstance(self.engine, AutoEngine):
             self.engine.take(engine)
+
+    def _bench(self, stage: Stage, state: RunState) -> Workbench:
+        """What the stage's model is trained and tested with."""
+        if not stage.concatenates:
+            return Workbench(self.network, self.engine, self._tests)
+        models = [state.trainees[name].model for name in stage.concatenates]
+        if self._wide is None or not all(map(operator.is_, models, self._wide[0])):
+            seed = self._config.seed if stage.new_head else None
+            wide = concatenated([self.network.module(model) for model in models], seed)
+            bench = self._workshop.bench(wide, self.engine.name if self.engine.name in ENGINES else self._config.engine)
+            bench.engine.notices = self.engine.notices
+            self._wide = models, bench
+        return self._wide[1]
+
+    def module(self, state: RunState) -> nn.Module:
+        """The global model of a run at its end."""
+        return self._bench(self.stages(state)[-1], state).network.module(state.model)
 
     # -- the schedule ------------------------------------------------------------------------------------
 
@@ -140,9 +137,12 @@ class Server:
         return state
 
     def _concluded(self, stage: Stage, state: RunState) -> dict[str, Any]:
-        samples = np.concatenate(self._federation.indices)
-        told = survey(self.network, state.trainees[stage.model].model, self._train, samples)
-        return self._method.conclude(stage, told)
+        probability = None
+        if stage.survey == "predictions":
+            samples = np.concatenate(self._federation.indices)
+            model = state.trainees[stage.model].model
+            probability = survey(self.network, model, self._workshop.train, samples).probability
+        return self._method.conclude(stage, Survey(self._federation.label_counts, probability))
 
     # -- a round -----------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Server:
             laps = [time.perf_counter()]
             this = self._prepare(stage, state)
             work = self._work(this, state)
-            result = self.engine.train(work)
+            result = this.bench.engine.train(work)
             report = RoundReport.of(result, this.trainee.model)
             laps.append(time.perf_counter())
             finite = report.finite
@@ -170,44 +170,31 @@ class Server:
             row["bytes"] = traffic(work, result)
             laps.append(time.perf_counter())
             if self._is_evaluated(this, after):
-                row |= self._evaluated(this, result, finite, trainee, last=after.stage_round == 0)
+                row |= self._evaluated(this, result, finite, trainee, after)
             laps.append(time.perf_counter())
             row["time"] = dict(zip(("train", "server", "evaluate"), np.diff(laps).tolist(), strict=True))
         return after, row
 
     def _prepare(self, stage: Stage, state: RunState) -> _Round:
-        config = self._config
+        config, bench = self._config, self._bench(stage, state)
         trainee = state.trainees.get(stage.model) or self._new_trainee(state.model)
-        federation = self._federation_of(stage.labels)
+        if stage.concatenates and not state.stage_round:
+            trainee = self._new_trainee(bench.network.state())
         local = LocalTraining(
-            epochs=stage.local_epochs or config.local_epochs,
+            epochs=1 if stage.local_batches else stage.local_epochs or config.local_epochs,
             batch_size=config.batch_size,
             lr=config.lr * config.lr_decay**trainee.rounds,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
         )
-        return _Round(stage, trainee, federation, self._sampled(stage, trainee, federation), local)
+        return _Round(stage, trainee, self._enlistment.of(stage, trainee.rounds), local, bench)
 
     def _new_trainee(self, model: ModelState) -> Trainee:
         state: Tensors = {}
-        for part in self._method.parts:
+        for part in self._method.members:
             state |= part.server_state(model.params)
         return Trainee(model, server=state)
-
-    def _federation_of(self, labels: tuple[int, ...] | None) -> Federation:
-        if labels not in self._federations:
-            self._federations[labels] = self._federation.restrict(labels or ())
-        return self._federations[labels]
-
-    def _sampled(self, stage: Stage, trainee: Trainee, federation: Federation) -> npt.NDArray[np.int64]:
-        """The round's clients, in order, drawn without regard to the method: all methods meet the same ones."""
-        eligible = federation.populated
-        if not len(eligible):
-            raise UserError(f"stage {stage.name!r} has no client with samples of classes {stage.labels}")
-        wanted = min(self._config.clients_per_round or len(eligible), len(eligible))
-        key = (self._config.seed, "clients", _number(stage.model), trainee.rounds)
-        return np.sort(eligible[sample(wanted, len(eligible), *key)])
 
     def _work(self, this: _Round, state: RunState) -> RoundWork:
         downlink: Tensors = {}
@@ -222,17 +209,26 @@ class Server:
             companions={name: t.model for name, t in state.trainees.items()},
             assignments=self._assignments(this, state.clients),
             local=this.local,
-            key=RoundKey(self._config.seed, _number(this.stage.model), this.trainee.rounds),
+            key=RoundKey(self._config.seed, model_number(this.stage.model), this.trainee.rounds),
         )
 
     def _assignments(self, this: _Round, kept: ClientStates) -> list[Assignment]:
         fresh = self._fresh_state(this.stage, this.trainee.model.params)
-        federation, clients = this.federation, this.clients.tolist()
-        states = kept.of(this.stage.model, clients) if fresh else [{}] * len(clients)
+        clients, counts = this.clients.tolist(), this.federation.label_counts
+        alone = this.stage.cohort == "alone"
+        states = kept.of(this.stage.model, clients) if fresh or alone else [{}] * len(clients)
         return [
-            Assignment(client, federation.indices[client], federation.label_counts[client], {**fresh, **state})
-            for client, state in zip(clients, states, strict=True)
+            Assignment(client, samples, counts[client], fresh, self._own_model(state))
+            if alone
+            else Assignment(client, samples, counts[client], {**fresh, **state})
+            for client, samples, state in zip(clients, this.participants.samples, states, strict=True)
         ]
+
+    def _own_model(self, kept: Tensors) -> ModelState:
+        """That of a client who shares it with nobody; before its first round the initial one."""
+        if not kept:
+            return self.network.state()
+        return ModelState(unpack("params", kept), unpack("buffers", kept))
 
     def _fresh_state(self, stage: Stage, params: Tensors) -> Tensors:
         """What a client keeps before its first round: one for all of them, on the host as the others are."""
@@ -247,6 +243,8 @@ class Server:
         if stage is None:
             return 0
         state = self._fresh_state(stage, start.model.params)
+        if stage.cohort == "alone":
+            state |= _packed(start.model)
         a_round = self._config.clients_per_round or self._federation.clients
         written = self.rounds_ahead(start) * a_round
         replaced = 2 * self._config.checkpoint_every * a_round  # by newer states, and kept for two checkpoints
@@ -256,51 +254,64 @@ class Server:
     def _kept(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> ClientStates:
         """What the clients keep now; one whose update is not finite, what it had."""
         rows = np.flatnonzero(finite).tolist()
-        if not result.states or not rows:
+        states = _packed(result.trained) if this.stage.cohort == "alone" else result.states
+        if not states or not rows:
             return after.clients
-        states = on_host(result.states)
+        states = on_host(states)
         kept = {int(this.clients[row]): {name: t[row] for name, t in states.items()} for row in rows}
         return after.clients.updated(this.stage.model, after.round, kept)
 
-    def _parts(self, stage: Stage) -> tuple[Part, Part, Part]:
-        return stage.objective, self._method.solver, self._method.server
+    def _parts(self, stage: Stage) -> tuple[Part, ...]:
+        """Those of a stage, one by one."""
+        return (*stage.objective.members, *self._method.solver.members, *self._method.server.members)
 
     def _aggregated(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> Trainee:
         """The next global model, from the clients whose update is finite."""
         trainee = replace(this.trainee, rounds=this.trainee.rounds + 1)
         if not finite.any():
             return trainee
-        sizes = this.federation.sizes[this.clients][finite]
-        shares = sizes if self._config.average == "samples" else np.ones_like(sizes)
+        if this.stage.cohort == "alone":
+            return replace(trainee, model=self._representative(this, result, finite))
+        sizes = this.participants.sizes[finite]
+        average = this.stage.average or self._config.average
+        shares = sizes if average == "samples" else np.ones_like(sizes)
         weights = torch.from_numpy(shares / shares.sum()).to(self.device)
         updates = Updates(
             params=of_rows(result.trained.params, finite),
             weights=weights,
             uplink=of_rows(result.uplink, finite),
             lr=this.local.lr,
-            participation=len(sizes) / self._federation.clients,
+            participation=len(sizes) / this.participants.population,
         )
-        params, server = self._method.server.aggregate(this.trainee.model.params, updates, this.trainee.server)
-        buffers = merged_buffers(this.trainee.model.buffers, of_rows(result.trained.buffers, finite), weights)
-        return replace(trainee, model=ModelState(params, buffers), server={**this.trainee.server, **server})
+        sent, before = this.trainee.model, this.trainee.server
+        params, server = server_step(self._method.server, self._parts(this.stage), sent.params, updates, before)
+        buffers = merged_buffers(sent.buffers, of_rows(result.trained.buffers, finite), weights)
+        return replace(trainee, model=ModelState(params, buffers), server=server)
+
+    def _representative(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> ModelState:
+        """Where there is no common model, what is saved in its place: that of the client with most samples."""
+        row = np.flatnonzero((this.clients == self._federation.sizes.argmax()) & finite)
+        return of_client(result.trained, int(row[0])) if len(row) else this.trainee.model
 
     # -- what is recorded --------------------------------------------------------------------------------
 
     def _row(self, this: _Round, report: RoundReport, visited: npt.NDArray[np.int64], after: RunState) -> Row:
         finite, visits = report.finite, int(visited.sum())
         forwards = this.stage.objective.extra_forwards(visits, report.tally) if visits else 0.0
+        passes = pass_visits(self._parts(this.stage)) * float(this.participants.sizes.sum())
+        spent = visits * this.stage.cost * self._method.solver.gradients() + forwards / 3 + passes
         return {
             "round": after.round,
             "stage": this.stage.name,
             "model": this.stage.model,
             "model_round": this.trainee.rounds + 1,
-            "clients": this.clients.tolist(),
+            "clients": [] if this.stage.cohort == "pooled" else this.clients.tolist(),
             "lr": this.local.lr,
             "loss": float(np.average(report.loss[finite], weights=visited[finite] + 1e-9)) if finite.any() else None,
             "diverged": this.clients[~finite].tolist(),
             "visits": visits,
             "tally": report.tally,
-            "compute": (visits * self._method.solver.gradients() + forwards / 3) / self._baseline_visits(this),
+            "compute": spent / self._baseline_visits(this),
             "notes": after.notes,
         }
 
@@ -308,8 +319,8 @@ class Server:
         """Sample visits of a FedAvg round: by the same clients, or, where a stage leaves clients out, by as many as
         the run draws, on average."""
         sizes = self._federation.sizes
-        if this.stage.labels is None:
-            return self._config.local_epochs * float(sizes[this.clients].sum())
+        if this.stage.labels is None and this.stage.clients is None:
+            return self._config.local_epochs * float(this.participants.sizes.sum())
         drawn = min(self._config.clients_per_round or len(sizes), len(sizes))
         return self._config.local_epochs * float(sizes.mean()) * drawn
 
@@ -325,16 +336,18 @@ class Server:
             return self._tests.of(model, labels)
 
     def _evaluated(
-        self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, last: bool
+        self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
     ) -> Row:
-        labels = this.stage.labels
-        row: Row = {"evaluation": self.evaluate(trainee.model, labels).to_json()}
-        if self._config.eval_local:
-            sent, trained = this.trainee.model, result.trained
-            row |= self._tests.of_clients(sent, trained, this.clients, finite, this.federation, labels, matrices=last)
+        tests, labels = this.bench.tests, this.stage.labels
+        if this.stage.cohort == "alone":
+            everyone = self._federation.populated.tolist()
+            return tests.of_everyone(everyone, after.clients, this.stage.model, self._own_model)
+        row: Row = tests.row(trainee.model, labels)
+        if self._config.eval_local and this.stage.cohort == "clients":
+            sent, trained, last = this.trainee.model, result.trained, after.stage_round == 0
+            row |= tests.of_clients(sent, trained, this.clients, finite, this.federation, labels, matrices=last)
         return row
 
 
-def _number(model: str) -> int:
-    """What keys a model's randomness; the global model's is 0, in every method."""
-    return 0 if model == "global" else zlib.crc32(model.encode())
+def _packed(model: ModelState) -> Tensors:
+    return pack("params", model.params) | pack("buffers", model.buffers)

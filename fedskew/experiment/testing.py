@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,10 @@ import numpy.typing as npt
 
 from fedskew.data.federation import Federation
 from fedskew.engine import Evaluator, ModelState
-from fedskew.metrics.confusion import Evaluation
+from fedskew.experiment.aggregation import of_client
+from fedskew.experiment.client_states import ClientStates
+from fedskew.methods.parts import Tensors
+from fedskew.metrics.confusion import Confusion, Evaluation, accuracy
 from fedskew.metrics.drift import drift_diversity, finite_or_none
 from fedskew.metrics.groups import group_accuracy
 
@@ -21,10 +25,33 @@ class Tests:
 
     def __init__(self, evaluator: Evaluator) -> None:
         self.evaluator = evaluator
+        self._seen: dict[int, tuple[int, Confusion]] = {}
+        """By client: what its own model did, and of which round that model was."""
 
     def of(self, model: ModelState, labels: Labels = None) -> Evaluation:
         """The model on the test set, or on its samples of these labels."""
         return Evaluation(self.evaluator.confusion(model, labels))
+
+    def row(self, model: ModelState, labels: Labels = None) -> dict[str, Any]:
+        """The same as it is recorded."""
+        return {"evaluation": self.of(model, labels).to_json()}
+
+    def of_everyone(
+        self, clients: Sequence[int], kept: ClientStates, model: str, own: Callable[[Tensors], ModelState]
+    ) -> dict[str, Any]:
+        """Every client's own model on the whole test set: their confusion matrices add up, so that every accuracy is
+        the mean over clients. Only models that changed since are tested again."""
+        versions = kept.versions.get(model, {})
+        for client in clients:
+            version = versions.get(client, 0)
+            if self._seen.get(client, (-1,))[0] == version:
+                continue
+            untrained = next((seen for seen in self._seen.values() if seen[0] == version == 0), None)
+            tensors = kept.of(model, [client])[0]
+            self._seen[client] = untrained or (version, self.of(own(tensors)).confusion)
+        matrices = [self._seen[client][1] for client in clients]
+        total = Evaluation(np.sum(matrices, axis=0))
+        return {"evaluation": total.to_json(), "client_accuracy": [accuracy(matrix) for matrix in matrices]}
 
     def of_clients(
         self,
@@ -42,7 +69,7 @@ class Tests:
         local = []
         for row in np.flatnonzero(finite):
             client = int(clients[row])
-            after = self.of(_of_client(trained, int(row)), labels)
+            after = self.of(of_client(trained, int(row)), labels)
             groups = {
                 "vacant": federation.vacant(client),
                 "minority": federation.minority(client),
@@ -63,12 +90,6 @@ class Tests:
             "local_before": before.class_accuracy,
             "drift_diversity": finite_or_none(drift_diversity(moves)) if finite.any() else None,
         }
-
-
-def _of_client(stacked: ModelState, row: int) -> ModelState:
-    return ModelState(
-        {name: t[row] for name, t in stacked.params.items()}, {name: t[row] for name, t in stacked.buffers.items()}
-    )
 
 
 def _flat_move(sent: ModelState, trained: ModelState, row: int) -> npt.NDArray[np.generic]:

@@ -43,6 +43,8 @@ class Entry:
 
     @property
     def sends(self) -> str:
+        if self.stands_alone:
+            return ", ".join(part.sends for part in self.parts if part.sends) or "nothing"
         return ", ".join(["model, sample count", *(part.sends for part in self.parts if part.sends)])
 
     @property

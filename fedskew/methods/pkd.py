@@ -141,7 +141,7 @@ class PKD(Schedule):
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
         warmup = min(self.warmup_rounds, max(1, rounds // 2))
-        first = Stage("warm-up", warmup, CrossEntropy(), survey=not self.groups)
+        first = Stage("warm-up", warmup, CrossEntropy(), survey=None if self.groups else "predictions")
         if warmup == rounds or not (self.groups or "groups" in notes):
             return [first]
         groups = self.groups or tuple(tuple(group) for group in notes["groups"])
@@ -164,6 +164,7 @@ class PKD(Schedule):
         return [first, *experts, Stage("distil", rounds - warmup, distillation)]
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
+        assert survey.probability is not None
         groups = weak_groups(survey.probability, self.group_threshold, self.max_groups)
         return {"groups": [list(group) for group in groups]}
 

@@ -45,7 +45,7 @@ def test_clients_are_drawn_without_replacement_in_order_and_anew_each_round() ->
 def test_every_method_meets_the_same_clients() -> None:
     federation = image_federation()
     met = {}
-    for method in METHODS:
+    for method in METHODS.keys() - {"centralised"}:  # which has no clients
         params = {"pkd": PKD}.get(method)
         _, rows = trained(federation, method, linear(), params, rounds=4, clients_per_round=2, local_epochs=1)
         met[method] = [row["clients"] for row in rows if row["model"] == "global"]

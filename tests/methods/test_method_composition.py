@@ -17,7 +17,8 @@ from fedskew.methods.fedlmd import FedLMD, FedLMDTf
 from fedskew.methods.fedprox import FedProx
 from fedskew.methods.fedvls import FedVLS
 
-PAIRS = list(itertools.combinations(METHODS, 2))
+BOUNDS = [name for name, entry in METHODS.items() if entry.stands_alone]
+PAIRS = list(itertools.combinations((name for name in METHODS if name not in BOUNDS), 2))
 
 
 def clash(first: str, second: str) -> set[str]:
@@ -42,6 +43,14 @@ def test_parts_of_different_kinds_combine_in_any_order(first: str, second: str) 
         for part in make_method(name).parts:
             if type(part) in find(name).parts:
                 assert part in one.parts
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_nothing_is_combined_with_a_bound(bound: str) -> None:
+    for name in METHODS:
+        for joined in (f"{bound}+{name}", f"{name}+{bound}"):
+            with pytest.raises(UserError, match="is a bound, no federated method, so nothing can be combined with it"):
+                make_method(joined)
 
 
 def test_a_method_cannot_be_joined_with_itself() -> None:

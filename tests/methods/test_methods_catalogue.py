@@ -61,6 +61,8 @@ BYTES = {
     "label presence": lambda model, classes: classes,
     "control variate (one model)": lambda model, classes: model,
     "local steps (one number)": lambda model, classes: 8,
+    "label counts once": lambda model, classes: 0,  # the same
+    "all its samples": lambda model, classes: 0,  # no part of a model's round, either: there is no client
     "class-to-class mean probabilities once": lambda model, classes: 0,  # no part of a round: see the survey
 }
 
@@ -78,7 +80,8 @@ def test_what_leaves_a_client_is_what_the_entry_declares(name: str) -> None:
         clients = len(work.assignments)
         sent = sum(t.numel() * t.element_size() for t in result.uplink.values())
         assert sent == clients * declared
-        assert {k: v.shape[1:] for k, v in result.trained.params.items()} == {k: v.shape for k, v in params.items()}
+        came_back = {k: v.shape[1:] for k, v in result.trained.params.items()}
+        assert came_back == {k: v.shape for k, v in work.sent.params.items()}
 
 
 @every_method
@@ -88,7 +91,8 @@ def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) 
     server.engine = recording = Recording(server.engine)
     played(server)
     uplinks = {key for _, result in recording.results for key in result.uplink}
-    learned = "label counts" if surveyed else "label presence" if "label_presence" in uplinks else "nothing"
+    pooled = any(stage.cohort == "pooled" for stage in server.stages(server.start()))
+    learned = "all labels" if pooled else "label counts" if surveyed else "label presence" if "label_presence" in uplinks else "nothing"
     assert find(name).reveals == learned
 
 
@@ -108,6 +112,8 @@ def test_extra_compute_counts_the_forward_passes(name: str) -> None:
         passes = len(objectives[0].companions())
         assert entry.extra_compute == ("none", "1 teacher forward", "2 teacher forwards")[passes]
         assert objectives[0].extra_forwards(10, {}) == 10 * passes
+    elif entry.stands_alone:
+        assert entry.extra_compute == "none"
     elif any(issubclass(part, Schedule) for part in entry.parts):
         assert "forward" in entry.extra_compute
     else:
@@ -129,7 +135,7 @@ def test_listing_takes_wildcards_over_names_and_aliases() -> None:
 
 
 def test_an_unknown_name_is_told_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"unknown method 'fedprx'; did you mean 'fedprox'\? choose from: fed"):
+    with pytest.raises(UserError, match=r"unknown method 'fedprx'; did you mean 'fedprox'\? choose from: "):
         find("fedprx")
 
 

@@ -149,7 +149,7 @@ def test_experts_may_train_for_fewer_epochs() -> None:
 
 
 def test_where_no_group_is_found_training_goes_on() -> None:
-    survey = Survey(np.full((4, 4), np.nan), np.array([3, 0, 0, 0]))
+    survey = Survey(np.array([[3, 0, 0, 0]]), np.full((4, 4), np.nan))
     method = make_method("pkd")
     notes = method.conclude(method.stages(10, 5, {})[0], survey)
     stages = method.stages(10, 5, notes)
@@ -257,7 +257,7 @@ def test_only_the_most_confused_groups_get_an_expert() -> None:
 
 
 def survey(probability: np.ndarray) -> Survey:
-    return Survey(probability, np.ones(len(probability), dtype=np.int64))
+    return Survey(np.ones((1, len(probability)), dtype=np.int64), probability)
 
 
 def test_the_options_of_the_distillation() -> None:

@@ -1,0 +1,90 @@
+"""FedConcat: clients of like labels train an encoder together, and one head learns from all the encoders side by side.
+
+Diao et al., "Exploiting label skews in federated learning with model concatenation", AAAI 2024.
+
+    1. clusters   k-means on the clients' label distributions n_c/n
+    2. encoders   FedAvg within each cluster: one model each
+    3. head       the encoders, frozen and side by side, under one linear head, which alone is trained by FedAvg: a few
+                  batches per client and round, all clients weighted alike
+
+The model that comes out is as wide as there are clusters: inference costs so many encoders. Leaves the client: its
+label counts once, then the model, in the last stage only the head. Extra compute: in the last stage one forward pass of
+every encoder per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from fedskew.errors import UserError, expect
+from fedskew.methods.catalogue import method
+from fedskew.methods.fedavg import CrossEntropy
+from fedskew.methods.label_clusters import label_clusters
+from fedskew.methods.parts import Notes, Reveals, Schedule, Stage, Survey
+
+
+@method("fedconcat", paper="Diao et al., AAAI 2024")
+@dataclass(frozen=True)
+class FedConcat(Schedule):
+    """One encoder for each cluster of clients with like labels, one head on all of them."""
+
+    clusters: int = 5
+    """At most as many as there are clients with samples."""
+    encoder_rounds: int | None = None
+    """Of each cluster; none given: the run's rounds. Clusters share out the clients of a round, so that the encoders'
+    rounds together cost as much as FedAvg's."""
+    head_rounds: int | None = None
+    """None given: the run's rounds; the published program takes 1000 after 50 of the encoders."""
+    head_batches: int = 3
+    """Of each client in a round of the head."""
+    head_start: Literal["joined", "random"] = "joined"
+    """As the clusters' heads side by side, or anew."""
+    largest: float | None = None
+    """No cluster has more than so many times its even share of the clients; the published program takes 1.2 where there
+    are many classes."""
+
+    sends = "label counts once"
+    reveals: ClassVar[Reveals] = "label counts"
+    extra_compute = "1 forward of every encoder per sample in the head's rounds"
+    needs_features = True
+
+    def __post_init__(self) -> None:
+        expect(self.clusters >= 1, "clusters", self.clusters, "a whole number ≥ 1")
+        for name in ("encoder_rounds", "head_rounds"):
+            value = getattr(self, name)
+            expect(value is None or value >= 1, name, value, "a whole number ≥ 1")
+        expect(self.head_batches >= 1, "head_batches", self.head_batches, "a whole number ≥ 1")
+        expect(self.largest is None or self.largest >= 1, "largest", self.largest, "a number ≥ 1")
+
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
+        rows = params.get("head.weight")
+        if rows is None or rows.dim() != 2 or len(rows) != classes:
+            raise UserError("fedconcat needs a model with a linear layer 'head'; choose one of fedskew's models")
+
+    def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
+        first = Stage("clusters", 0, CrossEntropy(), survey="labels")
+        if "clusters" not in notes:
+            return [first]
+        names = [f"encoder.{i}" for i in range(len(notes["clusters"]))]
+        encoders = [
+            Stage(f"encoder {i}", self.encoder_rounds or rounds, CrossEntropy(), model=name, clients=tuple(cluster))
+            for i, (name, cluster) in enumerate(zip(names, notes["clusters"], strict=True))
+        ]
+        head = Stage(
+            "head",
+            self.head_rounds or rounds,
+            CrossEntropy(),
+            concatenates=tuple(names),
+            new_head=self.head_start == "random",
+            local_batches=self.head_batches,
+            average="uniform",
+            cost=len(names) / 3,
+        )
+        return [first, *encoders, head]
+
+    def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
+        return {"clusters": label_clusters(survey.label_counts, self.clusters, self.largest)}

@@ -1,0 +1,69 @@
+"""Several encoders side by side, frozen, under one head: FedConcat's final model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.models.base import Classifier, has_features
+from fedskew.randomness import integer_key
+
+
+class ConcatenatedEncoders(nn.Module):
+    """The features of all encoders, one after the other. They are frozen: train mode does not reach them."""
+
+    def __init__(self, encoders: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> ConcatenatedEncoders:  # noqa: ARG002
+        super().train(False)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([encoder(x) for encoder in self.encoders], dim=-1)
+
+
+def concatenated(models: Sequence[nn.Module], head_seed: int | None = None) -> Classifier:
+    """One classifier on the encoders of all models.
+
+    Its head starts as theirs side by side, so that its logits are the sum of theirs; with a seed, as a new one.
+    """
+    heads = [_linear_head(model) for model in models]
+    weight, bias = heads[0].weight, heads[0].bias
+    width = sum(head.in_features for head in heads)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(integer_key(head_seed or 0, "concatenated head"))
+        head = nn.Linear(width, len(weight), bias is not None).to(weight)
+    if head_seed is None:
+        with torch.no_grad():
+            head.weight.copy_(torch.cat([h.weight for h in heads], dim=1))
+            if bias is not None:
+                head.bias.copy_(torch.stack([h.bias for h in heads]).sum(dim=0))
+    return Classifier(ConcatenatedEncoders([copy.deepcopy(model.get_submodule("encoder")) for model in models]), head)
+
+
+def encoders_of(model: nn.Module) -> int:
+    """How many encoders stand side by side in it; 0 in any other model."""
+    return len(model.encoder.encoders) if has_features(model) and _are_many(model.encoder) else 0
+
+
+def side_by_side(model: nn.Module, encoders: int) -> nn.Module:
+    """The architecture of so many models' concatenation, to be filled with saved tensors; with none, the model's."""
+    return concatenated([model] * encoders) if encoders else model
+
+
+def _are_many(encoder: nn.Module) -> TypeGuard[ConcatenatedEncoders]:
+    return isinstance(encoder, ConcatenatedEncoders)
+
+
+def _linear_head(model: nn.Module) -> nn.Linear:
+    if not has_features(model) or not isinstance(model.head, nn.Linear):
+        raise TypeError(f"a {type(model).__name__}; only classifiers with a linear head can be put side by side")
+    return model.head
