@@ -1,0 +1,200 @@
+"""The kinds of charts.
+
+Each says itself in a sentence (`alt`), for readers who do not see it, and holds nothing but what its `table` shows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedskew.report.charts.table import Cell, Table
+
+Values = Sequence[float | None]
+MOST_IN_WORDS = 12
+"""Values that a sentence lists one by one."""
+
+
+@dataclass(frozen=True)
+class Chart(ABC):
+    """What all have; `key` names its table and its files."""
+
+    key: str
+    title: str
+
+    @abstractmethod
+    def alt(self) -> str:
+        """The chart in words."""
+
+    @abstractmethod
+    def table(self) -> Table:
+        """The chart in numbers."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve, with a band where there are several runs behind it."""
+
+    name: str
+    x: Sequence[float]
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+    style: int = 0
+    """Which colour, dash and marker: a method has the same everywhere."""
+
+
+@dataclass(frozen=True)
+class Lines(Chart):
+    """Curves over a common axis."""
+
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    y_range: tuple[float, float] | None = None
+    thin: bool = False
+    """Many curves, of which none is meant to stand out: no legend."""
+
+    def alt(self) -> str:
+        ends = []
+        for line in self.lines:
+            known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
+            if known:
+                (x0, y0), (x1, y1) = known[0], known[-1]
+                ends.append(f"{line.name} goes from {y0:.4g} at {x0:g} to {y1:.4g} at {x1:g}")
+        return f"Line chart: {self.y_label} over {self.x_label}. {_some(ends)}."
+
+    def table(self) -> Table:
+        banded = any(line.low is not None for line in self.lines)
+        rows: list[list[Cell]] = []
+        for line in self.lines:
+            empty: Values = [None] * len(line.x)
+            for x, y, low, high in zip(line.x, line.y, line.low or empty, line.high or empty, strict=True):
+                rows.append([line.name, x, y, low, high] if banded else [line.name, x, y])
+        columns = ["series", self.x_label, self.y_label, *(["lowest", "highest"] if banded else [])]
+        return Table(self.key, self.title, columns, rows)
+
+
+@dataclass(frozen=True)
+class BarSeries:
+    """One bar in every category."""
+
+    name: str
+    values: Values
+    errors: Values | None = None
+    style: int = 0
+
+
+@dataclass(frozen=True)
+class Bars(Chart):
+    """Categories beside each other, a bar of each series in every one."""
+
+    category_label: str
+    value_label: str
+    categories: Sequence[str]
+    series: Sequence[BarSeries]
+    value_range: tuple[float, float] | None = None
+    stacked: bool = False
+
+    def alt(self) -> str:
+        said = []
+        for one in self.series:
+            pairs = [f"{c} {v:.4g}" for c, v in zip(self.categories, one.values, strict=True) if v is not None]
+            said.append(f"{one.name}: {_some(pairs, ', ')}")
+        return f"Bar chart: {self.value_label} by {self.category_label}. {_some(said)}."
+
+    def table(self) -> Table:
+        spread = any(one.errors is not None for one in self.series)
+        columns, body = [self.category_label], [list(self.categories)]
+        for one in self.series:
+            columns.append(one.name)
+            body.append(list(one.values))  # type: ignore[arg-type]
+            if spread:
+                columns.append(f"± {one.name}")
+                body.append(list(one.errors or [None] * len(self.categories)))  # type: ignore[arg-type]
+        return Table(self.key, self.title, columns, list(zip(*body, strict=True)))
+
+
+Scale = Literal["amount", "share", "difference"]
+"""From nothing upwards; from 0 to 100 %; below and above zero."""
+
+
+@dataclass(frozen=True)
+class Heat(Chart):
+    """Rows × columns by colour, or by the size of a bubble."""
+
+    row_label: str
+    column_label: str
+    value_label: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Values]
+    scale: Scale = "amount"
+    bubbles: bool = False
+    written: bool = False
+    """Whether the cells carry their numbers."""
+
+    def alt(self) -> str:
+        cells = [
+            (value, self.rows[r], self.columns[c])
+            for r, row in enumerate(self.values)
+            for c, value in enumerate(row)
+            if value is not None
+        ]
+        what = f"Heat map of {len(self.rows)} × {len(self.columns)}: {self.value_label} by {self.row_label} and "
+        if not cells:
+            return f"{what}{self.column_label}; empty."
+        (low, *at_low), (high, *at_high) = min(cells), max(cells)
+        return (
+            f"{what}{self.column_label}. Lowest {low:.4g} at {', '.join(at_low)}; "
+            f"highest {high:.4g} at {', '.join(at_high)}."
+        )
+
+    def table(self) -> Table:
+        heading = f"{self.row_label} \\ {self.column_label}"
+        rows = [[name, *row] for name, row in zip(self.rows, self.values, strict=True)]
+        return Table(self.key, self.title, [heading, *self.columns], rows)
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points that belong together."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: int = 0
+
+
+@dataclass(frozen=True)
+class Points(Chart):
+    """Clouds in the plane, such as a t-SNE; the axes have no meaning of their own."""
+
+    clouds: Sequence[Cloud]
+
+    def alt(self) -> str:
+        sizes = [f"{cloud.name} {len(cloud.x)}" for cloud in self.clouds]
+        return f"Scatter plot of {sum(len(c.x) for c in self.clouds)} samples by class: {_some(sizes, ', ')}."
+
+    def table(self) -> Table:
+        rows: list[list[Cell]] = [[c.name, x, y] for c in self.clouds for x, y in zip(c.x, c.y, strict=True)]
+        return Table(self.key, self.title, ["class", "x", "y"], rows)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts that are looked at together: one block of the page, one file for a paper."""
+
+    key: str
+    caption: str
+    charts: Sequence[Chart]
+    columns: int = 1
+    wide: bool = field(default=False)
+    """Whether it takes the full width of a page even with a single column."""
+
+
+def _some(said: Sequence[str], join: str = "; ") -> str:
+    more = f"{join}and {len(said) - MOST_IN_WORDS} more" if len(said) > MOST_IN_WORDS else ""
+    return join.join(said[:MOST_IN_WORDS]) + more

@@ -1,0 +1,109 @@
+"""What a finished run's model makes of the test set: features and probabilities, for pictures of its insides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedskew.data import Dataset, load
+from fedskew.engine.device_data import DeviceSamples
+from fedskew.errors import UserError
+from fedskew.experiment.preparation import inputs_of
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.models import has_features, make_model
+from fedskew.randomness import permutation
+from fedskew.report.recorded import RecordedRun
+
+Floats = npt.NDArray[np.float64]
+BATCH = 500
+SHOWN = 600
+"""Samples in a t-SNE: enough to see clusters, and two seconds of work."""
+TESTED = 2000
+"""Samples for means over classes."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelOutputs:
+    """Of some test samples, as many of each class as there are."""
+
+    labels: npt.NDArray[np.int64]
+    features: Floats
+    probabilities: Floats
+
+    def class_distances(self, classes: int) -> Floats:
+        """Euclidean distances of the classes' mean features; NaN for a class that is not there."""
+        means = np.full((classes, self.features.shape[1]), np.nan)
+        for c in np.unique(self.labels):
+            means[c] = self.features[self.labels == c].mean(axis=0)
+        distances: Floats = np.linalg.norm(means[:, None] - means[None], axis=-1)
+        return distances
+
+    def mean_probabilities(self, classes: int) -> Floats:
+        """Row: true class; the mean of what the model gives to each class."""
+        rows = np.full((classes, classes), np.nan)
+        for c in np.unique(self.labels):
+            rows[c] = self.probabilities[self.labels == c].mean(axis=0)
+        return rows
+
+    @cached_property
+    def pca(self) -> Floats:
+        """The two directions in which features vary most."""
+        from sklearn.decomposition import PCA
+
+        return np.asarray(PCA(2, random_state=0).fit_transform(self.features[:SHOWN]), np.float64)
+
+    @cached_property
+    def tsne(self) -> Floats:
+        """Neighbours stay neighbours; distances between clusters mean nothing."""
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits
+
+        shown = self.features[:SHOWN]
+        perplexity = min(30.0, (len(shown) - 1) / 3)
+        with threadpool_limits(1):  # on a busy machine more threads take a hundred times as long
+            places = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(shown)
+        return np.asarray(places, np.float64)
+
+
+def model_outputs(run: RecordedRun) -> ModelOutputs:
+    """Refuses, in one line, a run without model, data or a model that can be made again."""
+    tensors, _ = RunFolder(run.folder).load_model()
+    dataset = _dataset(run.config.data, run.config.data_dir, tuple(sorted(run.config.data_params.items())))
+    model = make_model(run.config.model, inputs_of(dataset)).eval()
+    try:
+        model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
+    except RuntimeError as error:
+        raise UserError(f"{run.folder}: its model is not the {run.config.model} of this version") from error
+    samples = DeviceSamples(dataset, dataset.test, torch.device("cpu"))
+    rows = _balanced(dataset)
+    features, probabilities = [], []
+    with torch.no_grad():
+        for first in range(0, len(rows), BATCH):
+            x = samples.inputs(torch.from_numpy(rows[first : first + BATCH]))
+            inside = model.encoder(x) if has_features(model) else model(x)
+            logits = model.head(inside) if has_features(model) else inside
+            features.append(inside.flatten(1).double().numpy())
+            probabilities.append(logits.double().softmax(dim=-1).numpy())
+    return ModelOutputs(dataset.test.y[rows], np.concatenate(features), np.concatenate(probabilities))
+
+
+@lru_cache(maxsize=2)
+def _dataset(name: str, folder: str | None, params: tuple[tuple[str, Any], ...]) -> Dataset:
+    return load(name, folder, **dict(params))
+
+
+def _balanced(dataset: Dataset) -> npt.NDArray[np.int64]:
+    """Test samples in an order in which every class comes equally early; the same for all runs."""
+    y = dataset.test.y
+    shuffled = permutation(len(y), 0, "report features")
+    rank = np.zeros(len(y), np.int64)
+    for c in range(len(dataset.classes)):
+        mine = shuffled[y[shuffled] == c]
+        rank[mine] = np.arange(len(mine))
+    order = np.argsort(rank[shuffled], kind="stable")
+    return np.asarray(shuffled[order][:TESTED], np.int64)

@@ -1,0 +1,102 @@
+"""Many settings at once: a sweep's runs in one table, and accuracy over each key that varies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedskew.metrics.summary import mean_std
+from fedskew.report.charts.chart import Chart, Figure, Heat, Line, Lines
+from fedskew.report.charts.table import Cell, Table, number
+from fedskew.report.contenders import Contender, Setting, flat, varied_keys
+from fedskew.report.sections.section import Section
+
+MOST_LINES = 12
+
+
+def overview(found: Sequence[Setting]) -> Section:
+    """One row for each contender of each setting; charts where numbers vary."""
+    keys = varied_keys([run.config for setting in found for run in setting.runs])
+    pairs = [(setting, c) for setting in found for c in setting.contenders]
+    rows = [_row(c, keys) for _, c in pairs]
+    runs = [run for _, c in pairs for run in c.runs]
+    done = sum(run.finished for run in runs)
+    words = [
+        f"{len(runs)} runs, {done} finished; {len(found)} settings, which differ in {', '.join(keys) or 'nothing'}.",
+        *_winners(found),
+    ]
+    columns = [*keys, "method", "finished", "runs", "accuracy %", "±", "worst class %", "seconds"]
+    numeric = [key for key in keys if _is_numeric(key, found)]
+    charts: list[Chart] = [_over(key, found, keys) for key in numeric]
+    figures = [Figure("over-keys", "Accuracy over what was varied", charts, 2)] if charts else []
+    if len(found) > 1 and all(len(s.contenders) > 1 for s in found):
+        figures.append(Figure("winners", "Accuracy by setting and method", [_grid(found)], wide=True))
+    table = Table("overview", "All settings and methods", columns, rows)
+    return Section("overview", "Overview", words, figures, [table])
+
+
+def _winners(found: Sequence[Setting]) -> list[str]:
+    wins: dict[str, int] = {}
+    for setting in found:
+        if len(setting.ranking) > 1:
+            wins[setting.ranking[0].label] = wins.get(setting.ranking[0].label, 0) + 1
+    if not wins:
+        return []
+    told = ", ".join(f"{label} in {n}" for label, n in sorted(wins.items(), key=lambda item: -item[1]))
+    return [f"Highest mean accuracy by setting: {told}."]
+
+
+def _row(contender: Contender, keys: Sequence[str]) -> list[Cell]:
+    values = flat(contender.runs[0].config)
+    spread = contender.over_seeds(lambda e: 100 * e.accuracy)
+    worst = contender.over_seeds(lambda e: 100 * e.worst_class)
+    return [
+        *(_cell(values.get(key)) for key in keys),
+        contender.label,
+        len(contender.finished),
+        len(contender.runs),
+        number(spread.mean) if spread else None,
+        number(spread.std) if spread else None,
+        number(worst.mean) if worst else None,
+        number(sum(run.total("seconds") for run in contender.runs), 1),
+    ]
+
+
+def _cell(value: Any) -> Cell:
+    return value if isinstance(value, str | int | float) or value is None else str(value)
+
+
+def _is_numeric(key: str, found: Sequence[Setting]) -> bool:
+    values = [flat(setting.config).get(key) for setting in found]
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def _over(key: str, found: Sequence[Setting], keys: Sequence[str]) -> Lines:
+    """A line for each method at each combination of the other keys."""
+    curves: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for setting in found:
+        values = flat(setting.config)
+        others = ", ".join(f"{k.rpartition('.')[2]}={values.get(k)}" for k in keys if k != key)
+        for contender in setting.contenders:
+            for accuracy in contender.by_seed(lambda e: e.accuracy).values():
+                of = curves.setdefault((contender.label, others), {})
+                of.setdefault(float(values[key]), []).append(100 * accuracy)
+    drawn = []
+    for i, ((label, others), points) in enumerate(list(curves.items())[:MOST_LINES]):
+        x = sorted(points)
+        means = [number(mean_std(points[v]).mean) for v in x]
+        drawn.append(Line(f"{label}, {others}" if others else label, x, means,
+                          [number(min(points[v])) for v in x], [number(max(points[v])) for v in x], i))  # fmt: skip
+    name = key.rpartition(".")[2]
+    return Lines(f"over-{name}", f"accuracy over {name}", name, "accuracy %", drawn)
+
+
+def _grid(found: Sequence[Setting]) -> Heat:
+    labels = list(dict.fromkeys(c.label for setting in found for c in setting.contenders))
+    cells = []
+    for label in labels:
+        of = [next((c for c in setting.contenders if c.label == label and c.tested), None) for setting in found]
+        cells.append([None if c is None else number(100 * c.accuracy) for c in of])
+    names = [setting.label for setting in found]
+    return Heat("winners", "accuracy", "method", "setting", "accuracy %", labels, names, cells, "share",
+                written=len(names) <= 20)  # fmt: skip

@@ -1,0 +1,172 @@
+"use strict";
+(() => {
+  const LIVE = document.getElementById("live");
+  const MOST_ROWS = 300;
+  let charts = {}, tables = {}, hidden = new Set();
+
+  // -- what is packed into the page ---------------------------------------------------------------------
+  async function unpacked(id) {
+    const text = document.getElementById(id).textContent.trim();
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  }
+
+  async function loadPlotly() {
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = await unpacked("plotly");
+    document.head.append(script);
+  }
+
+  // -- light and dark -----------------------------------------------------------------------------------
+  const THEMES = ["system", "light", "dark"];
+  let theme = "system";
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function nextTheme() {
+    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    if (theme === "system") document.documentElement.removeAttribute("data-theme");
+    else document.documentElement.dataset.theme = theme;
+    document.getElementById("theme").textContent = "Theme: " + theme;
+    redraw();
+  }
+
+  function layout(chart, narrow) {
+    const line = colour("--line"), fore = colour("--fore"), back = colour("--back");
+    const axis = (own) => ({ gridcolor: line, zerolinecolor: line, linecolor: line, ...own,
+      title: { ...(own.title || {}), font: { size: 12 } }, tickfont: { size: narrow ? 9 : 11 } });
+    return { ...chart.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: fore, family: "system-ui, sans-serif", size: 12 },
+      hoverlabel: { bgcolor: back, bordercolor: line, font: { color: fore } },
+      margin: { l: 50, r: 10, t: 10, b: 45 },
+      legend: { orientation: "h", y: -0.25, yanchor: "top", x: 0, font: { size: narrow ? 10 : 11 } },
+      xaxis: axis(chart.layout.xaxis), yaxis: axis(chart.layout.yaxis) };
+  }
+
+  // -- charts, drawn as they come into view -------------------------------------------------------------
+  function traces(chart) {
+    return chart.data.map((trace) => (trace.meta && hidden.has(trace.meta) ? { ...trace, visible: "legendonly" } : trace));
+  }
+
+  async function draw(box) {
+    const chart = charts[box.dataset.chart];
+    if (!chart) return;
+    const narrow = box.clientWidth < 480;
+    const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
+      displayModeBar: narrow ? false : "hover", toImageButtonOptions: { format: "svg", filename: box.dataset.chart } };
+    await Plotly.react(box, traces(chart), layout(chart, narrow), config);
+    box.dataset.drawn = "yes";
+  }
+
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) { watcher.unobserve(entry.target); draw(entry.target); }
+  }, { rootMargin: "600px" });
+
+  const boxes = () => [...document.querySelectorAll("[data-chart]")];
+  const redraw = () => Promise.all(boxes().filter((box) => box.dataset.drawn).map(draw));
+  const drawAll = () => Promise.all(boxes().filter((box) => !box.dataset.drawn).map(draw));
+
+  // -- tables -------------------------------------------------------------------------------------------
+  const csvCell = (v) => { const s = v === null ? "" : String(v); return /[",\n]/.test(s) ? '"' + s.replaceAll('"', '""') + '"' : s; };
+  const csv = (table) => [table.columns, ...table.rows].map((row) => row.map(csvCell).join(",")).join("\n") + "\n";
+  const tsv = (table) => [table.columns, ...table.rows].map((row) => row.map((v) => (v === null ? "" : v)).join("\t")).join("\n");
+
+  function save(key) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([csv(tables[key])], { type: "text/csv" }));
+    link.download = key + ".csv";
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  async function copy(key, button) {
+    const text = tsv(tables[key]);
+    try { await navigator.clipboard.writeText(text); }
+    catch {
+      const area = document.createElement("textarea");
+      area.value = text; document.body.append(area); area.select();
+      document.execCommand("copy"); area.remove(); button.focus();
+    }
+    button.textContent = "Copied";
+  }
+
+  const element = (name, text, attributes) => { const e = document.createElement(name); if (text !== undefined) e.textContent = text; Object.assign(e, attributes || {}); return e; };
+
+  function fill(details) {
+    const key = details.dataset.table, table = tables[key];
+    if (!table || details.dataset.filled) return;
+    details.dataset.filled = "yes";
+    const tools = element("div", undefined, { className: "tools" });
+    for (const [kind, label] of [["copy", "Copy"], ["csv", "Save CSV"]]) {
+      const button = element("button", label, { type: "button" });
+      button.dataset[kind] = key; tools.append(button);
+    }
+    const scroll = element("div", undefined, { className: "scroll", tabIndex: 0 });
+    const body = element("table");
+    body.append(element("caption", table.caption));
+    const head = body.createTHead().insertRow();
+    for (const column of table.columns) head.append(element("th", column, { scope: "col" }));
+    const rows = body.createTBody();
+    for (const row of table.rows.slice(0, MOST_ROWS)) {
+      const tr = rows.insertRow();
+      row.forEach((v, i) => tr.append(i ? element("td", v === null ? "" : v, { className: typeof v === "number" ? "n" : "" }) : element("th", v === null ? "" : v, { scope: "row" })));
+    }
+    scroll.append(body);
+    details.append(tools, scroll);
+    if (table.rows.length > MOST_ROWS) details.append(element("p", "The first " + MOST_ROWS + " of " + table.rows.length + " rows; copying and saving take all."));
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    if (button.id === "theme") nextTheme();
+    if (button.dataset.csv) save(button.dataset.csv);
+    if (button.dataset.copy) copy(button.dataset.copy, button);
+  });
+  document.addEventListener("toggle", (event) => { if (event.target.dataset && event.target.dataset.table && event.target.open) fill(event.target); }, true);
+  document.addEventListener("change", (event) => {
+    const method = event.target.dataset && event.target.dataset.method;
+    if (method === undefined) return;
+    if (event.target.checked) hidden.delete(method); else hidden.add(method);
+    redraw();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  window.addEventListener("beforeprint", () => { drawAll(); });
+
+  // -- a run that goes on -------------------------------------------------------------------------------
+  function take(packed) { charts = packed.charts; tables = packed.tables; }
+
+  async function refresh(version) {
+    let told;
+    try { told = await (await fetch("state.json?after=" + version)).json(); }
+    catch { LIVE.textContent = "the run has ended or cannot be reached; this page stays as it is"; return; }
+    if (told.version !== version) {
+      const open = [...document.querySelectorAll("details[open]")].map((d) => d.dataset.table);
+      const height = window.scrollY;
+      document.getElementById("content").innerHTML = told.body;
+      take(told);
+      for (const key of open) { const d = document.querySelector('details[data-table="' + CSS.escape(key) + '"]'); if (d) d.open = true; }
+      for (const input of document.querySelectorAll("[data-method]")) input.checked = !hidden.has(input.dataset.method);
+      boxes().forEach((box) => watcher.observe(box));
+      window.scrollTo(0, height);
+    }
+    LIVE.textContent = told.finished ? "finished" : "live, " + told.standing;
+    if (!told.finished) setTimeout(() => refresh(told.version), 1500);
+  }
+
+  async function start() {
+    try {
+      take(JSON.parse(await unpacked("charts")));
+      await loadPlotly();
+    } catch (error) {
+      document.querySelector("main").prepend(element("p", "The charts cannot be drawn in this browser (" + error + "); the tables can be read.", { className: "missing" }));
+      return;
+    }
+    boxes().forEach((box) => watcher.observe(box));
+    document.documentElement.dataset.ready = "yes";
+    if (LIVE) refresh(0);
+  }
+  window.fedskew = { drawAll };
+  start();
+})();

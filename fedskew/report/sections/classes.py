@@ -1,0 +1,73 @@
+"""Accuracy class by class: which are served, which are lost, what a method changes; over the rounds, too."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure, Heat, Line, Lines
+from fedskew.report.charts.table import number
+from fedskew.report.contenders import Contender, Setting
+from fedskew.report.recorded import RecordedRun
+from fedskew.report.sections.section import Section, first_tested
+
+MOST_BARS = 20
+"""Classes; more become a heat map."""
+MOST_PANELS = 12
+
+
+def classes(setting: Setting) -> Section:
+    who = [c for c in setting.contenders if c.tested]
+    if not who:
+        return Section("classes", "Classes", missing=["no run was tested yet"])
+    figures = [Figure("by-class", "Accuracy by class after the last round, mean over the seeds", [_now(setting, who)])]
+    if (baseline := setting.baseline) in who and len(who) > 1 and baseline is not None:
+        gains = _gains(setting, baseline, [c for c in who if c is not baseline])
+        figures.append(Figure("gains", f"What changes against {baseline.label}, in points", [gains]))
+    panels = [p for c in who[:MOST_PANELS] if (run := first_tested(c)) for p in [_over_rounds(c, run, setting)]]
+    figures.append(Figure("class-rounds", "Accuracy by class over the rounds, one seed of each method", panels, 3))
+    return Section("classes", "Classes", figures=figures)
+
+
+def _now(setting: Setting, who: list[Contender]) -> Chart:
+    means = [_mean(c) for c in who]
+    if len(setting.classes) <= MOST_BARS:
+        spread = [[number(100 * v) for v in c.class_accuracy().std(axis=0)] if len(c.tested) > 1 else None for c in who]
+        series = [BarSeries(c.label, m, s, c.style) for c, m, s in zip(who, means, spread, strict=True)]
+        return Bars("by-class", "accuracy by class", "class", "accuracy %", setting.classes, series, (0, 100))
+    labels = [c.label for c in who]
+    return Heat(
+        "by-class", "accuracy by class", "method", "class", "accuracy %", labels, setting.classes, means, "share"
+    )
+
+
+def _mean(contender: Contender) -> list[float | None]:
+    return [number(100 * v) for v in contender.class_accuracy().mean(axis=0)]
+
+
+def _gains(setting: Setting, baseline: Contender, others: list[Contender]) -> Heat:
+    base = baseline.class_accuracy().mean(axis=0)
+    rows = [[number(100 * v) for v in c.class_accuracy().mean(axis=0) - base] for c in others]
+    return Heat(
+        "gains",
+        f"accuracy minus that of {baseline.label}",
+        "method",
+        "class",
+        "points",
+        [c.label for c in others],
+        setting.classes,
+        rows,
+        "difference",
+        written=len(setting.classes) <= MOST_BARS,
+    )
+
+
+def _over_rounds(contender: Contender, run: RecordedRun, setting: Setting) -> Chart:
+    rounds = sorted(run.evaluations)
+    table = np.array([[np.nan if a is None else 100 * a for a in run.evaluations[t].class_accuracy] for t in rounds])
+    key, title = f"class-rounds-{contender.style}", f"{contender.label}, seed {run.seed}"
+    if len(setting.classes) > MOST_BARS:
+        cells = [[number(v, 1) for v in row] for row in table.T]
+        names = list(map(str, rounds))
+        return Heat(key, title, "class", "round", "accuracy %", setting.classes, names, cells, "share")
+    drawn = [Line(name, rounds, [number(v, 1) for v in table[:, c]], style=c) for c, name in enumerate(setting.classes)]
+    return Lines(key, title, "round", "accuracy %", drawn, (0, 100))

@@ -1,0 +1,71 @@
+"""Accuracy over rounds, over communication and over computation; worst class over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from fedskew.report.charts.chart import Figure, Line, Lines
+from fedskew.report.contenders import Contender, Setting
+from fedskew.report.recorded import RecordedRun
+from fedskew.report.sections.section import Point, Section, lines, percent
+from fedskew.report.verdict import moved
+
+FULL = (0.0, 100.0)
+
+
+def curves(setting: Setting) -> Section:
+    who = setting.contenders
+    over_rounds = Lines("accuracy", "accuracy over rounds", "round", "accuracy %", lines(who, accuracy), FULL)
+    worst = Lines("worst", "worst class over rounds", "round", "accuracy of the worst class %", lines(who, worst_class))
+    figures = [Figure("rounds", "Accuracy and worst class over the rounds", [over_rounds, worst], 2)]
+    missing = []
+    costs = [
+        Lines(f"by-{key}", f"accuracy over {what}", f"{what}, {unit}", "accuracy %", found, FULL)
+        for key, what, unit in (("bytes", "communication", "MB"), ("compute", "computation", "plain local rounds"))
+        if (found := [line for c in who if (line := _by_cost(c, key))])
+    ]
+    if costs:
+        figures.append(Figure("costs", "Accuracy over what it costs", costs, 2))
+    if not any("bytes" in row for run in setting.runs for row in run.rows):
+        missing.append("communication: these runs are from a version that did not count bytes; run them anew")
+    if losses := lines(who, loss):
+        figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
+    band = "Bands reach from the lowest to the highest seed." if any(len(c.runs) > 1 for c in who) else ""
+    return Section("curves", "Learning curves", [band] if band else [], figures, missing=missing)
+
+
+def accuracy(run: RecordedRun) -> Iterator[Point]:
+    for t, evaluation in run.evaluations.items():
+        yield t, percent(evaluation.accuracy)
+
+
+def worst_class(run: RecordedRun) -> Iterator[Point]:
+    for t, evaluation in run.evaluations.items():
+        yield t, percent(evaluation.worst_class)
+
+
+def loss(run: RecordedRun) -> Iterator[Point]:
+    for row in run.rows:
+        if row.get("model", "global") == "global" and "loss" in row:
+            yield row["model_round"], row["loss"]
+
+
+def cost(run: RecordedRun, key: str) -> dict[int, float]:
+    """What the run had cost in all, stages of other models included, by evaluated round."""
+    spent = [moved(row) / 1e6 if key == "bytes" else row.get(key) or 0.0 for row in run.rows]
+    sums = {row["round"]: total for row, total in zip(run.rows, accumulate(spent), strict=True)}
+    return {row.get("model_round", 0): sums[row["round"]] for row in run.evaluated}
+
+
+def _by_cost(contender: Contender, key: str) -> Line | None:
+    """Seeds differ in their costs: accuracy and cost are both means, round by round."""
+    found = lines([contender], accuracy)
+    if not found:
+        return None
+    costs = [cost(run, key) for run in contender.runs if run.evaluations]
+    places = [sum(c[int(t)] for c in costs) / len(costs) for t in found[0].x]
+    if not any(places):
+        return None
+    line = found[0]
+    return Line(line.name, [round(x, 4) for x in places], line.y, line.low, line.high, line.style)

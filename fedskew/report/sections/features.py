@@ -1,0 +1,70 @@
+"""The insides of the models: t-SNE and PCA of features, distances of classes, mean output probabilities."""
+
+from __future__ import annotations
+
+from fedskew.errors import UserError
+from fedskew.report.charts.chart import Chart, Cloud, Figure, Heat, Points
+from fedskew.report.charts.table import number
+from fedskew.report.contenders import Contender, Setting
+from fedskew.report.model_outputs import SHOWN, Floats, ModelOutputs, model_outputs
+from fedskew.report.sections.section import Section, first_tested
+
+MOST_CLASSES = 20
+"""Whose clouds can be told apart; of more, the first ones are drawn."""
+MOST_PANELS = 6
+
+
+def features(setting: Setting) -> Section:
+    clouds: dict[str, list[Chart]] = {"tsne": [], "pca": []}
+    missing = []
+    for contender in setting.contenders[:MOST_PANELS]:
+        run = first_tested(contender)
+        if run is None or not run.finished:
+            missing.append(f"{contender.label}: no finished run, hence no model")
+            continue
+        try:
+            outputs = model_outputs(run)
+        except UserError as error:
+            missing.append(f"{contender.label}: {error}")
+            continue
+        title = f"{contender.label}, seed {run.seed}"
+        for kind, places in (("tsne", outputs.tsne), ("pca", outputs.pca)):
+            clouds[kind].append(cloud_chart(f"{kind}-{contender.style}", title, places, outputs, setting))
+    if not clouds["tsne"]:
+        return Section("features", "Features", missing=missing)
+    left_out = len(setting.contenders) - MOST_PANELS
+    if left_out > 0:
+        missing.append(f"{left_out} more methods: the first {MOST_PANELS} are drawn")
+    words = [
+        f"The features before the last layer, of {SHOWN} test samples, the same for all methods. t-SNE keeps "
+        "neighbourhoods, not distances; PCA keeps the two directions of largest variance."
+    ]
+    figures = [
+        Figure("tsne", "t-SNE of the features", clouds["tsne"], 3),
+        Figure("pca", "Principal components of the features", clouds["pca"], 3),
+    ]
+    return Section("features", "Features", words, figures, missing=missing)
+
+
+def cloud_chart(key: str, title: str, places: Floats, outputs: ModelOutputs, setting: Setting) -> Points:
+    labels = outputs.labels[: len(places)]
+    clouds = []
+    for c, name in enumerate(setting.classes[:MOST_CLASSES]):
+        mine = places[labels == c]
+        x, y = ([round(v, 2) for v in column] for column in mine.T.tolist())
+        clouds.append(Cloud(name, x, y, c))
+    return Points(key, title, clouds)
+
+
+def distance_chart(contender: Contender, outputs: ModelOutputs, setting: Setting) -> Heat:
+    cells = [[number(v, 3) for v in row] for row in outputs.class_distances(len(setting.classes))]
+    key = f"distances-{contender.style}"
+    return Heat(key, contender.label, "class", "class", "distance of features", setting.classes, setting.classes, cells)
+
+
+def probability_chart(contender: Contender, outputs: ModelOutputs, setting: Setting) -> Heat:
+    cells = [[number(100 * v, 1) for v in row] for row in outputs.mean_probabilities(len(setting.classes))]
+    key, label = f"probabilities-{contender.style}", contender.label
+    return Heat(
+        key, label, "true class", "class", "mean probability, %", setting.classes, setting.classes, cells, "share"
+    )

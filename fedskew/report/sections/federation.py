@@ -1,0 +1,69 @@
+"""The federation: who holds how much of which class."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedskew.report.charts.chart import Bars, BarSeries, Figure, Heat
+from fedskew.report.charts.table import Table, number
+from fedskew.report.contenders import Setting
+from fedskew.report.recorded import Counts
+from fedskew.report.sections.section import Section
+
+BUBBLES_UP_TO = 30
+
+
+def federation(setting: Setting) -> Section:
+    counts = setting.label_counts
+    if counts is None:
+        return Section("federation", "The federation", missing=[
+            "the clients' label counts: the folder has no about.json and the data are not at hand; "
+            "set FEDSKEW_DATA, or run anew"])  # fmt: skip
+    run = next(run for run in setting.runs if run.label_counts is not None)
+    groups = class_groups(counts)
+    words = [
+        f"{len(counts)} clients, {counts.shape[1]} classes, {int(counts.sum())} samples; split of seed {run.seed}. "
+        "A class is vacant on a client that has none of it, minority with at most an even share of the client's "
+        "samples, majority with more.",
+        f"On average a client lacks {groups['vacant'].mean():.1f} of {counts.shape[1]} classes and has "
+        f"{groups['minority'].mean():.1f} as minority, {groups['majority'].mean():.1f} as majority.",
+    ]
+    clients = [str(k) for k in range(len(counts))]
+    shares = [
+        BarSeries(name, [int(v) for v in groups[name]], style=i)
+        for i, name in enumerate(("majority", "minority", "vacant"))
+    ]
+    kinds = Bars("class-kinds", "classes by kind", "client", "classes", clients, shares, stacked=True)
+    figures = [
+        Figure(
+            "map", "Samples by client and class", [partition_map("map", "samples", counts, setting.classes)], wide=True
+        ),
+        Figure("class-kinds", "How many classes each client has as majority, minority and not at all", [kinds]),
+    ]
+    table = Table(
+        "clients",
+        "The clients",
+        ["client", "samples", "vacant", "minority", "majority", "largest class %"],
+        [
+            [k, int(row.sum()), *(int(groups[g][k]) for g in ("vacant", "minority", "majority")),
+             number(100 * row.max() / max(1, row.sum()), 1)]
+            for k, row in enumerate(counts)
+        ],
+    )  # fmt: skip
+    return Section("federation", "The federation", words, figures, [table])
+
+
+def class_groups(counts: Counts) -> dict[str, Counts]:
+    """Vacant, minority and majority classes of each client."""
+    totals = counts.sum(axis=1, keepdims=True)
+    vacant, majority = counts == 0, counts * counts.shape[1] > totals
+    kinds = {"vacant": vacant, "minority": ~vacant & ~majority, "majority": majority}
+    return {name: np.asarray(mask.sum(axis=1), np.int64) for name, mask in kinds.items()}
+
+
+def partition_map(key: str, title: str, counts: Counts, classes: tuple[str, ...]) -> Heat:
+    """Classes down, clients across, as the papers draw it; a vacant class is empty."""
+    cells = [[int(v) or None for v in row] for row in counts.T]
+    names = [str(k) for k in range(len(counts))]
+    bubbles = max(counts.shape) <= BUBBLES_UP_TO
+    return Heat(key, title, "class", "client", "samples", list(classes), names, cells, bubbles=bubbles)

@@ -1,0 +1,88 @@
+"""What a client's training does to the model it was sent, class by class; and how far the updates differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedskew.report.charts.chart import Bars, BarSeries, Figure, Lines
+from fedskew.report.charts.table import number
+from fedskew.report.contenders import Contender, Setting
+from fedskew.report.recorded import RecordedRun, Row
+from fedskew.report.sections.section import Point, Section, lines, percent
+
+KINDS = ("vacant", "minority", "majority")
+NEEDED = "local models before and after their update: give --eval-local to fedskew run or compare"
+
+
+def local(setting: Setting) -> Section:
+    who = [c for c in setting.contenders if any(_rows(run) for run in c.runs)]
+    if not who:
+        return Section("local", "Local training", missing=[NEEDED])
+    words = [
+        "Each client's model is tested before and after its local training. Under label skew the classes that a client "
+        "lacks (vacant) or hardly has (minority) are forgotten; a method against skew keeps them.",
+        "The first two figures average over the clients of the last tested round and over the seeds.",
+    ]
+    figures = [
+        Figure("kinds", "Accuracy by kind of class, before and after local training", [_kinds(who)]),
+        Figure("local-class", "Accuracy by class after local training, mean over clients", [_by_class(setting, who)]),
+        Figure("forgetting", "Mean accuracy on a client's vacant classes after its training", [_vacant(who)]),
+    ]
+    if drifting := lines(who, drift):
+        figures.append(
+            Figure(
+                "drift",
+                "Drift diversity: 1/K for K equal updates, 1 for orthogonal ones, more where they cancel",
+                [Lines("drift", "drift diversity", "round", "Σ‖m‖² / ‖Σm‖²", drifting)],
+            )
+        )
+    missing = [f"{c.label}: {NEEDED}" for c in setting.contenders if c not in who]
+    return Section("local", "Local training", words, figures, missing=missing)
+
+
+def _rows(run: RecordedRun) -> list[Row]:
+    return [row for row in run.evaluated if row.get("local")]
+
+
+def _kinds(who: list[Contender]) -> Bars:
+    series = []
+    for c in who:
+        values = []
+        for when in ("before", "after"):
+            for kind in KINDS:
+                found = [one[when][kind] for run in c.runs for row in _rows(run)[-1:] for one in row["local"]]
+                known = [v for v in found if v is not None]
+                values.append(percent(float(np.mean(known))) if known else None)
+        series.append(BarSeries(c.label, values, style=c.style))
+    categories = [f"{kind}, {when}" for when in ("before", "after") for kind in KINDS]
+    return Bars("kinds", "by kind of class", "kind of class", "accuracy %", categories, series, (0, 100))
+
+
+def _by_class(setting: Setting, who: list[Contender]) -> Bars:
+    series = [BarSeries(c.label, _class_means(c), style=c.style) for c in who]
+    title = "local models after their update"
+    return Bars("local-class", title, "class", "accuracy %", setting.classes, series, (0, 100))
+
+
+def _class_means(contender: Contender) -> list[float | None]:
+    rows = [one["class_accuracy"] for run in contender.runs for row in _rows(run)[-1:] for one in row["local"]]
+    table = np.array([[np.nan if a is None else 100 * a for a in row] for row in rows], np.float64)
+    return [number(float(np.mean(known))) if len(known := c[np.isfinite(c)]) else None for c in table.T]
+
+
+def _vacant(who: list[Contender]) -> Lines:
+    return Lines("forgetting", "vacant classes", "round", "accuracy %", lines(who, vacant_after), (0, 100))
+
+
+def vacant_after(run: RecordedRun) -> Iterator[Point]:
+    for row in _rows(run):
+        known = [v for one in row["local"] if (v := one["after"]["vacant"]) is not None]
+        yield row["model_round"], percent(float(np.mean(known))) if known else None
+
+
+def drift(run: RecordedRun) -> Iterator[Point]:
+    for row in _rows(run):
+        if row.get("drift_diversity") is not None:
+            yield row["model_round"], number(row["drift_diversity"], 4)

@@ -1,0 +1,92 @@
+"""What the global model predicts: confusion matrices, and the predictions of every round beside the labels that the
+round's clients held."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedskew.report.charts.chart import Chart, Figure, Heat
+from fedskew.report.charts.table import number
+from fedskew.report.contenders import Contender, Setting
+from fedskew.report.recorded import Counts, RecordedRun
+from fedskew.report.sections.section import Section, first_tested
+
+MOST_ROUNDS = 100
+MOST_PANELS = 12
+WRITTEN_UP_TO = 10
+
+
+def confusion(setting: Setting) -> Section:
+    panels = [confusion_chart(c, setting) for c in setting.contenders[:MOST_PANELS] if c.tested]
+    if not panels:
+        return Section("confusion", "Confusion", missing=["no run was tested yet"])
+    words = ["Rows are the true classes, columns the predictions, in percent of the row; mean over the seeds."]
+    return Section("confusion", "Confusion", words, [Figure("confusion", "Confusion matrices", panels, 3)])
+
+
+def confusion_chart(contender: Contender, setting: Setting) -> Heat:
+    matrices = [_shares(run.last.confusion) for run in contender.tested if run.last is not None]
+    cells = [[number(v, 1) for v in row] for row in np.mean(matrices, axis=0)]
+    return Heat(
+        f"confusion-{contender.style}",
+        contender.label,
+        "true class",
+        "predicted class",
+        "%",
+        setting.classes,
+        setting.classes,
+        cells,
+        "share",
+        written=len(setting.classes) <= WRITTEN_UP_TO,
+    )
+
+
+def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """In percent of each row; a row of nothing is nothing."""
+    totals = counts.sum(axis=1, keepdims=True).astype(np.float64)
+    shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.divide(
+        100.0 * counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0
+    )
+    return shares
+
+
+def predictions(setting: Setting) -> Section:
+    runs = [(c, run) for c in setting.contenders[:MOST_PANELS] if (run := first_tested(c)) is not None]
+    if not runs:
+        return Section("predictions", "Predictions over the rounds", missing=["no run was tested yet"])
+    panels: list[Chart] = []
+    missing = []
+    labels = sampled_labels(runs[0][1], setting)
+    if labels is None:
+        missing.append("labels of the sampled clients: the folder does not tell the clients' label counts")
+    else:
+        panels.append(labels)
+    panels += [predicted(c, run, setting) for c, run in runs]
+    words = [
+        "First the labels that each round's clients held, then what the global model predicts after the round on the "
+        f"test set; seed {runs[0][1].seed}. Where they follow the labels of the round, the model forgets the rest."
+    ]
+    figure = Figure("predictions", "Labels of the sampled clients and predictions, round by round", panels, 3)
+    return Section("predictions", "Predictions over the rounds", words, [figure], missing=missing)
+
+
+def sampled_labels(run: RecordedRun, setting: Setting) -> Heat | None:
+    counts = run.label_counts
+    rows = [row for row in run.rows if row.get("clients") and row.get("model") == "global"][:MOST_ROUNDS]
+    if counts is None or not rows:
+        return None
+    held = np.array([counts[row["clients"]].sum(axis=0) for row in rows])
+    names = [str(row["model_round"]) for row in rows]
+    return _by_round("sampled-labels", "labels of the sampled clients", setting, names, held)
+
+
+def predicted(contender: Contender, run: RecordedRun, setting: Setting) -> Heat:
+    rounds = [t for t in sorted(run.evaluations) if t > 0][:MOST_ROUNDS]
+    made = np.array([run.evaluations[t].confusion.sum(axis=0) for t in rounds]).reshape(len(rounds), -1)
+    key = f"predictions-{contender.style}"
+    return _by_round(key, f"predictions of {contender.label}", setting, list(map(str, rounds)), made)
+
+
+def _by_round(key: str, title: str, setting: Setting, rounds: list[str], counts: Counts) -> Heat:
+    shares = [[number(v, 1) for v in row] for row in _shares(counts).T] if len(counts) else [[]] * len(setting.classes)
+    return Heat(key, title, "class", "round", "% of the round", setting.classes, rounds, shares)

@@ -1,0 +1,57 @@
+"""A section: words, figures, tables, and what could not be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from fedskew.report.charts.chart import Figure, Line
+from fedskew.report.charts.table import Table, number
+from fedskew.report.contenders import Contender
+from fedskew.report.recorded import RecordedRun
+
+Point = tuple[float, float | None]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Everything of it is optional but its title."""
+
+    key: str
+    title: str
+    words: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    missing: Sequence[str] = ()
+    """Lines on what the runs do not tell, and how they would."""
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else number(100 * share)
+
+
+def banded(contender: Contender, curve: Callable[[RecordedRun], Iterable[Point]]) -> Line | None:
+    """Mean over the contender's runs, with a band from the lowest to the highest; at points that all runs have."""
+    curves = [dict(curve(run)) for run in contender.runs if run.evaluations]
+    curves = [c for c in curves if c]
+    if not curves:
+        return None
+    places = sorted(set.intersection(*(set(c) for c in curves)))
+    columns = [[c[x] for c in curves] for x in places]
+    known = [[v for v in column if v is not None] for column in columns]
+    mean = [number(sum(v) / len(v), 3) if v else None for v in known]
+    if len(curves) == 1:
+        return Line(contender.label, places, mean, style=contender.style)
+    low = [number(min(v), 3) if v else None for v in known]
+    high = [number(max(v), 3) if v else None for v in known]
+    return Line(contender.label, places, mean, low, high, contender.style)
+
+
+def lines(contenders: Iterable[Contender], curve: Callable[[RecordedRun], Iterable[Point]]) -> list[Line]:
+    found = (banded(contender, curve) for contender in contenders)
+    return [line for line in found if line is not None and len(line.x)]
+
+
+def first_tested(contender: Contender) -> RecordedRun | None:
+    """The run that stands for a contender where one must be chosen: the lowest seed."""
+    return contender.tested[0] if contender.tested else None
