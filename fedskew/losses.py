@@ -73,6 +73,11 @@ def _restricted_kl(teacher: Tensor, student: Tensor, teacher_support: Tensor, st
     return torch.where(teacher_support.any(dim=-1), divergence, 0.0)
 
 
+def class_masks(targets: Tensor, classes: int) -> Tensor:
+    """`[B, C]` booleans: which class each row has; none, if it pads."""
+    return targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+
+
 def class_probabilities(label_counts: Tensor, like: Tensor) -> Tensor:
     """p(c) = n_c / n in the dtype of `like`."""
     counts = label_counts.to(like.dtype)
@@ -158,6 +163,17 @@ def unbalanced_cross_entropy(
     if vacant == "exclude":
         scaled = scaled.masked_fill(~present, -math.inf)
     return cross_entropy(scaled, targets)
+
+
+def batch_class_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """CE with the softmax restricted to the classes that the batch has (BalanceFL); 0 if that is one."""
+    present = class_masks(targets, logits.shape[-1]).any(dim=0)
+    return cross_entropy(logits.masked_fill(~present, -math.inf), targets)
+
+
+def own_label_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
+    """CE with the softmax restricted to the classes that the client has (FedGC); 0 if that is one."""
+    return cross_entropy(logits.masked_fill(label_counts == 0, -math.inf), targets)
 
 
 def group_cross_entropy(logits: Tensor, targets: Tensor, group: Sequence[int]) -> Tensor:
@@ -334,6 +350,27 @@ def _directions(features: Tensor) -> Tensor:
     return torch.nn.functional.normalize(features.flatten(1), dim=-1, eps=1e-8)
 
 
+def prototype_contrast(
+    features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor, temperature: float = 0.02
+) -> Tensor:
+    """−log of Σ e^(cos/τ) over the prototypes of the sample's class over the same of all classes (FPL).
+
+    `prototypes[C, P, d]`, of which `known[C, P]` are; a sample whose class has none counts as 0 in the mean.
+    """
+    cosines = _directions(features) @ _directions(prototypes.detach().flatten(0, 1)).T / temperature
+    own = (class_masks(targets, len(known)).unsqueeze(-1) & known).flatten(1)
+    contrast = _masked_lse(cosines, known.flatten().expand_as(own)) - _masked_lse(cosines, own)
+    return batch_mean(torch.where(own.any(dim=-1), contrast, 0.0), targets)
+
+
+def prototype_distance(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """The mean square of f − m_y, m_y the mean of the class's prototypes (FPL); else as in `prototype_contrast`."""
+    present = known.to(prototypes.dtype).unsqueeze(-1)
+    means = (prototypes.detach() * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
+    squares = (features.flatten(1) - means[_index(targets)]).square().mean(dim=-1)
+    return batch_mean(torch.where(known.any(dim=-1)[_index(targets)], squares, 0.0), targets)
+
+
 def decorrelation(features: Tensor, targets: Tensor) -> Tensor:
     """The mean square of the off-diagonal of XᵀX, over N; X the N standardised features (FedDecorr).
 
@@ -367,8 +404,9 @@ def _off_diagonal(features: Tensor, alike: Tensor) -> Tensor:
     return (whole - diagonal) / max(width * (width - 1), 1) / used.sum().clamp(min=1)
 
 
-def gravitation(classifiers: Tensor, present: Tensor) -> Tensor:
-    """FedGR's server regulariser −Σ_k Σ_{i∈Y_k} (log A + log R), before its weight λ (Eq. 9).
+def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -> Tensor:
+    """FedGR's server regulariser −Σ_k Σ_{i∈Y_k} (log A + log R), before its weight λ (Eq. 9); without attraction only
+    −Σ log R, FedGC's.
 
     `classifiers[K, C, d]` holds each participant's classification rows, `present[K, C]` whose labels they are.
     A draws row i of client k to the same label's rows elsewhere, R drives it from the other labels' rows; the
@@ -385,12 +423,13 @@ def gravitation(classifiers: Tensor, present: Tensor) -> Tensor:
         elsewhere[k] = False
         attracting = elsewhere & same_label  # [C, K, C]: label i of another client
         repelling = elsewhere & ~same_label
-        attraction = _masked_lse(similarity, attracting) - _masked_lse(similarity, elsewhere.expand_as(attracting))
+        attracted = _masked_lse(similarity, attracting) - _masked_lse(similarity, elsewhere.expand_as(attracting))
         own = (row * row).sum(dim=-1)
         repulsion = own - torch.logaddexp(own, _masked_lse(similarity, repelling))
         has_attraction = present[k] & attracting.flatten(1).any(dim=1)
         has_repulsion = present[k] & repelling.flatten(1).any(dim=1)
-        total = total - torch.where(has_attraction, attraction, 0.0).sum()
+        if attraction:
+            total = total - torch.where(has_attraction, attracted, 0.0).sum()
         total = total - torch.where(has_repulsion, repulsion, 0.0).sum()
     return total
 

@@ -63,33 +63,37 @@ class Gravitation(ServerRule):
     sends = "label presence"
     reveals: ClassVar[Reveals] = "label presence"
 
+    attracts: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         expect(self.gravity >= 0, "gravity", self.gravity, "a number ≥ 0")
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
         rows = params.get("head.weight")
         if rows is None or rows.dim() != 2 or len(rows) != classes:
-            raise UserError("fedgr needs a model with a linear layer 'head' at its end; choose one of fedskew's models")
+            raise UserError(
+                "the method needs a model with a linear layer 'head' at its end; choose one of fedskew's models"
+            )
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         return {"label_presence": client.label_counts > 0}
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
+        return weighted_mean({**updates.params, **self.corrected(updates)}, updates.weights), state
+
+    def corrected(self, updates: Updates) -> Tensors:
+        """The participants' heads after one step on the regulariser."""
         head: list[str] = [name for name in ("head.weight", "head.bias") if name in updates.params]
         present = updates.uplink["label_presence"]
         with torch.enable_grad():
             leaves = {name: updates.params[name].detach().requires_grad_() for name in head}
             rows = torch.cat([leaf if leaf.dim() == 3 else leaf.unsqueeze(-1) for leaf in leaves.values()], dim=-1)
-            regulariser = gravitation(rows, present)
+            regulariser = gravitation(rows, present, self.attracts)
             if self.reduction == "mean":
                 regulariser = regulariser / present.sum()
-            grads = torch.autograd.grad(regulariser, list(leaves.values()), allow_unused=True)
+            grads = torch.autograd.grad(regulariser, list(leaves.values()), allow_unused=True, materialize_grads=True)
         step = self.gravity * updates.lr
-        corrected = {
-            name: updates.params[name] if grad is None else updates.params[name] - step * grad
-            for name, grad in zip(leaves, grads, strict=True)
-        }
-        return weighted_mean({**updates.params, **corrected}, updates.weights), state
+        return {name: updates.params[name] - step * grad for name, grad in zip(leaves, grads, strict=True)}
 
 
 register(
