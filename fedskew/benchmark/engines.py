@@ -38,7 +38,7 @@ class OwnEngine:
     def threads(self) -> int | None:
         """As the command line gives them to such a run."""
         one = self._config.engine == "stacked" and self._config.device == "cpu"
-        return 1 if one and "OMP_NUM_THREADS" not in os.environ else None
+        return 1 if one and not os.environ.get("OMP_NUM_THREADS") else None
 
     def round(self) -> None:
         """One round, with everything that belongs to it."""

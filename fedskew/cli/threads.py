@@ -16,5 +16,5 @@ def use_threads(config: Config) -> None:
     lose much where the other cores are busy. The number is fixed, not measured: it decides the order of sums, and
     a resumed run must repeat them bit for bit.
     """
-    if config.engine == "stacked" and config.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    if config.engine == "stacked" and config.device == "cpu" and not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)

@@ -139,7 +139,7 @@ class OneThread:
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
-    if "OMP_NUM_THREADS" not in os.environ:
+    if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)
     try:
         yield

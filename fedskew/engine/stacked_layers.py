@@ -143,8 +143,11 @@ def _embedding(this: Pass, name: str, layer: nn.Embedding, tokens: Tensor) -> Te
             weight, tokens
         )
         return lifted
-    first = torch.arange(this.clients, device=tokens.device) * layer.num_embeddings
-    return F.embedding(tokens + first.view(-1, *(1,) * (tokens.dim() - 1)), weight.flatten(0, 1))
+    size = layer.num_embeddings
+    first = (torch.arange(this.clients, device=tokens.device) * size).view(-1, *(1,) * (tokens.dim() - 1))
+    known = (tokens >= 0) & (tokens < size)
+    outside = this.clients * size  # an unknown token must fail as it does in one table, not read another client's row
+    return F.embedding(torch.where(known, tokens + first, outside), weight.flatten(0, 1))
 
 
 @rule(nn.BatchNorm1d, nn.BatchNorm2d)

@@ -105,6 +105,16 @@ def test_embeddings(options: dict[str, int]) -> None:
     check(model, torch.randint(0, 9, (CLIENTS, ROWS, 3)), "train")
 
 
+@pytest.mark.parametrize("token", [-1, 9])
+def test_an_unknown_token_reads_no_other_clients_row(token: int) -> None:
+    network = Network(nn.Sequential(nn.Embedding(9, 4), nn.Flatten()), torch.float64)
+    params = {n: p.expand(CLIENTS, *p.shape) for n, p in network.state().params.items()}
+    x = torch.full((CLIENTS, ROWS, 3), token)
+    valid = torch.ones(CLIENTS, ROWS, dtype=torch.bool)
+    with pytest.raises(IndexError, match="out of range"):
+        network.forward_stacked(params, {}, x, valid, "eval", torch.arange(CLIENTS))
+
+
 def check(model: nn.Module, x: Tensor, mode: str) -> None:
     """Outputs, gradients and statistics of the stack against those of each client alone, on its valid rows."""
     network = Network(model, torch.float64)
