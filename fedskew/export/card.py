@@ -18,6 +18,8 @@ tags: [federated-learning, label-skew, fedskew]
 metrics: [accuracy]
 ---"""
 
+_SIMULATED = "The run was simulated: nothing left the machine. Across machines, the same method does this. "
+
 LOST = 0.05
 """The accuracy below which a class is called lost, as elsewhere in fedskew."""
 
@@ -54,12 +56,14 @@ def percent(value: float | None) -> str:
 def _lead(run: FinishedRun) -> str:
     evaluation, config = run.evaluation, run.config
     lost = [name for name, a in zip(run.classes, evaluation.class_accuracy, strict=True) if a is not None and a < LOST]
+    joined = f" in {run.encoders} encoders side by side" if run.encoders else ""
+    size = f"{parameter_count(run.model):,} parameters{joined}"
     said = (
-        f"A classifier of {len(run.classes)} classes ({parameter_count(run.model):,} parameters), trained federatedly "
-        f"on {config.data}: {run.summary['rounds']} rounds, accuracy {percent(evaluation.accuracy)}, "
+        f"A classifier of {len(run.classes)} classes ({size}), trained federatedly on {config.data}: "
+        f"{run.summary['rounds']} rounds, accuracy {percent(evaluation.accuracy)}, "
         f"worst class {percent(evaluation.worst_class)}."
     )
-    return said + (f" **It does not recognise {', '.join(lost)}.**" if lost else "")
+    return said + (f" **It does not recognise {', '.join(map(_cell, lost))}.**" if lost else "")
 
 
 def _use(run: FinishedRun, onnx: bool, with_words: bool) -> str:
@@ -211,10 +215,10 @@ def _revealed(run: FinishedRun) -> str:
     sent = ", ".join(dict.fromkeys(word for entry in entries for word in entry.sends.split(", ")))
     told = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     return (
-        f"In each of its rounds a client sent to the server: {sent}. Of its labels the server was told: "
-        f"{told or 'nothing'}. Updates and models can themselves tell something of the training data (membership, "
-        "and to a degree labels) to those who receive them, the users of this model among them, unless training was "
-        "differentially private."
+        f"{_SIMULATED if run.simulated else ''}In each of its rounds a client sends to the server: {sent}. Of its "
+        f"labels the server is told: {told or 'nothing'}. Updates and models can themselves tell something of the "
+        "training data (membership, and to a degree labels) to those who receive them, the users of this model among "
+        "them, unless training was differentially private."
     )
 
 

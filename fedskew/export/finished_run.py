@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models import MODELS, Inputs, check_model, make_model
+from fedskew.models.concatenation import encoders_of, side_by_side
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ class FinishedRun:
         return self.federation.get("label_counts")
 
     @property
+    def encoders(self) -> int:
+        """How many encoders the model has side by side (FedConcat); 0 if it is no such model."""
+        return encoders_of(self.model)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the clients were this machine's own."""
+        return bool(self.summary["engine"] != "flower")
+
+    @property
     def rebuildable(self) -> bool:
         """Whether fedskew has the model's code, rather than its user."""
         return self.config.model in MODELS
@@ -78,10 +90,12 @@ def read_run(path: str | Path, model: nn.Module | None = None) -> FinishedRun:
         raise UserError(f"{folder.path} is of an earlier version, which did not note the form of inputs; run it again")
     form = about["federation"]["inputs"]
     inputs = Inputs(tuple(form["shape"]), len(about["federation"]["classes"]), form["vocabulary"])
-    module = _fresh(config, inputs, folder.path) if model is None else model
+    module = _fresh(config, inputs, folder.path) if model is None else copy.deepcopy(model)
     check_model(module, inputs)
-    tensors, _ = folder.load_model()
-    return FinishedRun(folder.path, config, summary, about, _filled(module, tensors, folder.model_path))
+    tensors, noted = folder.load_model()
+    module = side_by_side(module, noted.get("encoders", 0)).to("cpu", torch.float32)
+    _fill(module, tensors, folder.model_path)
+    return FinishedRun(folder.path, config, summary, about, module.eval())
 
 
 def _fresh(config: Config, inputs: Inputs, folder: Path) -> nn.Module:
@@ -93,15 +107,13 @@ def _fresh(config: Config, inputs: Inputs, folder: Path) -> nn.Module:
     return make_model(config.model, inputs, config.seed)
 
 
-def _filled(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> nn.Module:
-    """With the run's tensors; parameters that were frozen are no part of a run and stay as the factory made them."""
-    module = module.to("cpu", torch.float32)
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    own = trained | dict(module.named_buffers())
-    for name in sorted(own.keys() | tensors.keys()):
+def _fill(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Parameters that the user froze are no part of a run and stay as the factory made them."""
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+    for name in sorted((own.keys() - frozen) | tensors.keys()):
         if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
             raise UserError(f"{path} does not fit model {type(module).__name__}: they differ in {name!r}")
     with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-    return module.eval()
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)

@@ -64,7 +64,7 @@ def export_run(
     if words:
         texts["words.txt"] = "\n".join(words) + "\n"
     if finished.rebuildable:
-        texts["model.py"] = model_source(finished.config.model, with_words=bool(words))
+        texts["model.py"] = model_source(finished.config.model, bool(words), finished.encoders)
     for name, text in texts.items():
         _write(folder / name, text)
     files = ("model.safetensors", *texts, *(("model.onnx",) if difference is not None else ()))
@@ -98,6 +98,7 @@ def _description(run: FinishedRun, onnx_difference: float | None) -> dict[str, A
     return {
         "format": 1,
         "model": run.config.model,
+        "encoders": run.encoders,
         "inputs": run.inputs,
         "classes": run.classes,
         "method": run.config.method,

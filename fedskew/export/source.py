@@ -6,11 +6,11 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterable
-from types import ModuleType
 
 from fedskew import __version__
 from fedskew.export import raw_inputs, words
 from fedskew.models import MODELS, base
+from fedskew.models.concatenation import ConcatenatedEncoders
 
 _LOAD = '''
 HERE = Path(__file__).parent
@@ -21,7 +21,7 @@ def load(folder: str | Path = HERE) -> RawInputs:
     about = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))
     form = about["inputs"]
     inputs = Inputs(tuple(form["shape"]), len(about["classes"]), form["vocabulary"])
-    model = {factory}(inputs)
+    model = {made}
     model.load_state_dict(load_file(Path(folder) / "model.safetensors"))
     return RawInputs(model, form).eval()
 
@@ -30,6 +30,14 @@ def classes(folder: str | Path = HERE) -> list[str]:
     """The classes' names, in the order of the logits."""
     names: list[str] = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))["classes"]
     return names
+'''
+
+_SIDE_BY_SIDE = '''
+def side_by_side(parts: list[Classifier]) -> Classifier:
+    """Their encoders under one head."""
+    head = parts[0].head
+    joined = nn.Linear(len(parts) * head.in_features, head.out_features, head.bias is not None)
+    return Classifier(ConcatenatedEncoders([part.encoder for part in parts]), joined)
 '''
 
 _LOAD_WORDS = '''
@@ -41,40 +49,52 @@ def words(folder: str | Path = HERE) -> Words:
     return Words(listed, about["inputs"]["shape"][0])
 '''
 
-_IMPORTS = ("import json", "from pathlib import Path", "from safetensors.torch import load_file")
+_NEEDED = "import json\nfrom pathlib import Path\nfrom safetensors.torch import load_file"
+_NEEDED_SIDE_BY_SIDE = "import torch\nfrom collections.abc import Sequence\nfrom torch import Tensor, nn"
 
 
-def model_source(name: str, with_words: bool) -> str:
-    """The file's text for the model called `name`; with the numbering of words for text."""
+def model_source(name: str, with_words: bool = False, encoders: int = 0) -> str:
+    """The file's text for the model called `name`; with the numbering of words, and with encoders side by side."""
     factory = MODELS[name].factory
     modules = [base, sys.modules[factory.__module__], raw_inputs, *([words] if with_words else [])]
-    parts = [_Source(module) for module in modules]
-    imports = sorted({*_IMPORTS, *(line for part in parts for line in part.imports)}, key=_order)
-    ending = _LOAD.replace("{factory}", factory.__name__) + (_LOAD_WORDS if with_words else "")
+    parts = [_Source(inspect.getsource(module)) for module in modules]
+    made = f"{factory.__name__}(inputs)"
+    if encoders:
+        parts.append(_side_by_side())
+        made = f"side_by_side([{made} for _ in range({encoders})])"
+    ending = _LOAD.replace("{made}", made) + (_LOAD_WORDS if with_words else "")
     lines = (
         f'"""The model {name!r}, trained with fedskew {__version__}: `load()` gives it. Apache-2.0."""',
         "from __future__ import annotations",
-        "\n".join(imports),
-        *(f"\n# {part.title}\n\n{part.body}" for part in parts),
-        f"\n# What was trained{ending}",
+        _imports([node for part in (_Source(_NEEDED), *parts) for node in part.imports]),
+        *(f"\n# {part.title}\n\n\n{part.body}" for part in parts),
+        f"\n# What was trained\n{ending}",
     )
     return "\n\n".join(lines)
+
+
+def _side_by_side() -> _Source:
+    """FedConcat's model without what builds it during a run."""
+    title = (sys.modules[ConcatenatedEncoders.__module__].__doc__ or "").strip()
+    texts = (f'"""{title}"""', _NEEDED_SIDE_BY_SIDE, inspect.getsource(ConcatenatedEncoders), _SIDE_BY_SIDE)
+    return _Source("\n".join(texts))
 
 
 class _Source:
     """A module's text, taken apart."""
 
-    def __init__(self, module: ModuleType) -> None:
-        text = inspect.getsource(module)
+    def __init__(self, text: str) -> None:
         tree = ast.parse(text)
-        statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        self.title = (ast.get_docstring(tree) or module.__name__).splitlines()[0]
-        self.imports = [ast.unparse(node) for node in statements if not _ours(node)]
-        self.body = _without(text, [tree.body[0], *statements])
+        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        docstring = ast.get_docstring(tree) or ""
+        self.title = docstring.partition(". ")[0].rstrip(".")
+        self.imports = [node for node in imports if _package(node) not in ("fedskew", "__future__")]
+        self.body = _without(text, [*imports, *(tree.body[:1] if docstring else [])])
 
 
-def _ours(node: ast.Import | ast.ImportFrom) -> bool:
-    return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("fedskew", "__future__")
+def _package(node: ast.Import | ast.ImportFrom) -> str:
+    name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+    return (name or "").partition(".")[0]
 
 
 def _without(text: str, dropped: Iterable[ast.stmt]) -> str:
@@ -85,7 +105,17 @@ def _without(text: str, dropped: Iterable[ast.stmt]) -> str:
     return "\n".join(lines).strip()
 
 
-def _order(line: str) -> tuple[bool, str]:
-    """The standard library first."""
-    package = line.split()[1].partition(".")[0]
-    return package not in sys.stdlib_module_names, line
+def _imports(nodes: Iterable[ast.Import | ast.ImportFrom]) -> str:
+    """One statement a module, the standard library's first."""
+    whole: set[str] = set()
+    names: dict[str, set[str]] = {}
+    for node in nodes:
+        spelled = {ast.unparse(alias) for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names.setdefault(node.module or "", set()).update(spelled)
+        else:
+            whole |= spelled
+    lines = [f"import {name}" for name in sorted(whole)]
+    lines += [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(names.items())]
+    standard = [line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    return "\n".join([*standard, "", *(line for line in lines if line not in standard)])
