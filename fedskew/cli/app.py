@@ -18,6 +18,7 @@ from fedskew.cli import (
     models,
     partition,
     partitions,
+    reproduce,
     run,
     sweep,
 )
@@ -51,5 +52,19 @@ def _fedskew(
         typer.echo(context.get_help())
 
 
-for _module in (demo, run, compare, partition, methods, models, datasets, partitions, bench, sweep, export, federate):
+for _module in (
+    demo,
+    run,
+    compare,
+    partition,
+    methods,
+    models,
+    datasets,
+    partitions,
+    bench,
+    sweep,
+    reproduce,
+    export,
+    federate,
+):
     _module.add_to(app)

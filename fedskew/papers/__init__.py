@@ -1,0 +1,1 @@
+"""The papers' protocols and tables as data, and what a rerun says about them."""

@@ -1,0 +1,150 @@
+"""What the papers' tables report, read off the records of runs, in the unit in which it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedskew.errors import unknown
+from fedskew.metrics.summary import best, first_round_reaching, mean_of_last, speed_up
+from fedskew.sweep.record import Record, until
+
+_LAST = 50
+"""Rounds over which FedGR averages."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a number is read off."""
+
+    record: Record
+    rounds: int
+    """The budget: what came after does not count."""
+    baseline: Record | None = None
+    """FedAvg's run on the same federation, for numbers that compare with it."""
+    client: int = 0
+    """Whose update is looked at."""
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        return until(self.record.curve, self.rounds)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run."""
+
+    read: Callable[[Reading], float | None]
+    percent: bool = True
+    more_is_better: bool = True
+    compares: bool = False
+    """Whether it needs FedAvg's run."""
+
+    def __call__(self, reading: Reading) -> float | None:
+        if self.compares and reading.baseline is None:
+            return None
+        value = self.read(reading)
+        return value if value is None or not self.percent else 100 * value
+
+
+def measure(metric: str) -> Measure:
+    if metric not in MEASURES:
+        raise unknown("metric", metric, MEASURES)
+    return MEASURES[metric]
+
+
+def _classes(choose: Callable[[list[float]], float]) -> Measure:
+    return Measure(lambda r: choose(r.record.class_accuracy))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _rounds_to_baseline(reading: Reading) -> float | None:
+    """The first round with the accuracy that FedAvg has at the end."""
+    assert reading.baseline is not None
+    target = until(reading.baseline.curve, reading.rounds)[-1][1]
+    reached = first_round_reaching(reading.curve, target)
+    return None if reached is None else float(max(reached, 1))
+
+
+def _speed_up_to_baseline(reading: Reading) -> float | None:
+    rounds = _rounds_to_baseline(reading)
+    return None if rounds is None else reading.rounds / rounds
+
+
+def _speed_up(reading: Reading) -> float:
+    assert reading.baseline is not None
+    return speed_up(until(reading.baseline.curve, reading.rounds), reading.curve)
+
+
+def _stage(reading: Reading, start: str) -> list[dict[str, Any]]:
+    stages = reading.record.content["stages"]
+    return [stage for name, stage in stages.items() if name.startswith(start)]
+
+
+def _compute_per_round(start: str) -> Measure:
+    """Of a round of the stage, or of one of each of several stages of that name, in plain local rounds."""
+
+    def read(reading: Reading) -> float | None:
+        stages = _stage(reading, start)
+        return sum(stage["compute"] / stage["rounds"] for stage in stages) if stages else None
+
+    return Measure(read, percent=False, more_is_better=False)
+
+
+def _compute_before_distillation(reading: Reading) -> float | None:
+    stages = [*_stage(reading, "warm-up"), *_stage(reading, "expert")]
+    return sum(stage["compute"] for stage in stages) if stages else None
+
+
+def _compute_to_worst(target: float) -> Callable[[Reading], float | None]:
+    def read(reading: Reading) -> float | None:
+        return next((compute for compute, worst in reading.record.compute_curve if worst >= target), None)
+
+    return read
+
+
+def _local(read: Callable[[Reading, dict[str, Any]], float | None], **how: bool) -> Measure:
+    def of(reading: Reading) -> float | None:
+        local = reading.record.content["local"]
+        return None if local is None else read(reading, local)
+
+    return Measure(of, **how)
+
+
+def _after(reading: Reading, local: dict[str, Any]) -> list[float]:
+    return list(local["after"][str(reading.client)])
+
+
+def _mean_after(_: Reading, local: dict[str, Any]) -> float:
+    return _mean([_mean(classes) for classes in local["after"].values()])
+
+
+MEASURES: dict[str, Measure] = {
+    "best": Measure(lambda r: best(r.curve).accuracy),
+    "last": Measure(lambda r: r.curve[-1][1]),
+    "last-50 accuracy": Measure(lambda r: mean_of_last(r.curve, _LAST).accuracy),
+    "last-50 macro-F1": Measure(lambda r: mean_of_last(until(r.record.f1_curve, r.rounds), _LAST).accuracy),
+    "speed-up": Measure(_speed_up, percent=False, compares=True),
+    "rounds to FedAvg": Measure(_rounds_to_baseline, percent=False, more_is_better=False, compares=True),
+    "speed-up over 1000 rounds": Measure(_speed_up_to_baseline, percent=False, compares=True),
+    "best class": _classes(max),
+    "mean class": _classes(_mean),
+    "worst class": _classes(min),
+    "class gap": Measure(lambda r: max(r.record.class_accuracy) - min(r.record.class_accuracy), more_is_better=False),
+    "drift diversity": _local(lambda _, local: local["drift_diversity"], percent=False, more_is_better=False),
+    "warm-up compute": _compute_per_round("warm-up"),
+    "experts' compute": _compute_per_round("expert"),
+    "distillation compute": _compute_per_round("distil"),
+    "compute before distillation": Measure(_compute_before_distillation, percent=False, more_is_better=False),
+    "compute to worst class 50": Measure(_compute_to_worst(0.5), percent=False, more_is_better=False),
+    "before update": _local(lambda _, local: _mean(local["before"])),
+    "after update": _local(_mean_after),
+    "after update, mean class": _local(lambda r, local: _mean(_after(r, local))),
+    **{f"after update, class {c}": _local(lambda r, local, c=c: _after(r, local)[c]) for c in range(10)},  # type: ignore[misc]
+    **{f"before update, class {c}": _local(lambda _, local, c=c: local["before"][c]) for c in range(10)},  # type: ignore[misc]
+    "before update, mean class": _local(lambda _, local: _mean(local["before"])),
+}

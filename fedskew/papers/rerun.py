@@ -1,0 +1,115 @@
+"""Paper and rerun side by side: mean over the seeds, difference, and whether the order of the methods holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from fedskew.metrics.summary import MeanStd, mean_std
+from fedskew.papers.cells import TRAINED, Cell, Choice, job, missing_method, wanted_rounds
+from fedskew.papers.measures import Reading, measure
+from fedskew.papers.protocol import protocol
+from fedskew.sweep.record import Record
+from fedskew.sweep.records_file import Records
+
+BASELINE = "FedAvg"
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A cell and what the runs say."""
+
+    cell: Cell
+    values: tuple[float, ...]
+    """One for each seed that was run."""
+    records: tuple[Record, ...]
+    wanted: int
+    """Rounds that the paper ran."""
+
+    @property
+    def mean(self) -> MeanStd | None:
+        return mean_std(self.values) if self.values else None
+
+    @property
+    def difference(self) -> float | None:
+        """Rerun minus paper."""
+        printed = self.cell.printed
+        if self.mean is None or printed is None or printed.mean is None:
+            return None
+        return self.mean.mean - printed.mean
+
+    @property
+    def shortened(self) -> int | None:
+        """The fewest rounds, where a run had fewer than the paper's."""
+        fewest = min((record.rounds for record in self.records), default=self.wanted)
+        return fewest if fewest < self.wanted else None
+
+
+@dataclass(frozen=True)
+class Order:
+    """Whether pairs of methods stand in the same order in paper and rerun."""
+
+    agreeing: int
+    pairs: int
+    best_printed: str
+    best_rerun: str
+
+    @property
+    def holds(self) -> bool:
+        return self.agreeing == self.pairs
+
+    def __str__(self) -> str:
+        best = "the same best" if self.best_printed == self.best_rerun else (
+            f"best is {self.best_rerun}, not {self.best_printed}"
+        )  # fmt: skip
+        return f"{self.agreeing} of {self.pairs} pairs in the paper's order, {best}"
+
+
+def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Choice) -> Rerun:
+    """What is known of a cell."""
+    rules = protocol(cell.paper)
+    wanted = wanted_rounds(cell, rules)
+    if missing_method(cell):
+        return Rerun(cell, (), (), wanted)
+    values, used = [], []
+    for seed in seeds:
+        record = records.longest(job(cell, seed, choice))
+        value = None if record is None else _value(cell, record, seed, records, choice, wanted)
+        if record is not None and value is not None:
+            values.append(value)
+            used.append(record)
+    return Rerun(cell, tuple(values), tuple(used), wanted)
+
+
+def _value(cell: Cell, record: Record, seed: int, records: Records, choice: Choice, wanted: int) -> float | None:
+    metric = cell.metric.replace("after", "before") if cell.method == TRAINED else cell.metric
+    measured = measure(metric)
+    baseline = None
+    if measured.compares:
+        other = Cell(cell.paper, cell.table, *cell.place, BASELINE, cell.metric)
+        baseline = records.longest(job(other, seed, choice))
+    return measured(Reading(record, wanted, baseline))
+
+
+def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rerun]]:
+    """By what is compared, in the order of the cells."""
+    found: dict[tuple[str, str, str, str], list[Rerun]] = {}
+    for one in reruns:
+        found.setdefault(one.cell.column, []).append(one)
+    return found
+
+
+def order(column: Sequence[Rerun]) -> Order | None:
+    """Over all pairs of methods with both numbers; printed ties agree with anything."""
+    known = [
+        (one.cell.method, one.cell.printed.mean, one.mean.mean)
+        for one in column
+        if one.cell.printed is not None and one.cell.printed.mean is not None and one.mean is not None
+    ]
+    if len(known) < 2:
+        return None
+    agreeing = sum((a[1] - b[1]) * (a[2] - b[2]) > 0 or a[1] == b[1] for a, b in combinations(known, 2))
+    sign = 1 if measure(column[0].cell.metric).more_is_better else -1
+    best = [max(known, key=lambda entry, i=i: sign * entry[i])[0] for i in (1, 2)]  # type: ignore[misc]
+    return Order(agreeing, len(known) * (len(known) - 1) // 2, *best)
