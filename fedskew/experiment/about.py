@@ -36,10 +36,13 @@ def about(prepared: Prepared) -> dict[str, Any]:
 
 
 def described(federation: Federation) -> dict[str, Any]:
+    """Across machines, where clients have names, nobody but they themselves know their label counts."""
+    names = federation.partition.get("names")
+    clients = {"sites": names} if names else {"label_counts": federation.label_counts.tolist()}
     return {
         "classes": list(federation.dataset.classes),
         "inputs": inputs(federation.dataset),
-        "label_counts": federation.label_counts.tolist(),
+        **clients,
         "unused": federation.unused,
         "split": federation.hash,
     }

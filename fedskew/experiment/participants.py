@@ -47,7 +47,10 @@ class Enlistment:
         clients = self._drawn(stage, model_round, federation)
         if stage.cohort == "pooled":
             return self._pooled(stage, model_round, clients)
-        samples = tuple(self._samples(stage, model_round, federation, client) for client in clients.tolist())
+        indices = federation.indices
+        samples = tuple(
+            trained_on(indices[client], stage, model_round, client, self._config) for client in clients.tolist()
+        )
         population = self._federation.clients if stage.clients is None else len(stage.clients)
         return Participants(federation, clients, samples, population)
 
@@ -79,13 +82,14 @@ class Enlistment:
         federation = Federation(self._federation.dataset, (pool,), {"name": "pooled"}, self._config.seed)
         return Participants(federation, np.zeros(1, np.int64), (pool,), 1)
 
-    def _samples(self, stage: Stage, model_round: int, federation: Federation, client: int) -> IntArray:
-        own = federation.indices[client]
-        if stage.local_batches is None or len(own) <= stage.local_batches * self._config.batch_size:
-            return own
-        key = (self._config.seed, "batches", model_number(stage.model), model_round, client)
-        some: IntArray = own[sample(stage.local_batches * self._config.batch_size, len(own), *key)]
-        return some
+
+def trained_on(own: IntArray, stage: Stage, model_round: int, client: int, config: Config) -> IntArray:
+    """What a client with these samples trains on in a round: all of them, or some batches, drawn anew."""
+    if stage.local_batches is None or len(own) <= stage.local_batches * config.batch_size:
+        return own
+    key = (config.seed, "batches", model_number(stage.model), model_round, client)
+    some: IntArray = own[sample(stage.local_batches * config.batch_size, len(own), *key)]
+    return some
 
 
 def model_number(model: str) -> int:

@@ -135,10 +135,15 @@ def run(
     return run_prepared(prepared, out, callbacks)
 
 
-def run_prepared(prepared: Prepared, out: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run what `prepare` made ready."""
+def run_prepared(
+    prepared: Prepared,
+    out: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    server: Server | None = None,
+) -> Result:
+    """Run what `prepare` made ready, by a simulation unless another `server` is given."""
     # The server first: what it refuses must not leave a folder behind.
-    server = Server(prepared.federation, prepared.method, prepared.model, prepared.config)
+    server = server or Server(prepared.federation, prepared.method, prepared.model, prepared.config)
     with contextlib.closing(server):
         if out is None:
             return _Run(prepared, server, None, callbacks).go()
