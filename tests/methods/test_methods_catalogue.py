@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +13,7 @@ from fedskew.engine import Engine, RoundResult, RoundWork
 from fedskew.errors import UserError
 from fedskew.methods import METHODS, Objective, Part, Schedule, Solver, find, listing, make_method, register
 from fedskew.methods.catalogue import _ALIASES
+from fedskew.methods.parts import pass_visits
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
@@ -56,11 +58,13 @@ def test_every_hyper_parameter_has_a_default_that_is_accepted_back(name: str) ->
     assert {key: method.params[key] for key in entry.defaults} == entry.defaults
 
 
-BYTES = {
+BYTES: dict[str, Callable[[int, int], int]] = {
     "": lambda model, classes: 0,
     "label presence": lambda model, classes: classes,
     "control variate (one model)": lambda model, classes: model,
     "local steps (one number)": lambda model, classes: 8,
+    "change of Fisher information (two models)": lambda model, classes: 2 * model,
+    "mean feature of each class": lambda model, classes: model - 8 * classes + classes,  # no biases; which there are
     "label counts once": lambda model, classes: 0,  # the same
     "all its samples": lambda model, classes: 0,  # no part of a model's round, either: there is no client
     "class-to-class mean probabilities once": lambda model, classes: 0,  # no part of a round: see the survey
@@ -92,7 +96,9 @@ def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) 
     played(server)
     uplinks = {key for _, result in recording.results for key in result.uplink}
     pooled = any(stage.cohort == "pooled" for stage in server.stages(server.start()))
-    learned = "all labels" if pooled else "label counts" if surveyed else "label presence" if "label_presence" in uplinks else "nothing"
+    told = {"label_presence": "label presence", "prototypes": "class prototypes"}
+    sent = next((told[key] for key in uplinks if key in told), "nothing")
+    learned = "all labels" if pooled else "label counts" if surveyed else sent
     assert find(name).reveals == learned
 
 
@@ -104,11 +110,17 @@ def test_the_label_presence_that_is_sent_is_the_clients() -> None:
     assert recording.results[0][1].uplink["label_presence"].tolist() == (fed.label_counts > 0).tolist()
 
 
+PASSES = {1 / 3: "1 forward of each sample a round", 1.0: "1 forward and backward of each sample a round"}
+
+
 @every_method
 def test_extra_compute_counts_the_forward_passes(name: str) -> None:
     entry = find(name)
     objectives = [part() for part in entry.parts if issubclass(part, Objective)]
-    if objectives:
+    over_data = pass_visits([part() for part in entry.parts])
+    if over_data:
+        assert entry.extra_compute == PASSES[over_data]
+    elif objectives:
         passes = len(objectives[0].companions())
         assert entry.extra_compute == ("none", "1 teacher forward", "2 teacher forwards")[passes]
         assert objectives[0].extra_forwards(10, {}) == 10 * passes

@@ -1,0 +1,94 @@
+"""BalanceFL's feature augmentation: rare classes get features that vary as the client's features do.
+
+Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated learning", IPSN 2022.
+
+    L = CE(head(f + m·ε), y),  ε ~ N(0, Σ),  m = 1 with probability 1 − n_y/max_c n_c, else 0
+    Σ = Σ_c n_c·Cov_c / n, of the client's features by the received model, class by class
+
+The softmax is over the classes of the batch, as in the published program. Of BalanceFL's other parts (distillation,
+entropy, balanced sampling) none is here. Noise is drawn as Σ_i ξ_i·(f_i − μ_{y_i})·√(n_y/((n_y − 1)·n)) with normal ξ,
+which has the covariance Σ and takes no d×d matrix; there are 500 such vectors a round, as in the program, and each
+sample that is perturbed takes one of them. Leaves the client: the model. Extra compute: one forward pass of each
+sample a round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.losses import batch_class_cross_entropy, class_masks, cross_entropy
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Objective, Outputs, Seen, Tensors
+from fedskew.randomness import fold, uniform
+
+
+@method("balancefl", paper="Shuai et al., IPSN 2022")
+@dataclass(frozen=True)
+class BalanceFL(Objective):
+    """Cross entropy on features with noise, the more often the rarer their class."""
+
+    probability: tuple[float, ...] = ()
+    """Of noise, for each class, or one for all; none given: 1 − n_c/max n, which is 0 where classes are balanced."""
+    softmax: Literal["batch", "all"] = "batch"
+    """Over the classes of the batch, or over all."""
+    noises: int = 500
+    """How many noise vectors a client draws a round."""
+
+    needs_features = True
+    extra_compute = "1 forward of each sample a round"
+
+    def __post_init__(self) -> None:
+        fit = all(0 <= p <= 1 for p in self.probability)
+        expect(fit, "probability", list(self.probability), "numbers from 0 to 1")
+        expect(self.noises >= 1, "noises", self.noises, "a whole number ≥ 1")
+
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:  # noqa: ARG002
+        fit = len(self.probability) in (0, 1, classes)
+        expect(fit, "probability", list(self.probability), f"one number, or {classes}: one a class")
+
+    def opening(self, seen: Seen, client: Client) -> Tensors:
+        features, counts = seen.out.known_features.flatten(1), client.label_counts
+        members = class_masks(seen.y, len(counts)).to(features.dtype)
+        drawn = _normal(seen.keys.unsqueeze(-1), torch.arange(self.noises, device=features.device), features.dtype)
+        scaled = drawn * (members @ _scales(counts, features)).unsqueeze(-1)
+        return {
+            "noise": scaled.T @ features,
+            "noise_by_class": scaled.T @ members,
+            "feature_sums": members.T @ features,
+            "feature_counts": members.sum(dim=0),
+        }
+
+    def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:
+        rows, sums = torch.arange(len(y), device=y.device), client.opening
+        means = sums["feature_sums"] / sums["feature_counts"].clamp(min=1).unsqueeze(-1)
+        which = (uniform(fold(key, 0), rows) * self.noises).long().clamp(max=self.noises - 1)
+        noise = sums["noise"][which] - sums["noise_by_class"][which] @ means
+        hit = uniform(fold(key, 1), rows) < self._probabilities(client.label_counts)[y.clamp(min=0)]
+        return features + torch.where(hit.unsqueeze(-1), noise, 0.0).to(features.dtype).view_as(features)
+
+    def _probabilities(self, counts: Tensor) -> Tensor:
+        if self.probability:
+            return torch.tensor(self.probability, device=counts.device).expand(len(counts))
+        return 1 - counts.float() / counts.max().clamp(min=1)
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        return batch_class_cross_entropy(out.logits, y) if self.softmax == "batch" else cross_entropy(out.logits, y)
+
+
+def _scales(counts: Tensor, like: Tensor) -> Tensor:
+    """√(n_c/((n_c − 1)·n)); of a class with one sample, whose covariance counts as 0, none."""
+    n = counts.to(like.dtype)
+    return torch.where(n > 1, n / ((n - 1).clamp(min=1) * n.sum().clamp(min=1)), 0.0).sqrt()
+
+
+def _normal(keys: Tensor, draws: Tensor, dtype: torch.dtype) -> Tensor:
+    """Normal numbers (Box and Muller's way), a function of the keys."""
+    radius = (-2 * torch.log1p(-uniform(keys, 2 * draws).to(dtype))).sqrt()
+    return radius * torch.cos(2 * math.pi * uniform(keys, 2 * draws + 1).to(dtype))

@@ -1,0 +1,80 @@
+"""FedCurv: what matters to the other clients is not to be changed.
+
+Shoham et al., "Overcoming forgetting in federated learning on non-IID data", FL-NeurIPS 2019.
+
+    direction = ∇L(v) + 2λ·Σ_{j≠k} F_j∘(v − w_j)
+
+over all clients j that ever took part, with w_j the model that j made when it last did and F_j the diagonal of its
+Fisher information there: the mean over its batches of the square of the gradient of their mean cross entropy. The
+server keeps Σ F_j and Σ F_j∘w_j; a client keeps what it added to them, takes that out of what it receives, and sends
+by how much it has changed. Leaves the client: the model, the changes of F_k and of F_k∘w_k. Extra compute: one forward
+and backward pass of each sample a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedskew.errors import expect
+from fedskew.losses import IGNORE
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Gradient, Seen, Solver, Tensors, Trained, Updates, pack, unpack
+
+_SUMS = ("fisher", "fisher_centre")
+
+
+@method("fedcurv", paper="Shoham et al., 2019")
+@dataclass(frozen=True)
+class FedCurv(Solver):
+    """The gradient, and a pull towards the other clients' models where they care."""
+
+    curvature_weight: float = 1.0
+    """λ; 1 mostly, 2 for the most skewed splits in FedLMD's tables."""
+
+    sends = "change of Fisher information (two models)"
+    extra_compute = "1 forward and backward of each sample a round"
+    needs_gradient = True
+
+    def __post_init__(self) -> None:
+        expect(self.curvature_weight >= 0, "curvature_weight", self.curvature_weight, "a number ≥ 0")
+
+    def client_state(self, params: Tensors) -> Tensors:
+        zeros = {name: torch.zeros_like(p) for name, p in params.items()}
+        return {name: t for sums in _SUMS for name, t in pack(sums, zeros).items()}
+
+    def server_state(self, params: Tensors) -> Tensors:
+        return self.client_state(params)
+
+    def downlink(self, server_state: Tensors) -> Tensors:
+        return {name: t for sums in _SUMS for name, t in pack(sums, unpack(sums, server_state)).items()}
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
+        fisher, centre = (_others(sums, client) for sums in _SUMS)
+        grads, scale = gradient(params), 2 * self.curvature_weight
+        return {name: grads[name] + scale * (fisher[name] * v - centre[name]) for name, v in params.items()}
+
+    def closing(self, seen: Seen, client: Client) -> Tensors:  # noqa: ARG002
+        squares = {name: g.square() for name, g in seen.gradient.items()}
+        some = (seen.y != IGNORE).any()
+        return pack("squares", squares) | {"batches": some.to(next(iter(squares.values())).dtype)}
+
+    def next_state(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        batches = trained.closing["batches"].clamp(min=1)
+        fisher = {name: squares / batches for name, squares in unpack("squares", trained.closing).items()}
+        centre = {name: f * trained.params[name] for name, f in fisher.items()}
+        return pack("fisher", fisher) | pack("fisher_centre", centre)
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:
+        return {f"{name}_change": t - client.state[name] for name, t in self.next_state(trained, client).items()}
+
+    def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:
+        sums, sent = self.downlink(server_state), updates.uplink
+        return {name: t + sent[f"{name}_change"].sum(dim=0) for name, t in sums.items()}
+
+
+def _others(sums: str, client: Client) -> Tensors:
+    """The server's sum without this client's share."""
+    own = unpack(sums, client.state)
+    return {name: t - own[name] for name, t in unpack(sums, client.downlink).items()}

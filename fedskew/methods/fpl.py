@@ -1,0 +1,97 @@
+"""FPL: features near the prototypes of their class, of which a class may have several.
+
+Huang et al., "Rethinking federated learning with domain shift: a prototype view", CVPR 2023.
+
+    client  L = base + −log( Σ_{p∈P_y} e^{cos(f, p)/τ} / Σ_{p∈P} e^{cos(f, p)/τ} ) + mean_i (f_i − m_{y,i})²
+    server  P_c: the participants' mean features of class c, clustered by FINCH, the mean of each cluster;
+            m_c: the mean of P_c
+
+The base is cross entropy, or the loss of the objective that it is combined with. A class that no participant of the
+last round has gives its samples no term, and so does the first round. A client's prototypes are its mean features at
+the end of its round; the published program adds them up while the model still moves in the last epoch.
+Leaves the client: the model and the mean feature of each of its classes. Extra compute: one forward pass of each
+sample a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.errors import UserError, expect
+from fedskew.losses import class_masks, prototype_contrast, prototype_distance
+from fedskew.methods.catalogue import method
+from fedskew.methods.finch import finch
+from fedskew.methods.parts import Client, Outputs, Reveals, Seen, Tensors, Trained, Updates
+from fedskew.methods.regularisers import Regulariser
+
+
+@method("fpl", paper="Huang et al., CVPR 2023")
+@dataclass(frozen=True)
+class FPL(Regulariser):
+    """Features drawn to the prototypes of their class, clustered over clients."""
+
+    temperature: float = 0.02
+
+    needs_features = True
+    sends = "mean feature of each class"
+    reveals: ClassVar[Reveals] = "class prototypes"
+    extra_compute = "1 forward of each sample a round"
+
+    def __post_init__(self) -> None:
+        expect(self.temperature > 0, "temperature", self.temperature, "a number > 0")
+
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
+        rows = params.get("head.weight")
+        if rows is None or rows.dim() != 2 or len(rows) != classes:
+            raise UserError("fpl needs a model with a linear layer 'head' at its end; choose one of fedskew's models")
+
+    def server_state(self, params: Tensors) -> Tensors:
+        rows = params["head.weight"].detach().unsqueeze(1)
+        return {"prototypes": torch.zeros_like(rows), "prototype_known": torch.zeros_like(rows[..., 0]).bool()}
+
+    def downlink(self, server_state: Tensors) -> Tensors:
+        return {name: server_state[name] for name in ("prototypes", "prototype_known")}
+
+    def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        features, server = out.known_features, client.downlink
+        prototypes, known = server["prototypes"], server["prototype_known"]
+        contrast = prototype_contrast(features, y, prototypes, known, self.temperature)
+        return contrast + prototype_distance(features, y, prototypes, known)
+
+    def closing(self, seen: Seen, client: Client) -> Tensors:
+        features = seen.out.known_features.flatten(1)
+        members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
+        return {"feature_sums": members.T @ features, "feature_counts": members.sum(dim=0)}
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        counts = trained.closing["feature_counts"]
+        means = trained.closing["feature_sums"] / counts.clamp(min=1).unsqueeze(-1)
+        return {"prototypes": means, "prototype_known": counts > 0}
+
+    def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:
+        sent, known = (updates.uplink[name].cpu().numpy() for name in ("prototypes", "prototype_known"))
+        clusters = [_cluster_means(sent[known[:, c], c].astype(np.float64)) for c in range(sent.shape[1])]
+        before = server_state["prototypes"]
+        width = max(before.shape[1], *(1 << (len(means) - 1).bit_length() for means in clusters if len(means)))
+        table = np.zeros((len(clusters), width, sent.shape[-1]))
+        there = np.zeros(table.shape[:2], dtype=bool)
+        for label, means in enumerate(clusters):
+            table[label, : len(means)], there[label, : len(means)] = means, True
+        return {
+            "prototypes": torch.from_numpy(table).to(before),
+            "prototype_known": torch.from_numpy(there).to(before.device),
+        }
+
+
+def _cluster_means(points: np.ndarray) -> np.ndarray:
+    """[clusters, d]; none of none."""
+    if not len(points):
+        return points
+    labels = finch(points)
+    return np.stack([points[labels == label].mean(axis=0) for label in np.unique(labels)])
