@@ -6,8 +6,10 @@ Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML
     server  w ← Σ a_k·w_k;  w̃ = w + ρ_g·(w_old − w)/‖w_old − w‖
             c = the share of the last W rounds in which mean_k ‖w_old − w_k‖ > T_D
 
-In the first round c = 0, which is FedSAM; while fewer than W rounds are over, c is over those. Leaves the client: the
-model. Extra compute: one more forward and backward pass.
+In the first round c = 0, which is FedSAM; while fewer than W rounds are over, c is over those. How far clients drift
+depends on how long they train: unless T_D is given, it is the published value for the published training, 0.3 for 8
+steps of 0.01, scaled to the length of this run's path. Leaves the client: the model and how many steps it took. Extra
+compute: one more forward and backward pass.
 """
 
 from __future__ import annotations
@@ -19,7 +21,19 @@ import torch
 from fedskew.errors import expect
 from fedskew.methods.catalogue import register
 from fedskew.methods.fedsam import FedSAM, ascended
-from fedskew.methods.parts import Client, Gradient, ServerRule, Tensors, Updates, pack, squared_norms, unpack
+from fedskew.methods.parts import (
+    Client,
+    Gradient,
+    ServerRule,
+    Tensors,
+    Trained,
+    Updates,
+    pack,
+    squared_norms,
+    unpack,
+)
+
+_DRIFT_OF_PATH = 0.3 / (8 * 0.01)
 
 
 @dataclass(frozen=True)
@@ -37,14 +51,20 @@ class PerturbedMean(ServerRule):
     """The mean of the models, the same moved back a little, and how often clients drifted far."""
 
     global_rho: float = 0.1
-    threshold: float = 0.3
-    """T_D, c_o in the FedVLS paper: a mean drift beyond it counts."""
+    threshold: float | None = None
+    """T_D, c_o in the FedVLS paper: a mean drift beyond it counts. None given: 3.75 times lr times the mean number of
+    steps."""
     window: int = 30
+
+    sends = "local steps (one number)"
 
     def __post_init__(self) -> None:
         expect(self.global_rho >= 0, "global_rho", self.global_rho, "a number ≥ 0")
-        expect(self.threshold >= 0, "threshold", self.threshold, "a number ≥ 0")
+        expect(self.threshold is None or self.threshold >= 0, "threshold", self.threshold, "a number ≥ 0")
         expect(self.window >= 1, "window", self.window, "a whole number ≥ 1")
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        return {"local_steps": trained.effective_steps()}
 
     def server_state(self, params: Tensors) -> Tensors:
         like = next(iter(params.values()))
@@ -58,7 +78,9 @@ class PerturbedMean(ServerRule):
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         mean = updates.mean()
         drift = squared_norms(updates.changes(sent)).sqrt().mean()
-        drifted = torch.cat([state["drifted"][1:], (drift > self.threshold).to(state["drifted"].dtype).view(1)])
+        path = updates.lr * updates.uplink["local_steps"].double().mean()
+        limit = _DRIFT_OF_PATH * path if self.threshold is None else self.threshold
+        drifted = torch.cat([state["drifted"][1:], (drift > limit).to(state["drifted"].dtype).view(1)])
         perturbed = ascended(mean, {name: w - mean[name] for name, w in sent.items()}, self.global_rho)
         rounds = state["rounds"] + 1
         return mean, {**state, "drifted": drifted, "rounds": rounds, **pack("perturbed", perturbed)}
