@@ -57,7 +57,7 @@ def _compared(ranking: Sequence[Contender], setting: Setting) -> list[str]:
     said += [f"{best.label} is best here: {_percent(best.accuracy)} of the test set ({_seeds(best)}){_spread(best)}."]
     second = ranking[1]
     said.append(_lead(second, against[second.label], len(against)))
-    if unsure := [c for c in ranking[2:] if _open(against[c.label])]:
+    if unsure := [c for c in ranking[2:] if c is not baseline and _open(against[c.label])]:
         names = ", ".join(c.label for c in unsure)
         said.append(f"Not told apart from {best.label} either: {names}.")
     if baseline is not None and baseline not in (best, second) and baseline.tested:
@@ -114,7 +114,7 @@ def _interval(difference: Difference) -> str:
     if difference.low is None or difference.high is None:
         return f"{difference.seeds} seeds"
     low, high = 100 * difference.low, 100 * difference.high
-    return f"95 % interval {low:+.1f} to {high:+.1f}, paired over {difference.seeds} seeds"
+    return f"95 % interval {signed(low, 1)} to {signed(high, 1)}, paired over {difference.seeds} seeds"
 
 
 def _certainty(difference: Difference, comparisons: int) -> str:
@@ -142,7 +142,7 @@ def _classes(best: Contender, baseline: Contender, names: Sequence[str]) -> list
 
     def told(c: int) -> str:
         agreed = (np.sign(changes[:, c]) == np.sign(mean[c])).all()
-        return f"{names[c]} ({100 * mean[c]:+.0f}{'' if agreed or len(changes) == 1 else ', not in every seed'})"
+        return f"{names[c]} ({signed(100 * mean[c])}{'' if agreed or len(changes) == 1 else ', not in every seed'})"
 
     said = []
     if gains:
@@ -189,6 +189,11 @@ def _mean_cost(contender: Contender, key: str) -> float:
 def moved(row: dict[str, dict[str, int]]) -> int:
     """Bytes of a round, both ways."""
     return sum(row.get("bytes", {}).values())
+
+
+def signed(points: float, digits: int = 0) -> str:
+    """With a sign that is as wide as the plus."""
+    return f"{points:+.{digits}f}".replace("-", "−")
 
 
 def _percent(share: float) -> str:

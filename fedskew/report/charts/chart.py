@@ -135,6 +135,8 @@ class Heat(Chart):
     bubbles: bool = False
     written: bool = False
     """Whether the cells carry their numbers."""
+    top: float | None = None
+    """Where the colours of an amount end, for heat maps that are to be compared."""
 
     def alt(self) -> str:
         cells = [

@@ -177,7 +177,7 @@ def _colours(chart: Heat, cells: Any) -> dict[str, Any]:
         return {"cmap": DIFFERENCE, "vmin": -most, "vmax": most}
     if chart.scale == "share":
         return {"cmap": AMOUNT, "vmin": 0, "vmax": 100}
-    return {"cmap": f"{AMOUNT}_r", "vmin": 0}
+    return {"cmap": f"{AMOUNT}_r", "vmin": 0, "vmax": chart.top}
 
 
 def _ink(marks: Any, value: float) -> str:

@@ -83,7 +83,13 @@ def _(chart: Bars) -> Json:
             "hovertemplate": f"%{{x}}<br>{_safe(one.name)}: %{{y:.2f}}<extra></extra>",
         }
         if one.errors is not None:
-            bar["error_y"] = {"type": "data", "array": [e or 0 for e in one.errors], "thickness": 1, "width": 2}
+            bar["error_y"] = {
+                "type": "data",
+                "array": [e or 0 for e in one.errors],
+                "thickness": 1,
+                "width": 2,
+                "color": "#808080",
+            }
         traces.append(bar)
     layout = _layout(chart.category_label, chart.value_label)
     layout["barmode"] = "stack" if chart.stacked else "group"
@@ -97,7 +103,7 @@ def _(chart: Bars) -> Json:
 _SCALES: dict[str, Json] = {
     "amount": {"colorscale": "Viridis", "reversescale": True, "zmin": 0},
     "share": {"colorscale": "Viridis", "zmin": 0, "zmax": 100},
-    "difference": {"colorscale": "RdBu", "zmid": 0},
+    "difference": {"colorscale": [[0, "#B2182B"], [0.5, "#F7F7F7"], [1, "#2166AC"]], "zmid": 0},
 }
 
 
@@ -123,6 +129,8 @@ def _(chart: Heat) -> Json:
         f"<br>{_safe(chart.value_label)}: %{{z:.4~g}}<extra></extra>",
         **_SCALES[chart.scale],
     }
+    if chart.top is not None:
+        heat["zmax"] = chart.top
     if chart.written:
         heat["texttemplate"] = "%{z:.0f}"
     return {"data": [heat], "layout": layout}
@@ -138,7 +146,7 @@ def _bubbles(chart: Heat, rows: list[str], columns: list[str]) -> Json:
         "x": [columns[c] for _, c, _ in cells],
         "y": [rows[r] for r, *_ in cells],
         "marker": {
-            "size": [max(3.0, (300 / across) * (v / largest) ** 0.5) for *_, v in cells],
+            "size": [max(3.0, (520 / across) * (v / largest) ** 0.5) for *_, v in cells],
             "color": [v for *_, v in cells],
             "colorscale": "Viridis",
             "reversescale": True,
@@ -168,13 +176,15 @@ def _(chart: Points) -> Json:
     ]
     layout = _layout("", "")
     for axis in ("xaxis", "yaxis"):
-        layout[axis] |= {"showticklabels": False, "zeroline": False}
+        layout[axis] |= {"showticklabels": False, "zeroline": False, "showgrid": False}
     return {"data": traces, "layout": layout}
 
 
 def _layout(x: str, y: str) -> Json:
-    return {"xaxis": {"title": {"text": _safe(x)}, "automargin": True},
-            "yaxis": {"title": {"text": _safe(y)}, "automargin": True}}  # fmt: skip
+    def axis(label: str) -> Json:
+        return {"title": {"text": _safe(label), "standoff": 8}, "automargin": True}
+
+    return {"xaxis": axis(x), "yaxis": axis(y)}
 
 
 def _safe(text: str) -> str:

@@ -24,6 +24,10 @@ class Table:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {len(row)} cells under {len(self.columns)} columns in {self.key}")
 
+    def is_numeric(self, column: int) -> bool:
+        """Whether its numbers are to stand under one another; the first column names the rows."""
+        return column > 0 and any(isinstance(row[column], int | float) for row in self.rows)
+
     def csv(self) -> str:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

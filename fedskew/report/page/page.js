@@ -22,6 +22,7 @@
   // -- light and dark -----------------------------------------------------------------------------------
   const THEMES = ["system", "light", "dark"];
   let theme = "system";
+  const dark = () => theme === "dark" || (theme === "system" && matchMedia("(prefers-color-scheme: dark)").matches);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function nextTheme() {
@@ -40,13 +41,15 @@
       font: { color: fore, family: "system-ui, sans-serif", size: 12 },
       hoverlabel: { bgcolor: back, bordercolor: line, font: { color: fore } },
       margin: { l: 50, r: 10, t: 10, b: 45 },
-      legend: { orientation: "h", y: -0.25, yanchor: "top", x: 0, font: { size: narrow ? 10 : 11 } },
+      legend: { orientation: "h", traceorder: "normal", y: chart.layout.xaxis.showticklabels === false ? -0.02 : -0.25, yanchor: "top", x: 0, font: { size: narrow ? 10 : 11 } },
       xaxis: axis(chart.layout.xaxis), yaxis: axis(chart.layout.yaxis) };
   }
 
   // -- charts, drawn as they come into view -------------------------------------------------------------
   function traces(chart) {
-    return chart.data.map((trace) => (trace.meta && hidden.has(trace.meta) ? { ...trace, visible: "legendonly" } : trace));
+    const flip = (trace) => (trace.reversescale && dark() ? { ...trace, reversescale: false }
+      : trace.marker && trace.marker.reversescale && dark() ? { ...trace, marker: { ...trace.marker, reversescale: false } } : trace);
+    return chart.data.map((trace) => (trace.meta && hidden.has(trace.meta) ? { ...trace, visible: "legendonly" } : flip(trace)));
   }
 
   async function draw(box) {
@@ -106,7 +109,8 @@
     const body = element("table");
     body.append(element("caption", table.caption));
     const head = body.createTHead().insertRow();
-    for (const column of table.columns) head.append(element("th", column, { scope: "col" }));
+    const isNumber = (i) => table.rows.some((row) => typeof row[i] === "number") && i > 0;
+    table.columns.forEach((column, i) => head.append(element("th", column, { scope: "col", className: isNumber(i) ? "n" : "" })));
     const rows = body.createTBody();
     for (const row of table.rows.slice(0, MOST_ROWS)) {
       const tr = rows.insertRow();

@@ -15,7 +15,7 @@ def circumstances(setting: Setting) -> Section:
     runs = setting.runs
     tables = [_configuration(setting), _methods(setting), _machines(runs)]
     missing = [f"{run.folder}: {line}" for run in runs for line in _problems(run)]
-    words = ["The configuration is complete: written to a YAML file, `fedskew run -c FILE` repeats the run."]
+    words = ["The configuration is complete: written to a YAML file, fedskew run -c FILE repeats the run."]
     return Section("circumstances", "What was run", words, tables=tables, missing=missing)
 
 
@@ -64,4 +64,6 @@ def _machines(runs: list[RecordedRun]) -> Table:
 
 
 def _text(value: Any) -> str:
+    if value is None or value == []:
+        return "none"
     return value if isinstance(value, str) else json.dumps(value)

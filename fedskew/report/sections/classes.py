@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure, Heat, Line, Lines
+from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure, Heat
 from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting
 from fedskew.report.recorded import RecordedRun
@@ -61,13 +59,9 @@ def _gains(setting: Setting, baseline: Contender, others: list[Contender]) -> He
     )
 
 
-def _over_rounds(contender: Contender, run: RecordedRun, setting: Setting) -> Chart:
+def _over_rounds(contender: Contender, run: RecordedRun, setting: Setting) -> Heat:
     rounds = sorted(run.evaluations)
-    table = np.array([[np.nan if a is None else 100 * a for a in run.evaluations[t].class_accuracy] for t in rounds])
+    shares = zip(*(run.evaluations[t].class_accuracy for t in rounds), strict=True)
+    cells = [[None if a is None else number(100 * a, 1) for a in row] for row in shares]
     key, title = f"class-rounds-{contender.style}", f"{contender.label}, seed {run.seed}"
-    if len(setting.classes) > MOST_BARS:
-        cells = [[number(v, 1) for v in row] for row in table.T]
-        names = list(map(str, rounds))
-        return Heat(key, title, "class", "round", "accuracy %", setting.classes, names, cells, "share")
-    drawn = [Line(name, rounds, [number(v, 1) for v in table[:, c]], style=c) for c, name in enumerate(setting.classes)]
-    return Lines(key, title, "round", "accuracy %", drawn, (0, 100))
+    return Heat(key, title, "class", "round", "accuracy %", setting.classes, list(map(str, rounds)), cells, "share")

@@ -3,9 +3,12 @@ round's clients held."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
-from fedskew.report.charts.chart import Chart, Figure, Heat
+from fedskew.report.charts.chart import Figure, Heat
 from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting
 from fedskew.report.recorded import Counts, RecordedRun
@@ -54,7 +57,7 @@ def predictions(setting: Setting) -> Section:
     runs = [(c, run) for c in setting.contenders[:MOST_PANELS] if (run := first_tested(c)) is not None]
     if not runs:
         return Section("predictions", "Predictions over the rounds", missing=["no run was tested yet"])
-    panels: list[Chart] = []
+    panels: list[Heat] = []
     missing = []
     labels = sampled_labels(runs[0][1], setting)
     if labels is None:
@@ -66,8 +69,15 @@ def predictions(setting: Setting) -> Section:
         "First the labels that each round's clients held, then what the global model predicts after the round on the "
         f"test set; seed {runs[0][1].seed}. Where they follow the labels of the round, the model forgets the rest."
     ]
+    panels = on_one_scale(panels)
     figure = Figure("predictions", "Labels of the sampled clients and predictions, round by round", panels, 3)
     return Section("predictions", "Predictions over the rounds", words, [figure], missing=missing)
+
+
+def on_one_scale(panels: Sequence[Heat]) -> list[Heat]:
+    """With the same colour for the same amount."""
+    top = max((v for panel in panels for row in panel.values for v in row if v is not None), default=1.0)
+    return [replace(panel, top=top) for panel in panels]
 
 
 def sampled_labels(run: RecordedRun, setting: Setting) -> Heat | None:
