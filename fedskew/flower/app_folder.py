@@ -1,0 +1,111 @@
+"""The Flower app of a federation: a folder that `flwr run` accepts, and what its operators must know."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import KEYS, Config
+from fedskew.experiment.durable import reporting_os_errors
+from fedskew.flower.contract import Contract
+from fedskew.flower.operators_guide import GUIDE, SITE
+from fedskew.flower.settings import FederationSettings
+
+PACKAGE = "federation_app"
+_ELSEWHERE = ("data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local")
+"""Keys of a simulated run that a federation has no use for, or that are written apart."""
+
+
+def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
+    """Write the app's folder, which must not exist yet or be empty."""
+    path = Path(folder)
+    with reporting_os_errors("write", path):
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(f"{path} exists and is not an empty folder; choose another")
+        (path / PACKAGE).mkdir(parents=True, exist_ok=True)
+        for name, content in _files(path.resolve().name, settings, contract, config).items():
+            (path / name).write_text(content, encoding="utf-8")
+    return path
+
+
+def _files(name: str, settings: FederationSettings, contract: Contract, config: Config) -> dict[str, str]:
+    project = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "federation"
+    return {
+        "pyproject.toml": _pyproject(project, settings, contract, config),
+        "README.md": GUIDE.format(name=project, sites=", ".join(settings.sites), first=settings.sites[0]),
+        "site.example.yaml": SITE.format(first=settings.sites[0], shape=list(contract.shape), kind=contract.kind),
+        f"{PACKAGE}/__init__.py": '"""Own methods and models may lie here, as federation_app.module:Class."""\n',
+        f"{PACKAGE}/server_app.py": _APP.format(side="server"),
+        f"{PACKAGE}/client_app.py": _APP.format(side="client"),
+    }
+
+
+_APP = '''"""What Flower starts on the {side}."""
+
+from fedskew.flower.{side}_app import app
+
+__all__ = ["app"]
+'''
+
+_PROJECT = """[project]
+name = "{name}"
+version = "1.0.0"
+description = "A federation of {sites} sites, trained with {method}."
+license = "Apache-2.0"
+dependencies = ["fedskew[flower]"]
+
+[tool.flwr.app]
+publisher = "fedskew"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+"""
+
+
+def _pyproject(name: str, settings: FederationSettings, contract: Contract, config: Config) -> str:
+    head = _PROJECT.format(name=name, sites=len(settings.sites), method=config.method, package=PACKAGE)
+    training = {key: (value, KEYS[key].metadata["help"]) for key, value in _training(config).items()}
+    federation = {spec.name: (getattr(settings, spec.name), spec.metadata["help"]) for spec in fields(settings)}
+    return "\n".join(
+        [
+            head + _table("tool.flwr.app.config", training),
+            _table("tool.flwr.app.config.method", _bare({"name": config.method, **config.method_params})),
+            _table("tool.flwr.app.config.federation", federation),
+            "# What every site's data must keep to; classes are a set of names, a site may lack some.",
+            _table("tool.flwr.app.config.contract", _bare(contract.to_json())),
+        ]
+    )
+
+
+def _training(config: Config) -> dict[str, Any]:
+    return {key: value for key, value in config.to_mapping().items() if key not in _ELSEWHERE}
+
+
+def _bare(values: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    return {key: (value, "") for key, value in values.items()}
+
+
+def _table(name: str, values: Mapping[str, tuple[Any, str]]) -> str:
+    lines = [f"{_key(key)} = {_toml(value)}" + (f"  # {help}" if help else "") for key, (value, help) in values.items()]
+    return f"[{name}]\n" + "\n".join(lines) + "\n"
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+
+
+def _toml(value: Any) -> str:
+    """Flower takes text, numbers and truth values: nothing is empty text, a list is text, too."""
+    if value is None:
+        return '""'
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(list(value) if isinstance(value, tuple) else value)
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,79 @@
+"""The ClientApp: it hands messages to the site's worker and its answers back, unopened.
+
+Flower starts a new process for every message; this module therefore imports neither torch nor data.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedskew.flower.frames import receive_frame, send_frame
+from fedskew.flower.runtime import socket_path
+from fedskew.flower.wire import Facts, from_records, to_records
+
+app = ClientApp()
+
+_START_SECONDS = 120.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.2
+
+
+def answer(message: Message, context: Context) -> Message:
+    """The worker's answer to a message."""
+    site = context.node_config.get("site")
+    if not isinstance(site, str):
+        raise RuntimeError("this SuperNode has no site; expected --node-config 'site=\"/path/to/site.yaml\"'")
+    facts, payload = from_records(message.content)
+    told, sent = _ask(Path(site), facts | {"paths": sys.path}, payload)
+    return Message(to_records(told, sent), reply_to=message)
+
+
+app.query()(answer)
+app.train()(answer)
+app.evaluate()(answer)
+
+
+def _ask(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
+    with _connected(site) as connection:
+        send_frame(connection, facts, payload)
+        try:
+            return receive_frame(connection)
+        except (OSError, EOFError) as error:
+            raise RuntimeError(f"the worker of {site} ended at work, perhaps for want of memory") from error
+
+
+def _connected(site: Path) -> socket.socket:
+    """A connection to the site's worker, which is started if there is none."""
+    guardian = os.getppid()
+    path = socket_path(site, guardian)
+    connection = _connection(path)
+    if connection is not None:
+        return connection
+    # In a session of its own: what ends this process, or its group, leaves the worker alone.
+    command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(guardian)]
+    worker = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+    deadline, wait = time.monotonic() + _START_SECONDS, _FIRST_WAIT
+    while worker.poll() is None and time.monotonic() < deadline:
+        connection = _connection(path)
+        if connection is not None:
+            return connection
+        time.sleep(wait)
+        wait = min(2 * wait, _LONGEST_WAIT)
+    raise RuntimeError(f"the worker of {site} did not start; its reason stands in the SuperNode's log")
+
+
+def _connection(path: Path) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    return connection

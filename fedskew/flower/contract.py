@@ -1,0 +1,119 @@
+"""What all sites of a federation agree on before they train: classes by name, the form of an input, normalisation.
+
+Classes are a set of names, numbered in the order of the contract. A site may lack some of them, or list them in
+another order: its labels are renumbered by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from fedskew.data.dataset import Dataset, Kind, Samples
+from fedskew.errors import UserError
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The agreement."""
+
+    kind: Kind
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    """Of one input: channels, height, width of images, columns of a table, words of a text."""
+    mean: tuple[float, ...] = ()
+    """Of images scaled to [0, 1], per channel."""
+    std: tuple[float, ...] = ()
+    vocabulary: int = 0
+    words: str = ""
+    """Of text: the dataset whose training part numbers the words."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("image", "table", "text"):
+            raise UserError(f"contract.kind is {self.kind!r}; expected image, table or text")
+        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
+            raise UserError(f"contract.classes is {list(self.classes)!r}; expected two or more different names")
+        if not self.shape or min(self.shape) < 1:
+            raise UserError(f"contract.shape is {list(self.shape)!r}; expected sizes such as [1, 28, 28]")
+        if self.kind == "image" and not len(self.mean) == len(self.std) == self.shape[0]:
+            raise UserError(f"contract.mean and contract.std have other lengths than the {self.shape[0]} channels")
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Contract:
+        """The contract that this dataset keeps."""
+        image, text = dataset.kind == "image", dataset.kind == "text"
+        return cls(
+            kind=dataset.kind,
+            classes=dataset.classes,
+            shape=dataset.input_shape,
+            mean=dataset.mean if image else (),
+            std=dataset.std if image else (),
+            vocabulary=dataset.vocabulary,
+            words=dataset.name if text else "",
+        )
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Contract:
+        try:
+            return cls(
+                kind=cast(Kind, value["kind"]),
+                classes=tuple(map(str, value["classes"])),
+                shape=tuple(map(int, value["shape"])),
+                mean=tuple(map(float, value.get("mean", ()))),
+                std=tuple(map(float, value.get("std", ()))),
+                vocabulary=int(value.get("vocabulary", 0)),
+                words=str(value.get("words", "")),
+            )
+        except KeyError as error:
+            raise UserError(f"the contract has no {error.args[0]!r}; expected kind, classes and shape") from error
+        except (TypeError, ValueError) as error:
+            raise UserError(f"the contract cannot be read ({error}); expected lists such as [1, 28, 28]") from error
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    def admit(self, dataset: Dataset) -> Dataset:
+        """A site's data as the federation counts them; a UserError says in which ways they differ."""
+        if differences := self._differences(dataset):
+            raise UserError(f"the data do not keep the federation's contract: {'; '.join(differences)}")
+        number = {name: place for place, name in enumerate(self.classes)}
+        renumbered = np.array([number[name] for name in dataset.classes], dtype=np.int64)
+        return replace(
+            dataset,
+            classes=self.classes,
+            train=Samples(dataset.train.x, renumbered[dataset.train.y]),
+            test=Samples(dataset.test.x, renumbered[dataset.test.y]),
+            mean=self.mean if self.kind == "image" else dataset.mean,
+            std=self.std if self.kind == "image" else dataset.std,
+        )
+
+    def blank(self) -> Dataset:
+        """A dataset of this form with one empty input per class, for one who has no data: the server."""
+        numbers = np.dtype({"image": "u1", "table": "f4", "text": "i8"}[self.kind])
+        samples = Samples(np.zeros((len(self.classes), *self.shape), numbers), np.arange(len(self.classes)))
+        dataset = Dataset("federation", self.kind, self.classes, samples, samples, vocabulary=self.vocabulary)
+        return replace(dataset, mean=self.mean, std=self.std) if self.kind == "image" else dataset
+
+    def _differences(self, dataset: Dataset) -> list[str]:
+        found = []
+        if dataset.kind != self.kind:
+            found.append(f"they are of kind {dataset.kind}, expected {self.kind}")
+        if foreign := [name for name in dataset.classes if name not in self.classes]:
+            found.append(f"classes {_listed(foreign)} are not among {_listed(self.classes)}")
+        if dataset.input_shape != self.shape:
+            found.append(f"inputs have shape {list(dataset.input_shape)}, expected {list(self.shape)}")
+        if self.kind == dataset.kind == "text" and dataset.name != self.words:
+            found.append(
+                f"words are numbered by {dataset.name!r}, expected {self.words!r}: sites must share one numbering"
+            )
+        return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,98 @@
+"""The server of a federation across machines: the simulation's server, with sites in place of its engine and tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, config_hash
+from fedskew.experiment.run_state import RunState
+from fedskew.experiment.server import Row, Server
+from fedskew.experiment.workbench import Workbench
+from fedskew.flower.model_message import model_tensors
+from fedskew.flower.remote_federation import RemoteFederation
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.site_tests import SiteTests
+from fedskew.flower.sites import Sites, good, require_some
+from fedskew.flower.sites_engine import SitesEngine, Situation
+from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.methods import Method, Stage, Survey
+
+
+class FederationServer(Server):
+    """Everything that a method's server does is the simulation's; who trains, and who tests, are the sites."""
+
+    def __init__(
+        self,
+        federation: RemoteFederation,
+        method: Method,
+        model: nn.Module,
+        config: Config,
+        sites: Sites,
+        settings: FederationSettings,
+    ) -> None:
+        super().__init__(federation, method, model, config)
+        self._sites, self._settings = sites, settings
+        self._run = config_hash(config)
+        self._remote = SitesEngine(sites, settings, sites.say)
+        self.engine = self._remote
+        self._tests = SiteTests(self._tests, sites, settings, federation.classes)
+
+    def _bench(self, stage: Stage, state: RunState) -> Workbench:
+        bench = super()._bench(stage, state)
+        if not stage.concatenates:
+            return bench
+        classes, encoders = self._federation.classes, len(stage.concatenates)
+        tests = SiteTests(bench.tests, self._sites, self._settings, classes, encoders)
+        return Workbench(bench.network, self._remote, tests)
+
+    def advance(self, state: RunState) -> tuple[RunState, Row]:
+        """One round."""
+        self._sites.await_some(self._settings.least)
+        oldest = max(0, state.round - 2 * self._config.checkpoint_every)
+        self._remote.situation = Situation(self._run, state.stage, state.notes, oldest)
+        after, row = super().advance(state)
+        failures = self._remote.failures
+        row["diverged"] = [client for client in row["diverged"] if client not in failures]
+        row["failed"] = {self._sites.names[client]: reason for client, reason in failures.items()}
+        if not self._settings.share_loss:
+            row["loss"] = None
+        return after, row
+
+    def client_bytes(self, start: RunState, there: int) -> int:  # noqa: ARG002
+        """What clients keep is kept by the sites."""
+        return 0
+
+    def _concluded(self, stage: Stage, state: RunState) -> dict[str, Any]:
+        """From what the sites tell once, as the method declares."""
+        self._sites.await_some(self._settings.least)
+        predictions = stage.survey == "predictions"
+        payload = to_bytes(model_tensors("sent", state.trainees[stage.model].model)) if predictions else b""
+        asked = {client: {"predictions": predictions} for client in self._sites.online}
+        answers = self._sites.ask("survey", asked, payload, self._settings.round_timeout)
+        require_some(answers, self._sites.names, "with its label counts")
+        classes = self._federation.classes
+        counts = np.zeros((self._federation.clients, classes), np.int64)
+        sums = np.zeros((classes, classes))
+        for client, reply in good(answers):
+            told = from_bytes(reply.payload)
+            counts[client] = told["label_counts"].numpy()
+            if predictions:
+                sums += told["probability"].numpy() * counts[client][:, None]
+        total = counts.sum(axis=0)[:, None]
+        mean = np.divide(sums, total, out=np.full_like(sums, np.nan), where=total > 0)
+        return self._method.conclude(stage, Survey(counts, mean if predictions else None))
+
+
+def refuse_unfit(method: Method, config: Config) -> None:
+    """Methods that cannot leave one machine, before anything begins."""
+    for stage in method.stages(config.rounds, config.local_epochs, {}):
+        if stage.cohort == "pooled":
+            raise UserError(f"method {method.name!r} pools all samples in one place; in a federation they stay apart")
+        if stage.cohort == "alone":
+            raise UserError(f"method {method.name!r} has no common model: each site can train alone without a server")
+    if config.eval_local:
+        raise UserError("eval_local needs the sites' models tested one by one; it is for simulations")

@@ -1,0 +1,116 @@
+"""A whole federation on one machine, as separate processes with real TLS and node keys: for trying it out.
+
+FOLDER/
+  keys/       authority, server certificate and node keys
+  app/        the Flower app
+  sites/      one folder a site: site.yaml and its state
+  logs/       what every process says
+  flower/     Flower's own files
+  run/        the run's folder
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import yaml
+
+from fedskew.errors import UserError
+from fedskew.flower.credentials import Credentials
+from fedskew.flower.processes import Process, await_tls, end_all, free_ports
+
+_START_SECONDS = 120.0
+_CONNECTION = "federation"
+
+
+class LocalFederation:
+    """The processes of one federation; `with` ends them."""
+
+    def __init__(self, folder: Path, app: Path, keys: Credentials, sites: Sequence[str]) -> None:
+        self.folder, self.app, self.keys, self.sites = folder.resolve(), app.resolve(), keys, tuple(sites)
+        self.port, *self._runtime_ports = free_ports(1 + len(sites))
+        self.superlink: Process | None = None
+        self.nodes: dict[str, Process] = {}
+        self._others: list[Process] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_all([*([self.superlink] if self.superlink else []), *self.nodes.values(), *self._others])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Flower's own files apart from those of the user."""
+        return {"FLWR_HOME": str(self.folder / "flower")}
+
+    def site_file(self, site: str) -> Path:
+        return self.folder / "sites" / site / "site.yaml"
+
+    def start(self) -> None:
+        """Everything but a run."""
+        self.start_superlink()
+        self.register()
+        for site in self.sites:
+            self.start_site(site)
+
+    def start_superlink(self) -> None:
+        keys = self.keys.folder.resolve()
+        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")]
+        command += ["--ssl-keyfile", str(keys / "server.key")]
+        self.superlink = self._started("superlink", command)
+        await_tls(self.superlink, self.port, keys / "ca.pem", _START_SECONDS)
+        self._write_connection(keys / "ca.pem")
+
+    def register(self) -> None:
+        """Tell the SuperLink the sites' keys, and the names that belong to them."""
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(self._register, self.sites))
+
+    def _register(self, site: str) -> None:
+        public = self.keys.node(site).public.resolve()
+        command = ["flwr", "supernode", "register", str(public), _CONNECTION, "--name", site]
+        process = self._started(f"register-{site}", command)
+        if process.wait(_START_SECONDS) != 0:
+            process.kill()
+            raise UserError(f"the key of {site} was not registered: {process.last_lines(1)}")
+
+    def start_site(self, site: str) -> Process:
+        node = self.keys.node(site)
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
+        command += ["--root-certificates", str(node.authority.resolve())]
+        command += ["--auth-supernode-private-key", str(node.private.resolve())]
+        command += ["--port", str(self._runtime_ports[self.sites.index(site)])]
+        command += ["--node-config", f"site={json.dumps(str(self.site_file(site)))}"]
+        self.nodes[site] = self._started(site, command)
+        return self.nodes[site]
+
+    def start_run(self) -> Process:
+        """`flwr run`, which shows the ServerApp's log until the run is over."""
+        process = self._started("run", ["flwr", "run", str(self.app), _CONNECTION, "--stream"])
+        self._others.append(process)
+        return process
+
+    def _started(self, name: str, command: Sequence[str]) -> Process:
+        return Process(name, command, self.folder / "logs" / f"{name}.log", self.environment)
+
+    def _write_connection(self, authority: Path) -> None:
+        home = self.folder / "flower"
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = {json.dumps(str(authority))}\n'
+        )
+
+
+def write_site(path: Path, values: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")

@@ -1,0 +1,44 @@
+"""Models and results under the names that they have on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedskew.engine import ModelState, RoundResult, RoundWork
+from fedskew.methods.parts import Tensors, pack, unpack
+
+
+def model_tensors(name: str, model: ModelState) -> Tensors:
+    return pack(f"{name}:params", model.params) | pack(f"{name}:buffers", model.buffers)
+
+
+def model_of(name: str, tensors: Mapping[str, Tensor]) -> ModelState:
+    return ModelState(unpack(f"{name}:params", tensors), unpack(f"{name}:buffers", tensors))
+
+
+def needed_companions(work: RoundWork) -> list[str]:
+    """The models of earlier stages that the objective uses."""
+    return [name for name in work.objective.companions() if name in work.companions]
+
+
+def work_tensors(work: RoundWork) -> Tensors:
+    """What every site is sent for a round."""
+    tensors = model_tensors("sent", work.sent) | pack("downlink", work.downlink)
+    for name in needed_companions(work):
+        tensors |= model_tensors(f"companion:{name}", work.companions[name])
+    return tensors
+
+
+def result_tensors(result: RoundResult, sent: ModelState, shares_tally: bool) -> Tensors:
+    """What a site sends back: never what it keeps, and no buffer that it did not change, such as a frozen encoder."""
+    buffers = {name: b for name, b in result.trained.buffers.items() if not torch.equal(b[0], sent.buffers[name])}
+    tensors = {
+        **pack("trained:params", result.trained.params),
+        **pack("trained:buffers", buffers),
+        **pack("uplink", result.uplink),
+        **(pack("tally", result.tally) if shares_tally else {}),
+    }
+    return {name: t[0] for name, t in tensors.items()}

@@ -1,0 +1,120 @@
+"""Flower's programs as child processes of ours: started with their own logs, watched, and ended, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedskew.errors import UserError
+
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 10.0
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Flower asks nobody, and installs nothing."""
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """With the commands of the Python that runs us first on the PATH: Flower's programs start one another by name."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, **QUIET, "PATH": path, **own}
+
+
+class Process:
+    """A program with its log."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self.name, self.log = name, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        whole = environment(env)
+        command = [shutil.which(command[0], path=whole["PATH"]) or command[0], *command[1:]]
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=whole,
+                start_new_session=True,  # a Ctrl-C is for us: we end the others in order
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def last_lines(self, number: int = 5) -> str:
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        return "\n".join(text.strip().splitlines()[-number:])
+
+    def require_running(self) -> None:
+        if not self.running:
+            said = self.last_lines(1)
+            raise UserError(
+                f"{self.name} ended with status {self._process.returncode}; its log {self.log} ends: {said}"
+            )
+
+    def ask_to_end(self) -> None:
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Its exit status; None if it is still running after so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def kill(self) -> None:
+        """At once, as a power cut would."""
+        if self.running:
+            self._process.kill()
+            self._process.wait()
+
+
+def end_all(processes: Sequence[Process]) -> None:
+    """Politely, and then not; the last that was started first."""
+    for process in reversed(processes):
+        process.ask_to_end()
+    end = time.monotonic() + _GRACE_SECONDS
+    for process in reversed(processes):
+        process.wait(max(0.0, end - time.monotonic()))
+        process.kill()
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of this machine that nobody listens on; taken one by one, so that all differ."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def await_tls(process: Process, port: int, authority: Path, seconds: float) -> None:
+    """Until the process answers on that port with a certificate of this authority."""
+    context = ssl.create_default_context(cafile=str(authority))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        process.require_running()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as plain:  # noqa: SIM117
+            with context.wrap_socket(plain, server_hostname="localhost"):
+                return
+        time.sleep(_POLL_SECONDS)
+    raise UserError(f"{process.name} does not answer on port {port} after {seconds:g} s; its log is {process.log}")

@@ -1,0 +1,67 @@
+"""A federation whose samples are elsewhere: the server knows who there is, and how many samples each has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from fedskew.data.dataset import Dataset
+from fedskew.data.federation import Federation
+from fedskew.data.partitions.rule import IntArray
+from fedskew.flower.settings import SITES
+from fedskew.flower.sites import Sites, good
+
+_CENSUS_SECONDS = 600.0
+
+
+class RemoteFederation(Federation):
+    """Sites as clients. Sizes are what the sites told, and may grow as sites arrive; samples and labels stay there."""
+
+    def __init__(self, dataset: Dataset, sites: Sites, seed: int, labels: tuple[int, ...] | None = None) -> None:
+        nothing = np.empty(0, np.int64)
+        super().__init__(dataset, (nothing,) * len(sites.names), {"name": SITES, "names": list(sites.names)}, seed)
+        object.__setattr__(self, "_sites", sites)
+        object.__setattr__(self, "_labels", labels)
+        object.__setattr__(self, "_census", {})
+
+    _sites: Sites
+    _labels: tuple[int, ...] | None
+    _census: dict[int, int]
+
+    @property
+    def sizes(self) -> IntArray:
+        """Samples by site, of the stage's labels; 0 for a site that was not met yet."""
+        if self._labels is None:
+            return np.array(self._sites.samples, np.int64)
+        self._ask_newcomers(self._labels)
+        return np.array([self._census.get(client, 0) for client in range(self.clients)], np.int64)
+
+    @property
+    def populated(self) -> IntArray:
+        return np.flatnonzero(self.sizes)
+
+    @cached_property
+    def label_counts(self) -> IntArray:
+        """Nobody told: only its form is known here."""
+        return np.zeros((self.clients, self.classes), np.int64)
+
+    @cached_property
+    def hash(self) -> str:
+        """Of the sites' names; their data may change."""
+        return hashlib.sha256(json.dumps(list(self._sites.names)).encode()).hexdigest()
+
+    @property
+    def unused(self) -> int:
+        return 0
+
+    def restrict(self, labels: Sequence[int]) -> Federation:
+        return RemoteFederation(self.dataset, self._sites, self.seed, tuple(labels))
+
+    def _ask_newcomers(self, labels: tuple[int, ...]) -> None:
+        asked = {client: {"labels": list(labels)} for client in self._sites.online if client not in self._census}
+        for client, reply in good(self._sites.ask("census", asked, b"", _CENSUS_SECONDS)):
+            self._census[client] = int(reply.facts["samples"])

@@ -1,0 +1,27 @@
+"""Where a site's worker listens: a Unix socket in a folder that only its user can enter."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from fedskew.errors import UserError
+
+
+def socket_path(site: str | Path, guardian: int) -> Path:
+    """The socket of a site under the process that starts its ClientApps; short, for the system limits its length."""
+    digest = hashlib.sha256(os.fsencode(Path(site).resolve())).hexdigest()[:16]
+    return _private_folder() / f"{digest}-{guardian}.sock"
+
+
+def _private_folder() -> Path:
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    folder = base / f"fedskew-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise UserError(f"{folder} is not a folder that only you can enter; remove it, or set XDG_RUNTIME_DIR")
+    return folder

@@ -1,0 +1,88 @@
+"""The ServerApp: from an app's configuration to a finished run folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedskew.data import load
+from fedskew.data.dataset import Dataset
+from fedskew.errors import UserError
+from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.run import Callback, Result, run_prepared
+from fedskew.experiment.server import Row
+from fedskew.flower.contract import Contract
+from fedskew.flower.federation_server import FederationServer, refuse_unfit
+from fedskew.flower.remote_federation import RemoteFederation
+from fedskew.flower.settings import FederationSettings, read_settings
+from fedskew.flower.sites import Sites
+
+app = ServerApp()
+
+_LOG = logging.getLogger("flwr")
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation to its end; a UserError is one line in the log."""
+    try:
+        run_federation(grid, context)
+    except UserError as error:
+        say(f"stopped: {error}")
+        raise SystemExit(2) from error
+
+
+def run_federation(grid: Grid, context: Context) -> Result:
+    settings, contract, config = read_settings(dict(context.run_config))
+    dataset = _server_data(settings, contract)
+    nobody = RemoteFederation(dataset, Sites(grid, settings.sites, {}, say), config.seed)
+    prepared = prepare(config, nobody)
+    refuse_unfit(prepared.method, prepared.config)
+    terms = {"contract": contract.to_json(), "config": _without_paths(prepared)}
+    sites = Sites(grid, settings.sites, terms, say)
+    federation = RemoteFederation(dataset, sites, config.seed)
+    prepared = replace(prepared, federation=federation)
+    server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings)
+    return run_prepared(prepared, Path(os.path.expanduser(settings.folder)), [Log()], server)
+
+
+def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
+    """The form of the data, with the server's own tests where it has any."""
+    blank = contract.blank()
+    if settings.evaluation != "server" or settings.test_data is None:
+        return blank
+    return replace(blank, test=contract.admit(load(settings.test_data)).test)
+
+
+def _without_paths(prepared: Prepared) -> dict[str, object]:
+    """The run's configuration as sites may see it."""
+    mapping = prepared.config.to_mapping()
+    return mapping | {"data": {"name": "federation"}, "data_dir": None}
+
+
+def say(line: str) -> None:
+    """One line for the operator."""
+    _LOG.info("fedskew: %s", line)
+
+
+class Log(Callback):
+    """Progress in the ServerApp's log."""
+
+    def on_round(self, row: Row, rounds_ahead: int) -> None:
+        told = f"round {row['round']} of {row['round'] + rounds_ahead}"
+        if "evaluation" in row:
+            told += f": accuracy {100 * row['evaluation']['accuracy']:.2f} %"
+        if row.get("loss") is not None:
+            told += f", loss {row['loss']:.4f}"
+        say(f"{told}, {row['seconds']:.1f} s")
+
+    def on_notice(self, line: str) -> None:
+        say(line)
+
+    def on_end(self, result: Result) -> None:
+        say(f"finished with accuracy {100 * result.accuracy:.2f} %; the run is in {result.folder}")

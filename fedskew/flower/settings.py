@@ -1,0 +1,98 @@
+"""A federation's settings, as an app's pyproject has them under [tool.flwr.app.config].
+
+Keys of `fedskew run`'s configuration stand there as they are (`rounds`, `method.name`, `lr` …); the federation's own
+begin with `federation.` and `contract.`. Flower knows text, numbers and truth values only: lists are written as text,
+such as "[1, 28, 28]".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fedskew.errors import UserError, unknown
+from fedskew.experiment.checks import Check, choice, flag, integer, optional, real, refuse, text
+from fedskew.experiment.config import Config, PartitionConfig, with_values
+from fedskew.experiment.yaml_file import parse_yaml
+from fedskew.flower.contract import Contract
+
+SITES = "sites"
+"""The rule of a split that nobody made: every site has its own data."""
+
+
+def _option(default: Any, check: Check, help: str) -> Any:
+    return field(default=default, metadata={"check": check, "help": help})
+
+
+def _names(key: str, value: Any) -> tuple[str, ...]:
+    names = value if isinstance(value, list | tuple) else str(value).split(",")
+    stripped = tuple(str(name).strip() for name in names)
+    if not all(stripped) or len(set(stripped)) < len(stripped):
+        raise refuse(key, value, "different names, separated by commas")
+    return stripped
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """What a federation across machines needs beyond a simulated one."""
+
+    sites: tuple[str, ...] = _option((), _names, "the sites' names, as registered with their keys")
+    minimum: int | None = _option(
+        None, optional(integer(1)), "sites without which no round begins or counts; none: half"
+    )
+    round_timeout: float = _option(3600.0, real(above=0), "seconds after which a round ends without the missing sites")
+    attempts: int = _option(3, integer(1), "times that a round with too few good replies is tried")
+    evaluation: str = _option("sites", choice("server", "sites"), "whose test data decide: the server's or the sites'")
+    site_metrics: str = _option(
+        "class", choice("class", "total", "none"), "what a site tells of its own tests: by class, in total, nothing"
+    )
+    share_loss: bool = _option(True, flag, "whether sites tell their training loss")
+    test_data: str | None = _option(None, optional(text), "the server's test data, for evaluation = server")
+    folder: str = _option("runs/federation", text, "the run's folder on the server")
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = spec.metadata["check"](f"federation.{spec.name}", getattr(self, spec.name))
+            object.__setattr__(self, spec.name, value)
+        if (self.minimum or 1) > len(self.sites):
+            raise refuse("federation.minimum", self.minimum, f"at most {len(self.sites)}, the number of sites")
+        if self.evaluation == "sites" and self.site_metrics != "class":
+            raise UserError(
+                f"federation.site_metrics is {self.site_metrics!r}; expected 'class', as the sites' tests are the only "
+                "ones, or federation.evaluation = 'server' with federation.test_data"
+            )
+        if self.evaluation == "server" and self.test_data is None:
+            raise UserError("federation.evaluation is 'server' without federation.test_data; expected a path or a name")
+
+    @property
+    def least(self) -> int:
+        """Sites that a round needs."""
+        return self.minimum or -(-len(self.sites) // 2)
+
+
+def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contract, Config]:
+    """The three parts of an app's configuration."""
+    parsed = {key: _value(key, value) for key, value in values.items()}
+    own = _section("federation", parsed)
+    known = {spec.name for spec in fields(FederationSettings)}
+    for key in own:
+        if key not in known:
+            raise unknown("key", f"federation.{key}", {f"federation.{name}" for name in known})
+    settings = FederationSettings(**own)
+    contract = Contract.from_json(_section("contract", parsed))
+    rest = {key: v for key, v in parsed.items() if not key.startswith(("federation.", "contract."))}
+    config = with_values(Config(), {"device": "cpu", "engine": "plain", **rest})
+    split = PartitionConfig(SITES, len(settings.sites), None, {"names": list(settings.sites)})
+    return settings, contract, with_values(config, {"partition": split.to_mapping()})
+
+
+def _section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+
+def _value(key: str, value: Any) -> Any:
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        return parse_yaml(value, key)
+    return None if value == "" else value

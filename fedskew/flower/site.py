@@ -1,0 +1,157 @@
+"""A site at work: it answers the server's questions with its own data, and says no more than it was asked.
+
+hello      how many training samples there are, after checking the data against the contract
+census     how many of them have certain labels, for stages that train on those only
+train      the model after local training, what the method sends beside it, loss and tallies if they are shared
+evaluate   how the model does on the site's test part: class by class, or in total
+survey     label counts, and how the samples of each class are predicted on average, for methods that declare it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedskew.data.federation import Federation
+from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic, survey
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.participants import trained_on
+from fedskew.experiment.preparation import inputs_of
+from fedskew.experiment.workbench import Workbench, Workshop
+from fedskew.flower.contract import Contract
+from fedskew.flower.model_message import model_of, result_tensors
+from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_state import SiteState
+from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.flower.wire import Facts
+from fedskew.methods import Stage, Tensors, make_method, unpack
+from fedskew.models import make_model
+from fedskew.models.concatenation import side_by_side
+
+Answer = tuple[Facts, bytes]
+
+
+class Site:
+    """One site; data and model stay in memory from message to message."""
+
+    def __init__(self, config: SiteConfig) -> None:
+        self._config = config
+        self._federation = config.federation()
+        self._places: dict[str, Workplace] = {}
+
+    def answer(self, facts: Facts, payload: bytes) -> Answer:
+        """The reply to one message."""
+        questions: dict[str, Callable[[Workplace, Facts, bytes], Answer]] = {
+            "hello": self._census,
+            "census": self._census,
+            "train": self._train,
+            "evaluate": self._evaluate,
+            "survey": self._survey,
+        }
+        if facts.get("kind") not in questions:
+            raise UserError(f"the server asks for {facts.get('kind')!r}; expected one of {', '.join(questions)}")
+        place = self._place(facts["terms"])
+        with arithmetic(place.config.precision):
+            return questions[facts["kind"]](place, facts, payload)
+
+    def _place(self, terms: Facts) -> Workplace:
+        key = json.dumps(terms, sort_keys=True)
+        if key not in self._places:
+            self._places = {key: Workplace(self._config, self._federation, terms)}
+        return self._places[key]
+
+    def _census(self, place: Workplace, facts: Facts, _: bytes) -> Answer:
+        return {"site": self._config.name, "samples": int(place.held(facts.get("labels")).sizes[0])}, b""
+
+    def _train(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
+        stage = place.stage(facts)
+        tensors = place.on_device(from_bytes(payload))
+        states = SiteState(self._config.state_folder, facts["run"])
+        kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
+        work = place.work(facts, stage, tensors, kept or {})
+        result = place.bench(len(stage.concatenates)).engine.train(work)
+        model_round, loss = work.key.round, float(result.loss[0])
+        if result.states:
+            own = {name: t[0].cpu() for name, t in result.states.items()}
+            states.write(stage.model, model_round + 1, own, facts["oldest"])
+        told: Facts = {"round": model_round, "visits": int(result.visits[0]), "finite": bool(np.isfinite(loss))}
+        if facts["share_loss"] and told["finite"]:
+            told["loss"] = loss
+        return told, to_bytes(result_tensors(result, work.sent, facts["share_loss"]))
+
+    def _evaluate(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
+        model = model_of("sent", place.on_device(from_bytes(payload)))
+        confusion = place.bench(facts["encoders"]).tests.evaluator.confusion(model, facts["labels"])
+        if facts["detail"] == "total":
+            return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}, b""
+        return {"confusion": confusion.tolist()}, b""
+
+    def _survey(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
+        held = place.held(None)
+        told = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
+        if facts["predictions"]:
+            model = model_of("sent", place.on_device(from_bytes(payload)))
+            seen = survey(place.bench(0).network, model, place.workshop.train, held.indices[0])
+            assert seen.probability is not None
+            told["probability"] = torch.from_numpy(np.nan_to_num(seen.probability))
+        return {}, to_bytes(told)
+
+
+class Workplace:
+    """Data, model and method of one run, as its terms have them."""
+
+    def __init__(self, own: SiteConfig, federation: Federation, terms: Facts) -> None:
+        self.config = replace(Config.from_mapping(terms["config"]), device=own.device, engine="plain")
+        dataset = Contract.from_json(terms["contract"]).admit(federation.dataset)
+        everything = Federation(dataset, federation.indices, federation.partition, federation.seed)
+        self._held: dict[tuple[int, ...] | None, Federation] = {None: everything}
+        self._method = make_method(self.config.method, self.config.method_params)
+        self._model = make_model(self.config.model, inputs_of(dataset), self.config.seed)
+        self.workshop = Workshop(dataset, self.config, compiles=False)
+        self._benches: dict[int, Workbench] = {}
+
+    def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
+        """The site's samples, or those of some labels."""
+        key = None if labels is None else tuple(labels)
+        if key not in self._held:
+            self._held[key] = self._held[None].restrict(key or ())
+        return self._held[key]
+
+    def bench(self, encoders: int) -> Workbench:
+        """For the model, or for so many encoders of it side by side."""
+        if encoders not in self._benches:
+            self._benches[encoders] = self.workshop.bench(side_by_side(self._model, encoders), "plain")
+        return self._benches[encoders]
+
+    def stage(self, facts: Facts) -> Stage:
+        return self._method.stages(self.config.rounds, self.config.local_epochs, facts["notes"])[facts["stage"]]
+
+    def on_device(self, tensors: Tensors) -> Tensors:
+        return {name: t.to(self.workshop.devices[0]) for name, t in tensors.items()}
+
+    def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
+        """The site's part of a round, as the server's own engine would be given it."""
+        key = RoundKey(**facts["key"])
+        held = self.held(stage.labels)
+        samples = trained_on(held.indices[0], stage, key.round, facts["client"], self.config)
+        work = RoundWork(
+            objective=stage.objective,
+            solver=self._method.solver,
+            server=self._method.server,
+            sent=model_of("sent", tensors),
+            downlink=unpack("downlink", tensors),
+            companions={name: model_of(f"companion:{name}", tensors) for name in facts["companions"]},
+            assignments=[Assignment(facts["client"], samples, held.label_counts[0], {})],
+            local=LocalTraining(**facts["local"]),
+            key=key,
+        )
+        state: Tensors = {}
+        for part in work.members:
+            state |= part.client_state(work.sent.params)
+        whole = self.on_device({**state, **kept})
+        return replace(work, assignments=[replace(work.assignments[0], state=whole)])

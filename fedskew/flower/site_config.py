@@ -1,0 +1,100 @@
+"""A site's own configuration: where its data are, and where it keeps what methods keep between rounds.
+
+    name: hospital-a
+    data: /data/scans.npz            # or {name: patients.csv, label: diagnosis}: as for `fedskew run`
+    state: state                     # beside this file unless it is absolute
+
+It never leaves the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.data import Dataset, load
+from fedskew.data.federation import Federation
+from fedskew.data.partitions.rule import IntArray
+from fedskew.data.partitions.saved import Saved
+from fedskew.errors import UserError, expect, unknown
+from fedskew.experiment.yaml_file import read_yaml
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """One site, as its operator describes it."""
+
+    folder: Path
+    """Where relative paths start."""
+    name: str
+    data: str
+    data_params: Mapping[str, Any] = field(default_factory=dict)
+    data_dir: str | None = None
+    state: str = "state"
+    device: str = "auto"
+    threads: int | None = None
+    """Of torch; none: its own choice."""
+    split: str | None = None
+    """For trying out on one machine: a saved split of the data, of which this site is one client."""
+    client: int = 0
+
+    @property
+    def state_folder(self) -> Path:
+        return self.folder / self.state
+
+    def federation(self) -> Federation:
+        """The site's data as a federation of one client."""
+        dataset = self._dataset()
+        return Federation(dataset, (self._rows(dataset),), {"name": "site"}, 0)
+
+    def _rows(self, dataset: Dataset) -> IntArray:
+        if self.split is None:
+            return np.arange(len(dataset.train), dtype=np.int64)
+        parts = Saved(self.folder / self.split).split(dataset.train.y, len(dataset.classes), 0)
+        expect(self.client < len(parts), "client", self.client, f"one of the split's {len(parts)} clients")
+        return parts[self.client]
+
+    def _dataset(self) -> Dataset:
+        path = self.folder / Path(self.data).expanduser()
+        name = str(path) if path.exists() else self.data
+        return load(name, self.data_dir, **self.data_params)
+
+
+def load_site(path: str | Path) -> SiteConfig:
+    """The configuration in a site's YAML file."""
+    values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected keys such as name and data")
+    known = {spec.name for spec in fields(SiteConfig)} - {"folder", "data_params"}
+    for key in values:
+        if key not in known:
+            raise UserError(f"{path}: {unknown('key', str(key), known)}")
+    for key in ("name", "data"):
+        if not values.get(key):
+            raise UserError(f"{path}: no {key!r}; expected a line such as {_EXAMPLES[key]}")
+    data = values.pop("data")
+    params = dict(data) if isinstance(data, dict) else {}
+    name = params.pop("name", "") if isinstance(data, dict) else data
+    try:
+        _check(values, name)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return SiteConfig(folder=Path(path).resolve().parent, data=name, data_params=params, **values)
+
+
+_EXAMPLES = {"name": "name: hospital-a", "data": "data: scans.npz"}
+
+
+def _check(values: Mapping[str, Any], data: object) -> None:
+    expect(isinstance(data, str) and bool(data), "data", data, "a path, a dataset's name, or a mapping with a name")
+    for key in ("name", "data_dir", "state", "device", "split"):
+        value = values.get(key)
+        expect(value is None or isinstance(value, str), key, value, "text")
+    for key, least in (("client", 0), ("threads", 1)):
+        value = values.get(key)
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        expect(value is None or whole, key, value, f"a whole number of at least {least}")

@@ -1,0 +1,55 @@
+"""What a site keeps between rounds, on its own disk: Flower's state of a node is lost when the node restarts.
+
+`RUN/MODEL.round-17.safetensors` is what the site kept after that model's round 17. The server says which round it last
+heard of, so that a reply that never arrived, or a server that went back to an older checkpoint, leaves both sides with
+the same past.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import quote
+
+from fedskew.errors import UserError
+from fedskew.experiment.durable import reporting_os_errors
+from fedskew.experiment.tensor_file import Unreadable, read_tensors, write_tensors
+from fedskew.methods.parts import Tensors
+
+_ROUND = re.compile(r".*\.round-(\d+)\.safetensors")
+
+
+class SiteState:
+    """The states of one run at one site."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder = folder / run
+
+    def read(self, model: str, round: int) -> Tensors | None:
+        """What was kept after that round; None if it is not here."""
+        path = self._path(model, round)
+        if not path.exists():
+            return None
+        try:
+            with reporting_os_errors("read", path):
+                return read_tensors(path)[0]
+        except Unreadable as error:
+            raise UserError(f"cannot use {path}: {error}; delete it to let the site start afresh") from error
+
+    def write(self, model: str, round: int, state: Tensors, oldest: int) -> None:
+        """Keep the state of a round, and of those before it all that a server may go back to from `oldest` on."""
+        with reporting_os_errors("write", self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(self._path(model, round), state, {"model": model, "round": round})
+        kept = sorted(self._rounds(model))
+        for number, newer in pairwise(kept):
+            if newer <= oldest:
+                self._path(model, number).unlink(missing_ok=True)
+
+    def _rounds(self, model: str) -> list[int]:
+        names = (path.name for path in self._folder.glob(f"{quote(model, safe='')}.round-*.safetensors"))
+        return [int(match[1]) for match in map(_ROUND.fullmatch, names) if match]
+
+    def _path(self, model: str, round: int) -> Path:
+        return self._folder / f"{quote(model, safe='')}.round-{round}.safetensors"

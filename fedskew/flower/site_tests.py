@@ -1,0 +1,84 @@
+"""Tests of a model where the test data are: at the sites, whose confusion matrices add up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedskew.engine import ModelState
+from fedskew.experiment.testing import Labels, Tests
+from fedskew.flower.model_message import model_tensors
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.sites import Reply, Sites, good, require_some
+from fedskew.flower.tensors import to_bytes
+from fedskew.flower.wire import Garbled
+from fedskew.metrics.confusion import Confusion, Evaluation
+
+
+class SiteTests(Tests):
+    """Where the sites' tests decide, or are told beside the server's own."""
+
+    def __init__(self, own: Tests, sites: Sites, settings: FederationSettings, classes: int, encoders: int = 0) -> None:
+        super().__init__(own.evaluator)
+        self._sites, self._settings, self._classes, self._encoders = sites, settings, classes, encoders
+
+    def of(self, model: ModelState, labels: Labels = None) -> Evaluation:
+        if self._settings.evaluation == "server":
+            return super().of(model, labels)
+        return self._total(self._matrices(model, labels))
+
+    def row(self, model: ModelState, labels: Labels = None) -> dict[str, Any]:
+        """With what each site tells of its own tests."""
+        if self._settings.evaluation == "sites":
+            matrices = self._matrices(model, labels)
+            return {"evaluation": self._total(matrices).to_json(), "sites": self._by_name(matrices)}
+        recorded = super().row(model, labels)
+        if self._settings.site_metrics == "total":
+            recorded["sites"] = self._totals(model, labels)
+        elif self._settings.site_metrics == "class":
+            recorded["sites"] = self._by_name(self._matrices(model, labels))
+        return recorded
+
+    def _total(self, matrices: Mapping[int, Confusion]) -> Evaluation:
+        return Evaluation(np.sum([np.zeros((self._classes, self._classes)), *matrices.values()], axis=0))
+
+    def _by_name(self, matrices: Mapping[int, Confusion]) -> dict[str, Any]:
+        return {self._sites.names[client]: Evaluation(m).to_json() for client, m in matrices.items() if m.any()}
+
+    def _matrices(self, model: ModelState, labels: Labels) -> dict[int, Confusion]:
+        found = {}
+        for client, reply in self._asked(model, labels, "class").items():
+            try:
+                found[client] = _matrix(reply, self._classes)
+            except Garbled as problem:
+                self._sites.say(f"the tests of {self._sites.names[client]} are left out: {problem}")
+        return found
+
+    def _totals(self, model: ModelState, labels: Labels) -> dict[str, Any]:
+        replies = self._asked(model, labels, "total")
+        return {
+            self._sites.names[client]: {"accuracy": reply.facts["right"] / reply.facts["tested"]}
+            for client, reply in replies.items()
+            if reply.facts.get("tested")
+        }
+
+    def _asked(self, model: ModelState, labels: Labels, detail: str) -> dict[int, Reply]:
+        self._sites.await_some(self._settings.least)
+        asked = {"labels": labels and list(labels), "detail": detail, "encoders": self._encoders}
+        facts = {client: dict(asked) for client in self._sites.online}
+        payload = to_bytes(model_tensors("sent", model))
+        answers = self._sites.ask("evaluate", facts, payload, self._settings.round_timeout)
+        require_some(answers, self._sites.names, "with its tests")
+        return dict(good(answers))
+
+
+def _matrix(reply: Reply, classes: int) -> Confusion:
+    try:
+        matrix = np.array(reply.facts.get("confusion"), dtype=np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Garbled("there is no confusion matrix") from error
+    if matrix.shape != (classes, classes) or (matrix < 0).any():
+        raise Garbled(f"the confusion matrix is not one of {classes} classes")
+    return matrix

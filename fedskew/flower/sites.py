@@ -1,0 +1,188 @@
+"""The sites as the server meets them: who is there, what they were asked, what they answered.
+
+A site is known by the name under which its key was registered with the SuperLink; without keys, by the name that it
+gives itself. It is let in once its data were checked against the contract, at the site.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from fedskew.errors import UserError
+from fedskew.flower.wire import Facts, Garbled, from_records, to_records
+
+_POLL_SECONDS = 0.5
+_ASK_AGAIN_SECONDS = 30.0
+_HELLO_SECONDS = 600.0
+_SPARE_SECONDS = 60.0
+
+_TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a site answered."""
+
+    facts: Facts
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a site gave no answer that can be used."""
+
+    reason: str
+
+
+@dataclass
+class _Node:
+    """A node of the SuperLink."""
+
+    name: str
+    """As registered; empty: as it says itself."""
+    asked: str | None = None
+    """The message in which it was greeted."""
+    asked_at: float = 0.0
+    client: int | None = None
+    refused: str | None = None
+
+
+class Sites:
+    """All sites of a federation, by their number: the place of their name in the list."""
+
+    def __init__(self, grid: Grid, names: Sequence[str], terms: Facts, say: Callable[[str], None]) -> None:
+        self._grid = grid
+        self.names = tuple(names)
+        self._terms = terms
+        self.say = say
+        self._nodes: dict[int, _Node] = {}
+        self.samples = [0] * len(names)
+        """Training samples by site; 0 before it was met."""
+        self._met: dict[int, int] = {}
+
+    @property
+    def online(self) -> dict[int, int]:
+        """The node of every site that is there and let in."""
+        return dict(self._met)
+
+    def await_some(self, least: int) -> None:
+        """Wait until so many sites are there."""
+        waiting: tuple[str, ...] | None = None
+        self.look_around()
+        while len(self._met) < least:
+            missing = tuple(name for number, name in enumerate(self.names) if number not in self._met)
+            if missing != waiting:
+                waiting = missing
+                self.say(f"{len(self._met)} of {least} sites needed are here; absent: {', '.join(missing)}")
+            time.sleep(_POLL_SECONDS)
+            self.look_around()
+
+    def look_around(self) -> None:
+        """Notice who came and who went; greet newcomers without waiting for them."""
+        there = {node.node_id: node.name for node in self._grid.get_nodes()}
+        for gone in self._nodes.keys() - there.keys():
+            node = self._nodes.pop(gone)
+            if node.client is not None and self._met.get(node.client) == gone:
+                del self._met[node.client]
+                self.say(f"{self.names[node.client]} is gone")
+        for number, name in there.items():
+            self._nodes.setdefault(number, _Node(name))
+        self._greet()
+        self._take_greetings()
+
+    def _greet(self) -> None:
+        now = time.monotonic()
+        for number, node in self._nodes.items():
+            again = node.refused is not None and now - node.asked_at > _ASK_AGAIN_SECONDS
+            if (node.asked is None and node.client is None and node.refused is None) or again:
+                (node.asked,) = self._grid.push_messages([self._message("hello", number, {}, b"", _HELLO_SECONDS)])
+                node.asked_at = now
+
+    def _take_greetings(self) -> None:
+        pending = {node.asked: (number, node) for number, node in self._nodes.items() if node.asked is not None}
+        if not pending:
+            return
+        for message in self._grid.pull_messages(list(pending)):
+            number, node = pending[message.metadata.reply_to_message_id]
+            node.asked = None
+            refusal = self._introduced(number, node, _read(message))
+            if refusal and refusal != node.refused:
+                self.say(f"{node.name or f'node {number}'} is not let in: {refusal}")
+            node.refused = refusal
+
+    def _introduced(self, number: int, node: _Node, reply: Reply | Failure) -> str | None:
+        """Let a node in, or say why not."""
+        if isinstance(reply, Failure):
+            return reply.reason
+        said, samples = str(reply.facts.get("site")), reply.facts.get("samples")
+        if node.name and said != node.name:
+            return f"its key belongs to {node.name!r}, but its site.yaml says {said!r}"
+        if said not in self.names:
+            return f"it is called {said!r}; expected one of {', '.join(self.names)}"
+        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+            return f"it says that it has {samples!r} samples; expected a whole number of at least 1"
+        client = self.names.index(said)
+        if self._met.get(client, number) != number:
+            return f"another node, {self._met[client]}, is {said!r} already"
+        node.client, self._met[client], self.samples[client] = client, number, samples
+        self.say(f"{said} is here with {samples} samples")
+        return None
+
+    def ask(
+        self, kind: str, facts: Mapping[int, Facts], payload: bytes, timeout: float, group: str = ""
+    ) -> dict[int, Reply | Failure]:
+        """What these sites answer, each to its facts and all to one payload, before the time is over."""
+        nodes = self.online
+        answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
+        there = [client for client in facts if client in nodes]
+        messages = [self._message(kind, nodes[c], facts[c], payload, timeout, group) for c in there]
+        waiting = dict(zip(self._grid.push_messages(messages), there, strict=True)) if messages else {}
+        end = time.monotonic() + timeout
+        while waiting:
+            for message in self._grid.pull_messages(list(waiting)):
+                answers[waiting.pop(message.metadata.reply_to_message_id)] = _read(message)
+            if not waiting:
+                break
+            if time.monotonic() >= end:
+                answers |= dict.fromkeys(waiting.values(), Failure(f"it did not answer within {timeout:g} s"))
+                break
+            time.sleep(_POLL_SECONDS)
+        return dict(sorted(answers.items()))
+
+    def _message(self, kind: str, node: int, facts: Facts, payload: bytes, timeout: float, group: str = "") -> Message:
+        content = to_records({"kind": kind, "terms": self._terms, **facts}, payload)
+        message_type = _TYPES.get(kind, MessageType.QUERY)
+        return Message(content, node, message_type, ttl=timeout + _SPARE_SECONDS, group_id=group)
+
+
+def _read(message: Message) -> Reply | Failure:
+    if message.has_error():
+        return Failure(f"its ClientApp or its node failed ({_reason(message)})")
+    try:
+        facts, payload = from_records(message.content)
+    except Garbled as error:
+        return Failure(f"its message is garbage: {error}")
+    for key in ("refused", "failed"):
+        if key in facts:
+            return Failure(str(facts[key]))
+    return Reply(facts, payload)
+
+
+def _reason(message: Message) -> str:
+    return " ".join(str(message.error.reason or f"code {message.error.code}").split())[:300]
+
+
+def require_some(answers: Mapping[int, Reply | Failure], names: Sequence[str], what: str) -> None:
+    """Refuse to go on without a single answer."""
+    if not any(isinstance(answer, Reply) for answer in answers.values()):
+        reasons = "; ".join(f"{names[c]}: {a.reason}" for c, a in answers.items() if isinstance(a, Failure))
+        raise UserError(f"no site answered {what}: {reasons}")
+
+
+def good(answers: Mapping[int, Reply | Failure]) -> Iterable[tuple[int, Reply]]:
+    return ((client, answer) for client, answer in answers.items() if isinstance(answer, Reply))

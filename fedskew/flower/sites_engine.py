@@ -1,0 +1,175 @@
+"""An engine whose clients are other machines: it sends a round's work to the sites and gathers what they trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedskew.engine import RoundResult, RoundWork
+from fedskew.errors import UserError
+from fedskew.flower.model_message import model_of, model_tensors, needed_companions, work_tensors
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.sites import Failure, Reply, Sites
+from fedskew.flower.tensors import forms, from_bytes, require_like, to_bytes
+from fedskew.flower.wire import Facts, Garbled
+from fedskew.methods.parts import Tensors, unpack
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Where the run stands, for sites that must find the stage themselves."""
+
+    run: str
+    stage: int = 0
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    oldest: int = 0
+    """The oldest round that the server may go back to."""
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What a site sent, found to be in order; without tensors if its numbers are not finite."""
+
+    tensors: Tensors
+    loss: float
+    visits: int
+
+
+class SitesEngine:
+    """Trains on the sites."""
+
+    name = "flower"
+
+    def __init__(self, sites: Sites, settings: FederationSettings, say: Callable[[str], None]) -> None:
+        self._sites, self._settings, self._say = sites, settings, say
+        self.notices: list[str] = []
+        self.situation = Situation(run="")
+        self.failures: dict[int, str] = {}
+        """Of the last round: which sites gave nothing, and why."""
+
+    def train(self, work: RoundWork) -> RoundResult:
+        payload = to_bytes(work_tensors(work))
+        enough = min(self._settings.least, len(work.assignments))
+        for attempt in range(1, self._settings.attempts + 1):
+            self._sites.await_some(self._settings.least)
+            updates = self._updates(work, payload)
+            if len(updates) >= enough:
+                return _result(work, updates)
+            self._say(f"round {work.key.round + 1}: {len(updates)} of {enough} updates needed came; attempt {attempt}")
+        raise UserError(
+            f"round {work.key.round + 1} failed {self._settings.attempts} times for want of good updates; the run can "
+            "be started again and goes on from here"
+        )
+
+    def _updates(self, work: RoundWork, payload: bytes) -> dict[int, _Update]:
+        facts = {a.client: self._facts(work, a.client, a.state) for a in work.assignments}
+        group = str(work.key.round + 1)
+        answers = self._sites.ask("train", facts, payload, self._settings.round_timeout, group)
+        updates: dict[int, _Update] = {}
+        self.failures = {}
+        for client, answer in answers.items():
+            try:
+                updates[client] = _checked(answer, work)
+            except Garbled as problem:
+                self._leave_out(client, str(problem), group)
+        for client in _strangers(updates):
+            del updates[client]
+            self._leave_out(client, "what it sends beside the model has another form than the others'", group)
+        for client, update in updates.items():
+            if not update.tensors:
+                self._say(f"round {group}: the update of {self._sites.names[client]} is left out: it is not finite")
+        return updates
+
+    def _leave_out(self, client: int, reason: str, group: str) -> None:
+        self.failures[client] = reason
+        self._say(f"round {group}: the update of {self._sites.names[client]} is left out: {reason}")
+
+    def _facts(self, work: RoundWork, client: int, state: Tensors) -> Facts:
+        kept = state.get(_VERSION)
+        return {
+            "run": self.situation.run,
+            "client": client,
+            "stage": self.situation.stage,
+            "notes": self.situation.notes,
+            "companions": needed_companions(work),
+            "local": asdict(work.local),
+            "key": asdict(work.key),
+            "kept": None if kept is None else int(kept),
+            "oldest": self.situation.oldest,
+            "share_loss": self._settings.share_loss,
+        }
+
+
+_VERSION = "version"
+"""What the server keeps of a client's state: the round of its model after which the site has it."""
+
+
+def _checked(answer: Reply | Failure, work: RoundWork) -> _Update:
+    """An update whose model has the form of the one that was sent."""
+    if isinstance(answer, Failure):
+        raise Garbled(answer.reason)
+    told, model_round = answer.facts, work.key.round
+    if told.get("round") != model_round:
+        raise Garbled(f"it is of round {told.get('round')!r} of its model, expected {model_round}")
+    visits = told.get("visits")
+    if not isinstance(visits, int) or isinstance(visits, bool) or visits < 0:
+        raise Garbled(f"it says that it visited {visits!r} samples; expected a whole number")
+    expected = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}
+    unchanged = {name: t for name, t in expected.items() if name.startswith("trained:buffers/")}
+    tensors = unchanged | from_bytes(answer.payload)
+    require_like({name: t for name, t in tensors.items() if name.startswith("trained:")}, expected)
+    if foreign := [name for name in tensors if not name.startswith(("trained:", "uplink/", "tally/"))]:
+        raise Garbled(f"it has a tensor {foreign[0]!r} that nobody asked for")
+    loss = told.get("loss", 0.0)
+    if not told.get("finite") or not isinstance(loss, int | float) or not _are_finite(tensors, unchanged):
+        return _Update({}, float("nan"), visits)
+    return _Update(tensors, float(loss), visits)
+
+
+def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
+    """But for a buffer that is meant to hold other numbers and still does."""
+    for name, tensor in tensors.items():
+        finite = tensor.isfinite()
+        if not bool(finite.all()) and not (name in buffers and bool((finite | (tensor == buffers[name])).all())):
+            return False
+    return True
+
+
+def _strangers(updates: Mapping[int, _Update]) -> list[int]:
+    """Sites that send other things beside the model than most do."""
+    kinds = {
+        client: forms({n: t for n, t in update.tensors.items() if not n.startswith("trained:")})
+        for client, update in updates.items()
+        if update.tensors
+    }
+    if not kinds:
+        return []
+    usual = Counter(kinds.values()).most_common(1)[0][0]
+    return [client for client, kind in kinds.items() if kind != usual]
+
+
+def _result(work: RoundWork, updates: Mapping[int, _Update]) -> RoundResult:
+    """One row for every client that was drawn; one that gave nothing has a loss that is not a number."""
+    rows = [updates.get(a.client, _Update({}, float("nan"), 0)) for a in work.assignments]
+    blank = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}  # in the model's own order
+    blank |= {n: torch.zeros_like(t) for row in rows for n, t in row.tensors.items() if n not in blank}
+    device = next(iter(work.sent.params.values())).device
+    stacked = {name: _stacked(rows, name, nothing).to(device) for name, nothing in blank.items()}
+    version = torch.full((len(rows),), work.key.round + 1)
+    return RoundResult(
+        trained=model_of("trained", stacked),
+        uplink=unpack("uplink", stacked),
+        states={_VERSION: version} if any(a.state for a in work.assignments) else {},
+        loss=torch.tensor([row.loss for row in rows], device=device),
+        tally=unpack("tally", stacked),
+        visits=np.array([row.visits for row in rows], np.int64),
+    )
+
+
+def _stacked(rows: Sequence[_Update], name: str, nothing: torch.Tensor) -> torch.Tensor:
+    return torch.stack([row.tensors.get(name, nothing) for row in rows])

@@ -1,0 +1,46 @@
+"""Named tensors as safetensors bytes, and what is checked of those that come from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedskew.flower.wire import Garbled
+from fedskew.methods.parts import Tensors
+
+
+def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Bit by bit, from any device; equal tensors give equal bytes."""
+    plain = {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
+    return bytes(save(plain))
+
+
+def from_bytes(payload: bytes) -> Tensors:
+    try:
+        return dict(load(payload))
+    except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise Garbled(f"its tensors cannot be read ({error})") from error
+
+
+def require_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse names, shapes or number types other than those expected."""
+    if missing := sorted(set(expected) - set(tensors)):
+        raise Garbled(f"it lacks tensor {missing[0]!r}")
+    if foreign := sorted(set(tensors) - set(expected)):
+        raise Garbled(f"it has a tensor {foreign[0]!r} that nobody asked for")
+    for name, wanted in expected.items():
+        got = tensors[name]
+        if got.shape != wanted.shape or got.dtype != wanted.dtype:
+            raise Garbled(f"tensor {name!r} is {_form(got)}, expected {_form(wanted)}")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def forms(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, str], ...]:
+    """Names, number types and shapes, to be compared."""
+    return tuple((name, _form(tensors[name])) for name in sorted(tensors))

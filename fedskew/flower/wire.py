@@ -1,0 +1,51 @@
+"""What a Flower message of ours holds: facts as JSON in a config record, tensors as one array of safetensors bytes.
+
+One array, not one per tensor: Flower moves every array with requests of its own, and a ClientApp can hand the bytes on
+unopened. Nothing here imports torch, because a ClientApp starts anew for every message.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+Facts = dict[str, Any]
+
+FORMAT = "safetensors"
+"""The serialisation that the array names; also its key."""
+_FACTS, _TENSORS = "facts", "tensors"
+
+
+class Garbled(Exception):
+    """A message that does not hold what it should; the text says in what way."""
+
+
+def to_records(facts: Facts, payload: bytes) -> RecordDict:
+    """The content of a message."""
+    records = RecordDict({_FACTS: ConfigRecord({"json": json.dumps(facts)})})
+    if payload:
+        array = Array(dtype="uint8", shape=(len(payload),), stype=FORMAT, data=payload)
+        records[_TENSORS] = ArrayRecord({FORMAT: array})
+    return records
+
+
+def from_records(records: RecordDict) -> tuple[Facts, bytes]:
+    """The inverse of `to_records`; `Garbled` if there is anything else, or less."""
+    try:
+        names = {_FACTS} | ({_TENSORS} if _TENSORS in records else set())
+        if set(records) != names or list(records.config_records[_FACTS]) != ["json"]:
+            raise Garbled(f"it has records {sorted(records)}; expected {sorted(names)}")
+        facts = json.loads(str(records.config_records[_FACTS]["json"]))
+        payload = b""
+        if _TENSORS in records:
+            arrays = records.array_records[_TENSORS]
+            if list(arrays) != [FORMAT] or arrays[FORMAT].stype != FORMAT:
+                raise Garbled("its array is not of safetensors bytes")
+            payload = arrays[FORMAT].data
+    except (KeyError, TypeError, ValueError) as error:
+        raise Garbled(f"it cannot be read ({error})") from error
+    if not isinstance(facts, dict):
+        raise Garbled("its facts are not a JSON object")
+    return facts, payload

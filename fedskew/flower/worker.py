@@ -1,0 +1,116 @@
+"""The warm worker of a site: it holds data, model and torch while Flower starts a new ClientApp for every message.
+
+    python -m fedskew.flower.worker SITE.yaml PID
+
+It answers on a private Unix socket, outlives a ClientApp that is killed, and ends with process PID, the one that starts
+the ClientApps, which itself ends with its SuperNode.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from fedskew.errors import UserError
+from fedskew.flower.frames import receive_frame, send_frame
+from fedskew.flower.runtime import socket_path
+from fedskew.flower.site import Answer, Site
+from fedskew.flower.site_config import load_site
+from fedskew.flower.wire import Facts, Garbled
+
+
+def main(path: str, guardian: int) -> None:
+    """Serve until the guardian ends."""
+    place = socket_path(path, guardian)
+    listener = _listening(place)
+    threading.Thread(target=_end_with, args=(guardian, place), daemon=True).start()
+    serve(Path(path), listener)
+
+
+def serve(path: Path, listener: socket.socket) -> None:
+    """Answer one ClientApp after another."""
+    desk = _Desk(path)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                facts, payload = receive_frame(connection)
+                send_frame(connection, *desk.answer(facts, payload))
+            except (OSError, EOFError):  # the ClientApp was killed: the next one asks again
+                continue
+
+
+class _Desk:
+    """Answers whatever happens; the site is made anew when its configuration was edited."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_at = 0
+        self._site: Site | None = None
+
+    def answer(self, facts: Facts, payload: bytes) -> Answer:
+        try:
+            _import_from(facts.pop("paths", []))
+            return self._current().answer(facts, payload)
+        except (UserError, Garbled) as error:
+            return {"refused": str(error)}, b""
+        except Exception as error:
+            traceback.print_exc()
+            return {"failed": f"{type(error).__name__}: {error}"}, b""
+
+    def _current(self) -> Site:
+        changed = self._path.stat().st_mtime_ns if self._path.exists() else -1
+        if self._site is None or changed != self._read_at:
+            self._site = None
+            config = load_site(self._path)
+            _use_threads(config.threads)
+            self._site, self._read_at = Site(config), changed
+        return self._site
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _import_from(paths: list[str]) -> None:
+    """The app's own folder, in which a federation's own methods and models may lie."""
+    sys.path += [path for path in paths if path not in sys.path]
+
+
+def _listening(path: Path) -> socket.socket:
+    """It takes the place of one whose worker is gone, and is there at once or not at all."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(draft))
+    listener.listen()
+    os.replace(draft, path)
+    return listener
+
+
+def _end_with(process: int, place: Path) -> None:
+    """However the process ended, and even in the middle of a round."""
+    try:
+        if hasattr(os, "pidfd_open"):
+            watched = os.pidfd_open(process)
+            select.select([watched], [], [])
+        else:
+            while True:
+                os.kill(process, 0)
+                time.sleep(1)
+    except ProcessLookupError:
+        pass
+    place.unlink(missing_ok=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
