@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +14,9 @@ from fedskew.cli.run import examples
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
-    from fedskew.papers.cells import Cell, Choice
+    from fedskew.papers.cells import Choice
+    from fedskew.papers.selection import Selection
     from fedskew.sweep.campaign import Campaign
-    from fedskew.sweep.job import Job
 
 EXAMPLES = ("fedskew reproduce --list", "fedskew reproduce fedlmd/table3 --list")
 RESULTS = "results"
@@ -52,6 +52,9 @@ _Precision = Annotated[str | None, _option("--precision", "NAME", "such as bf16 
 _Settings = Annotated[
     list[str] | None, _option("--set", "KEY=VALUE", "any key, over the protocol; repeatable", CONFIGURATION)
 ]
+_Plan = Annotated[
+    str | None, _option("--plan", "FILE", "YAML with several selections, run as one in that order", CONFIGURATION)
+]
 _Results = Annotated[
     str,
     typer.Option(
@@ -72,6 +75,7 @@ def _command(
     condition: _Condition = None,
     methods: _Methods = None,
     variant: _Variant = None,
+    plan: _Plan = None,
     seeds: _Seeds = None,
     rounds: _Rounds = None,
     settings: _Settings = None,
@@ -90,28 +94,35 @@ def _command(
     from fedskew.experiment.about import command
     from fedskew.experiment.config import assigned
     from fedskew.papers.cells import Choice
+    from fedskew.papers.selection import Selection, jobs_of, read_plan
     from fedskew.sweep.campaign import Campaign
     from fedskew.sweep.records_file import RecordsFile, read_folder
 
     said = {"rounds": rounds, "data_dir": _absolute(data_dir), "device": device, "precision": precision}
     values = assigned(settings or ()) | {key: value for key, value in said.items() if value is not None}
-    only = [_listed(text) for text in (dataset, split, condition, methods)]
-    choice = Choice(only[0], only[1], only[2], only[3], variant, values)
+    choice = Choice(_listed(dataset), _listed(split), _listed(condition), _listed(methods), variant, values)
     if show:
         _show(tables or [], choice, device or "auto", as_json)
         return
-    wanted = _cells(tables or [], choice)
-    numbers = range(whole("seeds", seeds) or 1)
-    able = _able(wanted)
-    jobs = _jobs(able, numbers, choice)
-    papers = list(dict.fromkeys(cell.paper for cell in able))
-    name = papers[0] if len(papers) == 1 else "several-papers"
+    if plan is not None:
+        selections = read_plan(plan, values)
+    elif tables:
+        selections = [Selection(tuple(tables), choice, whole("seeds", seeds) or 1)]
+    else:
+        raise UserError("no table; expected one such as fedlmd/table3: fedskew reproduce --list shows them all")
+    jobs = jobs_of(selections)
+    _say_what_is_missing(selections)
     campaign = Campaign(
-        RecordsFile(Path(results) / f"{name}.jsonl"), read_folder(results), Path(out), not no_folders,
-        whole("workers", workers), positive("time_limit", time_limit), command(),
-    )  # fmt: skip
+        lambda job: RecordsFile(Path(results) / f"{job.label.partition('/')[0]}.jsonl"),
+        read_folder(results),
+        Path(out),
+        not no_folders,
+        whole("workers", workers),
+        positive("time_limit", time_limit),
+        command(),
+    )
     run_campaign(campaign, jobs, as_json or quiet)
-    _report(able, numbers, campaign, choice, as_json)
+    _report(selections, campaign, as_json)
     conclude(campaign)
 
 
@@ -123,71 +134,41 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
-def _names(tables: Sequence[str]) -> list[tuple[str, str]]:
-    """(paper, table) pairs; a paper alone stands for all of its tables."""
-    from fedskew.papers.protocol import papers, protocol
-
-    found = []
-    for name in tables or papers():
-        paper, slash, table = name.partition("/")
-        known = protocol(paper).tables
-        found += [(paper, table)] if slash else [(paper, each) for each in known]
-    return found
-
-
-def _cells(tables: Sequence[str], choice: Choice) -> list[Cell]:
-    from fedskew.papers.cells import chosen, table_cells
-
-    if not tables:
-        raise UserError("no table; expected one such as fedlmd/table3: fedskew reproduce --list shows them all")
-    cells = [cell for paper, table in _names(tables) for cell in table_cells(paper, table)]
-    return chosen(cells, choice)
-
-
-def _able(cells: Sequence[Cell]) -> list[Cell]:
-    """Without those of methods that this version does not have, which are named."""
+def _say_what_is_missing(selections: Sequence[Selection]) -> None:
     from fedskew.cli.terminal import notice
-    from fedskew.papers.cells import missing_method
 
-    missing = {cell.method for cell in cells if missing_method(cell)}
+    missing = {method for selection in selections for method in selection.missing()}
     if missing:
         notice(f"left out, not in this version: {', '.join(sorted(missing))}")
-    return [cell for cell in cells if cell.method not in missing]
 
 
-def _jobs(cells: Sequence[Cell], seeds: Iterable[int], choice: Choice) -> list[Job]:
-    """Each run once, all of the first seed first."""
-    from fedskew.papers.cells import job
-
-    jobs = [job(cell, seed, choice) for seed in seeds for cell in cells]
-    return list({one.identity: one for one in jobs}.values())
-
-
-def _report(cells: Sequence[Cell], seeds: Iterable[int], campaign: Campaign, choice: Choice, as_json: bool) -> None:
+def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.papers.rerun import columns, order, rerun
     from fedskew.papers.tables import json_of, rich_table
 
-    found = columns([rerun(cell, seeds, campaign.known, choice) for cell in cells])
+    reruns = [rerun(cell, range(s.seeds), campaign.known, s.choice) for s in selections for cell in s.cells()]
     if as_json:
-        print_json([json_of(one) for column in found.values() for one in column])
+        print_json([json_of(one) for one in reruns])
         return
     console = stdout()
-    for column in found.values():
+    for column in columns(reruns).values():
         console.print(rich_table(column))
         if said := order(column):
             console.print(f"order: {said}", markup=False)
-    console.print(f"results kept in {campaign.kept.path}", markup=False, soft_wrap=True)
 
 
 def _show(tables: Sequence[str], choice: Choice, device: str, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
+    from fedskew.papers.cells import chosen, table_cells
     from fedskew.papers.listing import listed_cells, listed_tables
+    from fedskew.papers.selection import all_tables, table_names
 
-    one = len(tables) == 1 and "/" in tables[0]
-    lines = (
-        listed_cells(_cells(tables, choice), choice, device) if one else listed_tables(_names(tables), choice, device)
-    )
+    if len(tables) == 1 and "/" in tables[0]:
+        (one,) = table_names(tables)
+        lines = listed_cells(chosen(table_cells(*one), choice), choice, device)
+    else:
+        lines = listed_tables(table_names(tables) or all_tables(), choice, device)
     if as_json:
         print_json([line.to_json() for line in lines])
         return

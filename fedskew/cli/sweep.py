@@ -63,7 +63,7 @@ def _command(
     folder = Path(out) if out else Path("runs") / Path(grid).stem
     kept = RecordsFile(folder / RECORDS)
     campaign = Campaign(
-        kept, Records(kept.read()), folder, not no_folders, whole("workers", workers),
+        lambda _: kept, Records(kept.read()), folder, not no_folders, whole("workers", workers),
         positive("time_limit", time_limit), command(),
     )  # fmt: skip
     with reporting_os_errors("write", folder):

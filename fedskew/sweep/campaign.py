@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from fedskew.sweep.records_file import Records, RecordsFile
 
 @dataclass
 class Campaign:
-    """Runs jobs that are not done yet and appends their records to a file."""
+    """Runs jobs that are not done yet and keeps their records."""
 
-    kept: RecordsFile
+    file_of: Callable[[Job], RecordsFile]
+    """Where a job's record is kept."""
     known: Records
-    """What was done before, in that file or elsewhere."""
+    """What was done before."""
     folder: Path
     """For logs and, if `with_folders`, the runs' own folders."""
     with_folders: bool = True
@@ -55,7 +56,7 @@ class Campaign:
 
     def take(self, job: Job, outcome: Outcome) -> None:
         if outcome.record is not None and job.validation is None:
-            self.kept.append(outcome.record)
+            self.file_of(job).append(outcome.record)
             self.known.add(outcome.record)
         if outcome.status == "failed":
             self.failures[job.label] = outcome.reason
