@@ -36,7 +36,20 @@ if TYPE_CHECKING:
     )
     from fedskew.errors import UserError
     from fedskew.experiment.run import Callback, Result, run
-    from fedskew.methods import Client, Objective, Outputs, ServerRule, Solver, Tensors, Updates, make_method, method
+    from fedskew.methods import (
+        Client,
+        Objective,
+        Outputs,
+        Regulariser,
+        Seen,
+        ServerRule,
+        Solver,
+        Tensors,
+        Trained,
+        Updates,
+        make_method,
+        method,
+    )
     from fedskew.models import Classifier, make_model
 
 __version__ = "0.1.0"
@@ -69,9 +82,12 @@ _HOMES = {
         "Client",
         "Objective",
         "Outputs",
+        "Regulariser",
+        "Seen",
         "ServerRule",
         "Solver",
         "Tensors",
+        "Trained",
         "Updates",
         "make_method",
         "method",
@@ -109,13 +125,16 @@ __all__ = [
     "Partition",
     "Quantity",
     "QuantityImbalance",
+    "Regulariser",
     "Result",
     "Samples",
     "Saved",
+    "Seen",
     "ServerRule",
     "Shards",
     "Solver",
     "Tensors",
+    "Trained",
     "Updates",
     "UserError",
     "federation",

@@ -78,7 +78,7 @@ class FPL(Regulariser):
         sent, known = (updates.uplink[name].cpu().numpy() for name in ("prototypes", "prototype_known"))
         clusters = [_cluster_means(sent[known[:, c], c].astype(np.float64)) for c in range(sent.shape[1])]
         before = server_state["prototypes"]
-        width = max(before.shape[1], *(1 << (len(means) - 1).bit_length() for means in clusters if len(means)))
+        width = max([before.shape[1], *(1 << (len(means) - 1).bit_length() for means in clusters if len(means))])
         table = np.zeros((len(clusters), width, sent.shape[-1]))
         there = np.zeros(table.shape[:2], dtype=bool)
         for label, means in enumerate(clusters):

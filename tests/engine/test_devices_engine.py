@@ -27,7 +27,7 @@ def spread(this: Server, model: torch.nn.Module, engine: type[PlainEngine] | typ
     return spread
 
 
-@pytest.mark.parametrize("method", ["fedvls", "scaffold", "fedgr", "pkd"])
+@pytest.mark.parametrize("method", ["fedvls", "scaffold", "fedgr", "pkd", "fpl+fedcurv"])
 @pytest.mark.parametrize("engine", [PlainEngine, StackedEngine])
 def test_two_devices_agree_with_one(method: str, engine: type[PlainEngine] | type[StackedEngine]) -> None:
     settings: dict[str, Any] = {"clients_per_round": 3, "lr": 0.02, "batch_size": 5, "rounds": 3}

@@ -18,6 +18,8 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 
 PARAMS: dict[str, dict[str, Any]] = {"pkd": {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 2}}
 
+JOINED = ("fedlmd+scaffold", "fedvls+fedprox+fedavgm", "fpl+fedvls", "moon+fedcurv")
+
 KEEP_MOVES = ("scaffold", "fedadagrad", "fedyogi", "fedadam")
 """Methods whose state is a move, or a move over lr: the smaller lr, the larger is rounding beside it."""
 
@@ -52,7 +54,7 @@ def difference_of_moves(start: RunState, one: RunState, other: RunState) -> floa
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize("method", [*METHODS, "fedlmd+scaffold", "fedvls+fedprox+fedavgm"])
+@pytest.mark.parametrize("method", [*METHODS, *JOINED])
 def test_every_method(method: str, precision: str) -> None:
     params = PARAMS.get(method)
     lr = 0.07 if any(name in method for name in KEEP_MOVES) else 0.01
@@ -69,6 +71,8 @@ CASES = [
     *((name, "fedvls", precision) for name in MODELS for precision in TOLERANCE),
     *((name, method, "float64") for name in MODELS if name not in LARGE for method in ("scaffold", "fedlmd")),
     ("resnet10", "fedlmd", "float64"),
+    *((name, "balancefl+fedcurv", "float64") for name in ("cnn", "fasttext", "resnet10")),
+    *((name, "fpl+fedvls", "float64") for name in ("cnn", "fasttext", "resnet10")),
 ]
 
 
@@ -105,7 +109,7 @@ EDGES: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 @pytest.mark.parametrize("edge", EDGES)
-@pytest.mark.parametrize("method", ["fedvls", "fedlmd", "fedgr", "scaffold"])
+@pytest.mark.parametrize("method", ["fedvls", "fedlmd", "fedgr", "scaffold", "fedcurv", "fpl", "balancefl"])
 def test_edge_clients(edge: str, method: str) -> None:
     federation = image_federation(EDGES[edge])
     for model in (norm_and_dropout(), linear()):
