@@ -122,11 +122,14 @@ def _execute(document: Path, block: Block, namespace: dict[str, Any], capsys: py
 
 def _parse(arguments: list[str]) -> None:
     """Refuse options and methods that there are not, without running anything."""
-    group = typer.main.get_command(app)
-    with group.make_context("fedskew", arguments, resilient_parsing=True) as context:
-        command = group.get_command(context, arguments[0])  # type: ignore[attr-defined]
-        assert command is not None, arguments[0]
-        given = command.make_context(arguments[0], arguments[1:], parent=context).params
+    command: Any = typer.main.get_command(app)
+    name, context = "fedskew", None
+    while hasattr(command, "get_command"):
+        context = command.make_context(name, list(arguments), parent=context, resilient_parsing=True)
+        name, *arguments = arguments
+        command = command.get_command(context, name)
+        assert command is not None, name
+    given = command.make_context(name, arguments, parent=context).params
     if given.get("method"):
         settings = dict(assignment.split("=", 1) for assignment in given.get("set") or ())
         params = {key.removeprefix("method."): v for key, v in settings.items() if key.startswith("method.")}
