@@ -192,7 +192,7 @@ def test_rates_are_of_one_model_method_and_size() -> None:
     def key(method: str = "fedavg", model: nn.Module | None = None, **settings: object) -> str:
         this = server(image_federation(), method, model or linear(), **settings)
         work = this._work(this._prepare(this.stages(this.start())[0], this.start()), this.start())
-        return rates_key(this.network, this._train.x.shape[1:], work, ["plain"])
+        return rates_key(this.network, this._workshop.train.x.shape[1:], work, ["plain"])
 
     keys = [key(), key("fedvls"), key(model=norm_and_dropout()), key(batch_size=3), key(clients_per_round=2)]
     keys += [key(precision="float32"), key(precision="bf16")]

@@ -35,8 +35,8 @@ HERE = Path(__file__).parent
 
 def pooled(this: Server, inner: type[PlainEngine] | type[StackedEngine] = PlainEngine, workers: int = 2) -> PoolEngine:
     """Give a server an engine of two workers, however many cores there are."""
-    smallest = this.network.smallest_batch(this._train.inputs(torch.zeros(1, dtype=torch.int64)))
-    this.engine = engine = PoolEngine(inner(this.network, this._train, smallest), workers)
+    smallest = this.network.smallest_batch(this._workshop.train.inputs(torch.zeros(1, dtype=torch.int64)))
+    this.engine = engine = PoolEngine(inner(this.network, this._workshop.train, smallest), workers)
     return engine
 
 

@@ -34,7 +34,7 @@ DECAY = {"lr": 0.01, "lr_decay": 0.5}
 
 def stacked(method: str, **options: Any) -> Server:
     this = server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **DECAY)
-    this.engine = StackedEngine(this.network, this._train, 2, **options)
+    this.engine = StackedEngine(this.network, this._workshop.train, 2, **options)
     return this
 
 
@@ -211,4 +211,4 @@ def test_what_is_compiled_of_staging_makes_the_same_batches(
     execution.compiled(program._staging, program.memory, 15)(program.memory)
     assert all(torch.equal(inputs[name], t) for name, t in made.items())
     assert made["x"].abs().sum() > 0
-    assert this._train.compilable == ("autoaugment" not in augment)
+    assert this._workshop.train.compilable == ("autoaugment" not in augment)
