@@ -169,7 +169,8 @@ def _held(run: FinishedRun, label: int) -> tuple[str, ...]:
 def _coverage(run: FinishedRun) -> str:
     counts = run.label_counts
     if not counts:
-        return "Label counts stayed with the sites; this server does not know them."
+        known = f" The sites: {', '.join(map(_cell, run.sites))}." if run.sites else ""
+        return f"Label counts stayed with the sites; the server was not told them.{known}"
     present = [sum(count > 0 for count in client) for client in counts]
     sizes = [sum(client) for client in counts]
     vacant = [len(run.classes) - number for number in present]
@@ -188,11 +189,12 @@ def _coverage(run: FinishedRun) -> str:
 def _training(run: FinishedRun) -> str:
     config = run.config
     partition = {key: value for key, value in config.partition.to_mapping().items() if value is not None}
+    split = ("split", ", ".join(f"{key} {value}" for key, value in partition.items()))
     params = ", ".join(f"{name} = {value}" for name, value in config.method_params.items())
     rows = [
         ("method", config.method + (f" ({params})" if params else "")),
         ("data", config.data),
-        ("split", ", ".join(f"{key} {value}" for key, value in partition.items())),
+        ("sites", len(run.sites)) if run.sites else split,
         ("rounds", run.summary["rounds"]),
         ("clients a round", config.clients_per_round or "all"),
         ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),
@@ -215,7 +217,7 @@ def _revealed(run: FinishedRun) -> str:
     sent = ", ".join(dict.fromkeys(word for entry in entries for word in entry.sends.split(", ")))
     told = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     return (
-        f"{_SIMULATED if run.simulated else ''}In each of its rounds a client sends to the server: {sent}. Of its "
+        f"{'' if run.sites else _SIMULATED}In each of its rounds a client sends to the server: {sent}. Of its "
         f"labels the server is told: {told or 'nothing'}. Updates and models can themselves tell something of the "
         "training data (membership, and to a degree labels) to those who receive them, the users of this model among "
         "them, unless training was differentially private."

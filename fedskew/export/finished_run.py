@@ -50,8 +50,8 @@ class FinishedRun:
 
     @property
     def label_counts(self) -> list[list[int]] | None:
-        """Samples by client and class, where the server knows them."""
-        return self.federation.get("label_counts")
+        """Samples by client and class; None where they stayed with the sites."""
+        return None if self.sites else self.federation.get("label_counts")
 
     @property
     def encoders(self) -> int:
@@ -59,9 +59,10 @@ class FinishedRun:
         return encoders_of(self.model)
 
     @property
-    def simulated(self) -> bool:
-        """Whether the clients were this machine's own."""
-        return bool(self.summary["engine"] != "flower")
+    def sites(self) -> list[str]:
+        """Of a federation across machines, their names; none if it was simulated."""
+        section = self.config.partition
+        return list(section.params.get("names", ())) if section.rule == "sites" else []
 
     @property
     def rebuildable(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedskew.experiment.config import Config
+from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.export.finished_run import FinishedRun
 from fedskew.models import MODELS, Inputs, make_model
 
@@ -38,11 +38,15 @@ def trained(model: nn.Module) -> nn.Module:
 
 
 def finished(
-    name: str, inputs: dict[str, Any], model: nn.Module | None = None, method: str = "fedvls", **about: Any
+    name: str,
+    inputs: dict[str, Any],
+    method: str = "fedvls",
+    partition: PartitionConfig | None = None,
+    **about: Any,
 ) -> FinishedRun:
     made = make_model(name, Inputs(tuple(inputs["shape"]), len(CLASSES), inputs["vocabulary"]))
     confusion = [[8, 1, 1], [0, 10, 0], [6, 4, 0]]
     summary = {"status": "finished", "rounds": 7, "final": {"confusion": confusion}, "diverged": 0, "engine": "plain"}
     federation = {"classes": CLASSES, "inputs": inputs, **about}
-    config = Config(model=name, method=method)
-    return FinishedRun(Path("run"), config, summary, {"federation": federation}, trained(model or made))
+    config = Config(model=name, method=method, partition=partition or PartitionConfig())
+    return FinishedRun(Path("run"), config, summary, {"federation": federation}, trained(made))

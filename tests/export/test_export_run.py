@@ -21,6 +21,7 @@ from torch import nn
 import fedskew as fs
 from fedskew.data.published.text import Vocabulary
 from fedskew.errors import UserError
+from fedskew.experiment.config import PartitionConfig
 from fedskew.experiment.run import Result
 from fedskew.experiment.tensor_file import read_tensors
 from fedskew.export import export_run
@@ -127,11 +128,18 @@ def test_what_a_method_reveals_is_told() -> None:
 
 
 def test_label_counts_that_the_server_does_not_know_are_not_made_up() -> None:
-    card = model_card(finished("dnn", form("dnn")), None, with_words=False)
-    assert "Label counts stayed with the sites" in card
-    known = model_card(finished("dnn", form("dnn"), label_counts=[[4, 0, 0], [2, 3, 0]]), None, with_words=False)
-    assert "A single client held dog." in known
-    assert "**No client held a\\|b.**" in known
+    sites = PartitionConfig("sites", 2, None, {"names": ["north", "south"]})
+    run = finished("dnn", form("dnn"), partition=sites, label_counts=[[0, 0, 0], [0, 0, 0]])
+    card = model_card(run, None, with_words=False)
+    assert "Label counts stayed with the sites; the server was not told them. The sites: north, south." in card
+    assert "held by" not in card
+    assert "The run was simulated" not in card
+
+
+def test_classes_of_few_clients_are_named() -> None:
+    card = model_card(finished("dnn", form("dnn"), label_counts=[[4, 0, 0], [2, 3, 0]]), None, with_words=False)
+    assert "A single client held dog." in card
+    assert "**No client held a\\|b.**" in card
 
 
 def test_batch_statistics_are_warned_of() -> None:
