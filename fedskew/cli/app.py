@@ -19,6 +19,7 @@ from fedskew.cli import (
     partition,
     partitions,
     reproduce,
+    results,
     run,
     sweep,
 )
@@ -63,6 +64,7 @@ for _module in (
     partitions,
     bench,
     sweep,
+    results,
     reproduce,
     export,
     federate,
