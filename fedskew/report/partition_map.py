@@ -46,12 +46,27 @@ class PartitionMap:
     federation: Federation
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        grid = _Grid.of(self.federation)
+        fed = self.federation
+        unused = f"; {fed.unused} samples unused" if fed.unused else ""
+        names = tuple(str(k) for k in range(fed.clients))
+        yield CountsMap(fed.label_counts, names, fed.dataset.classes, f"{unused}; split {fed.hash[:12]}")
+
+
+@dataclass(frozen=True, eq=False)
+class CountsMap:
+    """The same of counts alone; `note` ends its key."""
+
+    counts: IntArray
+    clients: Sequence[str]
+    classes: Sequence[str]
+    note: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = _Grid.of(self.counts, self.clients, self.classes)
         shades = ASCII_SHADES if options.ascii_only else SHADES
         yield from grid.render(options.max_width, shades)
         key = "counts" if grid.writes_counts(options.max_width) else _key(grid.largest, shades)
-        unused = f"; {self.federation.unused} samples unused" if self.federation.unused else ""
-        yield Text(f"blank: none; {key}{unused}; split {self.federation.hash[:12]}", style="dim")
+        yield Text(f"blank: none; {key}{self.note}", style="dim")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +79,12 @@ class _Grid:
     across_kind: str
 
     @classmethod
-    def of(cls, fed: Federation) -> _Grid:
-        clients = [str(k) for k in range(fed.clients)]
-        classes = fed.dataset.classes
-        if fed.clients > fed.classes:
+    def of(cls, counts: IntArray, clients: Sequence[str], classes: Sequence[str]) -> _Grid:
+        if len(clients) > len(classes):
             numbered = [f"{c} {name}" if name != str(c) else name for c, name in enumerate(classes)]
-            return cls(fed.label_counts.T, numbered, clients, "client")
-        return cls(fed.label_counts, [f"client {k}" for k in clients], classes, "class")
+            return cls(counts.T, numbered, clients, "client")
+        numbers = all(name == str(k) for k, name in enumerate(clients))
+        return cls(counts, [f"client {k}" for k in clients] if numbers else clients, classes, "class")
 
     @cached_property
     def largest(self) -> int:

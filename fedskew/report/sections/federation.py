@@ -61,9 +61,11 @@ def class_groups(counts: Counts) -> dict[str, Counts]:
     return {name: np.asarray(mask.sum(axis=1), np.int64) for name, mask in kinds.items()}
 
 
-def partition_map(key: str, title: str, counts: Counts, classes: tuple[str, ...]) -> Heat:
+def partition_map(
+    key: str, title: str, counts: Counts, classes: tuple[str, ...], clients: tuple[str, ...] = ()
+) -> Heat:
     """Classes down, clients across, as the papers draw it; a vacant class is empty."""
     cells = [[int(v) or None for v in row] for row in counts.T]
-    names = [str(k) for k in range(len(counts))]
+    names = list(clients) or [str(k) for k in range(len(counts))]
     bubbles = max(counts.shape) <= BUBBLES_UP_TO
     return Heat(key, title, "class", "client", "samples", list(classes), names, cells, bubbles=bubbles)

@@ -1,0 +1,131 @@
+"""`fedskew diagnose`: what skew a federation has and what to do about it, before any training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedskew.cli.flags import CONFIGURATION, SPLIT, Json, Settings, takes_settings
+from fedskew.cli.run import examples
+
+if TYPE_CHECKING:
+    from fedskew.diagnosis.diagnosis import Diagnosis
+    from fedskew.diagnosis.label_counts import LabelCounts
+    from fedskew.experiment.config import Config
+    from fedskew.report.charts.table import Table
+
+EXAMPLES = (
+    "fedskew diagnose --data digits --partition dirichlet --beta 0.05 --clients 10",
+    "fedskew diagnose --partition shards --clients 20 --save start.yaml -o diagnosis.html",
+)
+MOST_ROWS = 12
+"""Of a table in the terminal; the page and --json have them all."""
+LEFT_OUT = ("sends", "numbers from", "rerun here", "seeds rerun")
+"""Columns that a terminal has no room for."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("diagnose", epilog=examples(EXAMPLES))(_command)
+
+
+@takes_settings(SPLIT)
+def _command(
+    settings: Settings,
+    counts: Annotated[
+        str | None,
+        typer.Argument(metavar="COUNTS", help="a CSV file, a row per client and a column per class, or a folder with "
+                       "one histogram per client; without it, the split that the options describe",
+                       show_default=False),
+    ] = None,
+    results: Annotated[
+        str, typer.Option("--results", metavar="FOLDER", help="reruns to learn from, as fedskew reproduce keeps them",
+                          rich_help_panel=CONFIGURATION)
+    ] = "results",
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="FILE", help="write a configuration to start from, .yaml",
+                                 rich_help_panel=CONFIGURATION, show_default=False)
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="write a page to look at, .html",
+                                 rich_help_panel=CONFIGURATION, show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measure a federation's label skew, find the nearest published setting, and say what helped there."""
+    from fedskew.cli.report import page_path
+    from fedskew.cli.terminal import notice, print_json
+    from fedskew.diagnosis.diagnosis import Diagnosis
+
+    page = None if out is None else page_path(out)
+    table, given = _federation(settings, counts)
+    found = Diagnosis.of(table, results)
+    if page is not None:
+        _write_page(page, found, counts, given)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _show(found)
+    if save is not None:
+        from fedskew.diagnosis.start import save_start
+
+        save_start(Path(save), found.method, table, given, split=counts is None)
+        notice(f"configuration in {save}: fedskew run -c {save}")
+    if page is not None:
+        notice(f"page in {page}")
+
+
+def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
+    """The counts, and the configuration of the data if there are any."""
+    from fedskew.diagnosis.label_counts import of_federation, read_counts
+    from fedskew.experiment.preparation import build_federation
+
+    if counts is not None:
+        return read_counts(counts), settings.config() if "data" in settings.values else None
+    config = settings.config()
+    return of_federation(build_federation(config)), config
+
+
+def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Config | None) -> None:
+    from fedskew.cli.report import write_page
+    from fedskew.diagnosis.page import diagnosis_document
+    from fedskew.report.contenders import setting_name
+    from fedskew.report.page.render import page
+
+    title = f"Diagnosis of {Path(counts).name if counts else setting_name(given) if given else 'a federation'}"
+    told = f"Method: {found.method}.\nfedskew diagnose --save start.yaml writes the whole configuration."
+    write_page(target, page(diagnosis_document(found, title, told)))
+
+
+def _show(found: Diagnosis) -> None:
+    from fedskew.cli.terminal import stdout
+    from fedskew.report.partition_map import CountsMap
+
+    console = stdout()
+    for line in found.words():
+        console.print(line, markup=False)
+    counts = found.counts
+    console.print(CountsMap(counts.counts, counts.clients, counts.classes))
+    tables = [found.measures(), found.settings()]
+    if found.candidates:
+        tables += [found.methods(), found.evidence(found.method)]
+    for table in tables:
+        console.print(_rich(table))
+    console.print(f"To start with: {found.method}. --save start.yaml writes a configuration, -o FILE.html a page with "
+                  "all numbers.", markup=False)  # fmt: skip
+
+
+def _rich(table: Table) -> object:
+    from rich.table import Table as Rich
+    from rich.text import Text
+
+    hidden = len(table.rows) - MOST_ROWS
+    shown = Rich(title=table.caption, title_justify="left", caption_justify="left",
+                 caption=f"... and {hidden} more" if hidden > 0 else None)  # fmt: skip
+    columns = [i for i, name in enumerate(table.columns) if name not in LEFT_OUT]
+    for i in columns:
+        shown.add_column(table.columns[i], justify="right" if table.is_numeric(i) else "left", overflow="fold")
+    for row in table.rows[:MOST_ROWS]:
+        shown.add_row(*(Text("" if row[i] is None else str(row[i])) for i in columns))
+    return shown

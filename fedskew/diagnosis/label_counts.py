@@ -1,0 +1,133 @@
+"""Who has how many samples of which class: from a CSV file, from a folder of histograms, or from a federation."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedskew.data import Federation
+from fedskew.data.partitions.rule import IntArray
+from fedskew.errors import UserError
+
+_NAMES = ("", "client", "clients", "site", "sites", "name", "id")
+"""What the first column is called where it names the clients."""
+FORMS = "expected a CSV file (a row per client, a column per class) or a folder with one histogram per client"
+
+
+@dataclass(frozen=True, eq=False)
+class LabelCounts:
+    """Clients × classes."""
+
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: IntArray
+
+    def __post_init__(self) -> None:
+        if self.counts.shape[1] < 2:
+            raise UserError(f"counts of {self.counts.shape[1]} class; expected two or more")
+        for name, row in zip(self.clients, self.counts, strict=True):
+            if row.sum() == 0:
+                raise UserError(f"client {name!r} has no samples; expected at least 1")
+
+
+def of_federation(federation: Federation) -> LabelCounts:
+    names = tuple(str(k) for k in range(federation.clients))
+    return LabelCounts(names, federation.dataset.classes, federation.label_counts)
+
+
+def read_counts(path: str | Path) -> LabelCounts:
+    """A file or a folder."""
+    place = Path(path)
+    if place.is_dir():
+        return _read_folder(place)
+    if not place.is_file():
+        raise UserError(f"no file or folder {str(path)!r}; {FORMS}")
+    return _read_table(place)
+
+
+def _read_table(path: Path) -> LabelCounts:
+    rows = _cells(path)
+    width = len(rows[0])
+    for number, row in enumerate(rows, start=1):
+        if len(row) != width:
+            raise UserError(f"{path} row {number}: {len(row)} cells; expected {width}, as in the first row")
+    titled = not all(_is_count(cell) for cell in rows[0][1:])
+    header, body = (rows[0], rows[1:]) if titled else ([""] * width, rows)
+    if not body:
+        raise UserError(f"{path}: a header but no clients; expected one row of counts per client")
+    first = [row[0] for row in body]
+    named = header[0].lower() in _NAMES if titled else not all(map(_is_count, first)) or _is_numbering(first)
+    start = 1 if named else 0
+    counts = [[_count(cell, path, i, j) for j, cell in enumerate(row[start:], start)] for i, row in enumerate(body)]
+    classes = header[start:] if titled else [str(c) for c in range(width - start)]
+    clients = first if named else [str(k) for k in range(len(body))]
+    return LabelCounts(tuple(clients), tuple(classes), np.array(counts, np.int64))
+
+
+def _cells(path: Path) -> list[list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; {FORMS}") from error
+    rows = [row for row in rows if any(row)]
+    if not rows:
+        raise UserError(f"{path} is empty; {FORMS}")
+    return rows
+
+
+def _is_count(cell: str) -> bool:
+    return cell.isdecimal()
+
+
+def _is_numbering(names: list[str]) -> bool:
+    """0, 1, 2 … or 1, 2, 3 …: of two or more clients, that is no column of counts."""
+    numbers = [str(i) for i in range(len(names) + 1)]
+    return len(names) > 1 and names in (numbers[:-1], numbers[1:])
+
+
+def _count(cell: str, path: Path, row: int, column: int) -> int:
+    if not _is_count(cell) or len(cell) > 15:
+        raise UserError(
+            f"{path}: {cell!r} in column {column + 1} of client row {row + 1}; expected a number of samples, 0 or more"
+        )
+    return int(cell)
+
+
+def _read_folder(folder: Path) -> LabelCounts:
+    """`NAME.csv` with a class and its count in each row, or `NAME.json` with an object of them, for each client."""
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".csv", ".json"))
+    if not files:
+        raise UserError(f"{folder} has no .csv or .json file; expected one histogram per client")
+    histograms = {path.stem: _histogram(path) for path in files}
+    if len(histograms) < len(files):
+        raise UserError(f"{folder}: two histograms of one client; expected one file per client")
+    classes = sorted({name for histogram in histograms.values() for name in histogram}, key=_by_number)
+    counts = [[histogram.get(name, 0) for name in classes] for histogram in histograms.values()]
+    return LabelCounts(tuple(histograms), tuple(classes), np.array(counts, np.int64))
+
+
+def _by_number(name: str) -> tuple[bool, int, str]:
+    """10 after 9."""
+    return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
+
+
+def _histogram(path: Path) -> dict[str, int]:
+    if path.suffix.lower() == ".csv":
+        rows = _cells(path)
+        if any(len(row) != 2 for row in rows):
+            raise UserError(f"{path}: expected two columns, a class and its number of samples")
+        rows = rows if _is_count(rows[0][1]) else rows[1:]
+        return {name: _count(cell, path, i, 1) for i, (name, cell) in enumerate(rows)}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}; expected an object of classes and counts") from error
+    whole = isinstance(content, dict) and all(isinstance(v, int) and v >= 0 for v in content.values())
+    if not whole:
+        raise UserError(f'{path}: expected an object such as {{"cat": 120, "dog": 0}}')
+    return {str(name): int(v) for name, v in content.items()}

@@ -1,0 +1,142 @@
+"""Measures of label skew, all functions of clients × classes counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.data.partitions.rule import IntArray
+
+Floats = npt.NDArray[np.float64]
+BETAS = (1e-4, 1e4)
+"""Between which the effective β is looked for; at the ends it says no more than that."""
+
+
+@dataclass(frozen=True, eq=False)
+class Skew:
+    """How much the clients' labels differ."""
+
+    counts: IntArray
+
+    @property
+    def clients(self) -> int:
+        return int(self.counts.shape[0])
+
+    @property
+    def classes(self) -> int:
+        return int(self.counts.shape[1])
+
+    @property
+    def samples(self) -> int:
+        return int(self.counts.sum())
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        return np.asarray(self.counts.sum(axis=1), np.int64)
+
+    @cached_property
+    def shares(self) -> Floats:
+        """Each client's label distribution."""
+        return np.asarray(self.counts / self.sizes[:, None], np.float64)
+
+    @cached_property
+    def overall(self) -> Floats:
+        """The label distribution of all samples together."""
+        return np.asarray(self.counts.sum(axis=0) / self.samples, np.float64)
+
+    # -- client by client --------------------------------------------------------------------------------
+
+    @cached_property
+    def vacant(self) -> Floats:
+        """Share of the classes that a client has none of; classes that nobody has do not count."""
+        return np.asarray((self._held == 0).mean(axis=1), np.float64)
+
+    @cached_property
+    def minority(self) -> Floats:
+        """Share of the classes that it has, but no more of than an even share of its samples."""
+        few = (self._held > 0) & (self._held * self.classes <= self.sizes[:, None])
+        return np.asarray(few.mean(axis=1), np.float64)
+
+    @property
+    def _held(self) -> IntArray:
+        return self.counts[:, self.counts.sum(axis=0) > 0]
+
+    @cached_property
+    def divergence(self) -> Floats:
+        """KL(client ‖ all), in nats."""
+        ratio = np.divide(self.shares, self.overall, out=np.ones_like(self.shares), where=self.shares > 0)
+        return np.asarray((self.shares * np.log(ratio)).sum(axis=1), np.float64)
+
+    @cached_property
+    def hellinger(self) -> Floats:
+        """Hellinger distance of each client to all: 0 for the same distribution, 1 for nothing in common."""
+        affinity = np.sqrt(self.shares * self.overall).sum(axis=1)
+        return np.asarray(np.sqrt(np.clip(1 - affinity, 0, None)), np.float64)
+
+    # -- of the whole ------------------------------------------------------------------------------------
+
+    @cached_property
+    def beta(self) -> float | None:
+        """The β of the Dirichlet split that makes such counts most likely; None for a single client.
+
+        Class by class the counts over the clients are taken for a Dirichlet-multinomial draw with parameter β for every
+        client, which is how the split `dirichlet` divides a class. Its cap on large clients and its smallest size
+        pull the estimate a little away from the β that was drawn with.
+        """
+        if self.clients < 2:
+            return None
+        from scipy.optimize import minimize_scalar
+        from scipy.special import gammaln
+
+        counts = self._held.astype(np.float64)
+        totals, n = counts.sum(axis=0), self.clients
+
+        def surprise(log_beta: float) -> float:
+            b = float(np.exp(log_beta))
+            per_class = gammaln(n * b) - gammaln(totals + n * b) + (gammaln(counts + b) - gammaln(b)).sum(axis=0)
+            return -float(per_class.sum())
+
+        low, high = np.log(BETAS)
+        return float(np.exp(minimize_scalar(surprise, bounds=(low, high), method="bounded").x))
+
+    @property
+    def size_ratio(self) -> float:
+        """Largest over smallest client."""
+        return float(self.sizes.max() / self.sizes.min())
+
+    @property
+    def size_spread(self) -> float:
+        """Standard deviation over mean of the clients' sizes."""
+        return float(self.sizes.std() / self.sizes.mean())
+
+    @property
+    def class_ratio(self) -> float:
+        """Largest over smallest class, all clients together; infinite if nobody has some class."""
+        smallest = self.overall.min()
+        return float(self.overall.max() / smallest) if smallest > 0 else float("inf")
+
+    @property
+    def global_imbalance(self) -> float:
+        """Hellinger distance of all samples together to equally many of each class."""
+        return float(np.sqrt(max(0.0, 1 - np.sqrt(self.overall / self.classes).sum())))
+
+    def place(self) -> Floats:
+        """What settings are compared by, each from 0 to about 1: how many classes clients lack and hardly have, how far
+        they are from the whole, how unequal in size, how unequal the classes are overall."""
+        return np.array(
+            [
+                self.vacant.mean(),
+                self.minority.mean(),
+                self.hellinger.mean(),
+                min(1.0, self.size_spread / 2),
+                self.global_imbalance,
+            ]
+        )
+
+
+def distance(one: Floats, other: Floats) -> float:
+    """Root mean square difference of two places."""
+    return float(np.sqrt(np.mean((one - other) ** 2)))
