@@ -63,8 +63,13 @@ def _json(entry: DatasetEntry, data_dir: str | None) -> dict[str, Any]:
 
 def _here(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, int | None]:
     """The folder of its files and their size, folders not counted; None and None if they are not here."""
+    from fedskew.data.catalogue import DATASETS
     from fedskew.data.published.places import found_files
 
+    if entry.made_of:
+        parts = [_here(DATASETS[part], data_dir) for part in entry.made_of]
+        here = all(where for where, _ in parts)
+        return ("with its parts" if here else None), (sum(size or 0 for _, size in parts) if here else None)
     if entry.published is None:
         return "with scikit-learn", None
     files = found_files(entry.published, data_dir)

@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.data.dataset import Dataset, Kind
+from fedskew.data.domains import DIGITS, load_domains
 from fedskew.data.options import checked, option_names
 from fedskew.data.own.forms import load_own
 from fedskew.data.published.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar
 from fedskew.data.published.digits import load_digits
 from fedskew.data.published.download import RemoteFile
+from fedskew.data.published.house_numbers import SVHN_LAYOUT, SYN_LAYOUT, load_svhn, load_syn
 from fedskew.data.published.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
 from fedskew.data.published.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
 from fedskew.data.published.places import Published, files_of
 from fedskew.data.published.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
+from fedskew.data.published.usps import LAYOUT as USPS_LAYOUT
+from fedskew.data.published.usps import load_usps
 from fedskew.errors import UserError, unknown
 
 
@@ -38,7 +42,9 @@ class DatasetEntry:
     loader: Callable[..., Dataset]
     """Takes the list of the dataset's files, unless there are none, and the options as keywords."""
     published: Published | None = None
-    """Its files; None if the data come with an installed package."""
+    """Its files; None if the data come with an installed package, or are made of others."""
+    made_of: tuple[str, ...] = ()
+    """The datasets that it consists of; `loader` is given `load` instead of files."""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -55,6 +61,8 @@ def load(name_or_path: str | PathLike[str], data_dir: str | PathLike[str] | None
     entry = DATASETS.get(name.lower())
     if entry is not None:
         checked(entry.loader, options, entry.name)
+        if entry.made_of:
+            return entry.loader(partial(load, data_dir=data_dir), **options)
         if entry.published is None:
             return entry.loader(**options)
         return entry.loader(files_of(entry.published, data_dir), **options)
@@ -73,6 +81,12 @@ def _idx_files(urls: tuple[str, ...], md5: tuple[str, ...]) -> tuple[RemoteFile,
     )
 
 
+_USPS_URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/"
+_SVHN_URL = "http://ufldl.stanford.edu/housenumbers/"
+_SYN_URL = (
+    "https://media.githubusercontent.com/media/domainadaptation/datasets/"
+    "91ff02225a73db330883843bc41ee3aca59a19d9/synth/"
+)
 _AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 
 _ENTRIES = (
@@ -143,6 +157,90 @@ _ENTRIES = (
             ),
             also=(Path("/usr/share/datasets/fashion-mnist"),),
         ),
+    ),
+    DatasetEntry(
+        name="usps",
+        kind="image",
+        description="handwritten digits from envelopes, 16×16 grey",
+        classes=10,
+        train=7_291,
+        test=2_007,
+        sources=(_USPS_URL,),
+        licence="not stated",
+        citation="Hull, IEEE PAMI 1994",
+        loader=load_usps,
+        published=Published(
+            name="usps",
+            layouts=(USPS_LAYOUT,),
+            folders=("USPS",),
+            files=(
+                RemoteFile("usps.bz2", (f"{_USPS_URL}usps.bz2",), "md5:ec16c51db3855ca6c91edd34d0e9b197"),
+                RemoteFile("usps.t.bz2", (f"{_USPS_URL}usps.t.bz2",), "md5:8ea070ee2aca1ac39742fdd1ef5ed118"),
+            ),
+        ),
+    ),
+    DatasetEntry(
+        name="svhn",
+        kind="image",
+        description="digits of house numbers, 32×32 colour",
+        classes=10,
+        train=73_257,
+        test=26_032,
+        sources=(_SVHN_URL,),
+        licence="non-commercial use",
+        citation="Netzer et al., NIPS workshop 2011",
+        loader=load_svhn,
+        published=Published(
+            name="svhn",
+            layouts=(SVHN_LAYOUT,),
+            folders=("SVHN",),
+            files=(
+                RemoteFile("train_32x32.mat", (f"{_SVHN_URL}train_32x32.mat",), "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
+                RemoteFile("test_32x32.mat", (f"{_SVHN_URL}test_32x32.mat",), "md5:eb5a983be6a315427106f1b164d9cef3"),
+            ),
+        ),
+    ),
+    DatasetEntry(
+        name="syn-digits",
+        kind="image",
+        description="digits drawn in many fonts on many backgrounds, 32×32 colour",
+        classes=10,
+        train=479_400,
+        test=9_553,
+        sources=("http://yaroslav.ganin.net/", _SYN_URL),
+        licence="not stated",
+        citation="Ganin and Lempitsky, ICML 2015",
+        loader=load_syn,
+        published=Published(
+            name="syn-digits",
+            layouts=(SYN_LAYOUT,),
+            folders=("SYN", "syn", "synth"),
+            files=(
+                RemoteFile(
+                    "synth_train_32x32.mat",
+                    (f"{_SYN_URL}synth_train_32x32.mat",),
+                    "sha256:e0e0924ecd0c0b5a55ed6485aaa7d39937af982397717b89a3d91777aca9433c",
+                ),
+                RemoteFile(
+                    "synth_test_32x32.mat",
+                    (f"{_SYN_URL}synth_test_32x32.mat",),
+                    "sha256:6285fe9a1c6f27b379a47263907a37899b59ce86948fd343a5b904435cde5bcc",
+                ),
+            ),
+        ),
+    ),
+    DatasetEntry(
+        name="digits-domains",
+        kind="image",
+        description="four domains of digits at 32×32 colour: mnist, usps, svhn, syn-digits (FPL's Digits)",
+        classes=10,
+        train=619_948,
+        test=47_592,
+        sources=("mnist, usps, svhn, syn-digits",),
+        licence="its parts'",
+        citation="Huang et al., CVPR 2023",
+        loader=load_domains,
+        made_of=DIGITS,
     ),
     DatasetEntry(
         name="cifar10",

@@ -22,9 +22,15 @@ class Samples:
     """Images: uint8 (n, channels, height, width). Tables: float32 (n, features), standardised.
     Text: int64 token ids (n, length), where 0 pads and 1 is an unknown word."""
     y: npt.NDArray[np.int64]
+    domain: npt.NDArray[np.int64] | None = None
+    """Of each row, the number of its domain, where the dataset has any."""
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def where(self, rows: npt.NDArray[np.generic]) -> Samples:
+        """Some rows."""
+        return Samples(self.x[rows], self.y[rows], None if self.domain is None else self.domain[rows])
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Dataset:
     """Number of token ids of a text dataset, the padding id 0 included."""
     words: tuple[str, ...] = ()
     """Of a text dataset: what its ids from 2 on stand for; empty if only its maker knows."""
+    domains: tuple[str, ...] = ()
+    """Names of the domains that the samples come from, such as mnist and svhn."""
     scaling: tuple[tuple[float, float], ...] = ()
     """Of a table: mean and deviation of each column, by which its loader standardised it; empty if it did not."""
 

@@ -55,6 +55,16 @@ class Federation:
         return _frozen(counts.astype(np.int64, copy=False).reshape(self.clients, self.classes))
 
     @cached_property
+    def domains(self) -> tuple[str, ...]:
+        """The domain of each client: that of most of its samples; empty if the data have none."""
+        domain = self.dataset.train.domain
+        if domain is None:
+            return ()
+        names = self.dataset.domains
+        counts = [np.bincount(domain[part], minlength=len(names)) for part in self.indices]
+        return tuple(names[int(count.argmax())] for count in counts)
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the split."""
         return split_hash(self.indices)
@@ -114,7 +124,8 @@ def federation(
     if not isinstance(partition, Partition):
         raise UserError(f"partition {partition!r}; expected a rule such as Dirichlet(clients=10, beta=0.1)")
     dataset = data if isinstance(data, Dataset) else load(data, data_dir)
-    indices = partition.split(dataset.train.y, len(dataset.classes), seed, names=dataset.classes)
+    labels, domain = dataset.train.y, dataset.train.domain
+    indices = partition.split(labels, len(dataset.classes), seed, names=dataset.classes, domain=domain)
     return Federation(dataset, tuple(indices), partition.describe(), seed)
 
 

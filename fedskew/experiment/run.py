@@ -60,6 +60,12 @@ class Result:
         return _accuracy_curve(_evaluated(self.history))
 
     @property
+    def domain_accuracy(self) -> dict[str, float]:
+        """Of the final global model on each domain's test samples, where the data have domains."""
+        told: dict[str, float] = _evaluated(self.history)[-1].get("domain_accuracy", {})
+        return told
+
+    @property
     def diverged(self) -> int:
         """How many client updates were not finite and were left out."""
         return sum(len(row.get("diverged", ())) for row in self.history)
@@ -79,6 +85,7 @@ class Result:
             "accuracy": self.accuracy,
             **self.curve.to_json(),
             "final": self.evaluation.to_json(),
+            **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
             "diverged": self.diverged,
             "compute": self.compute,
             "notes": self.history[-1].get("notes", {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,26 @@ Labels = tuple[int, ...] | None
 class Tests:
     """Tests models on one test set."""
 
-    def __init__(self, evaluator: Evaluator) -> None:
-        self.evaluator = evaluator
+    def __init__(self, evaluators: Mapping[str, Evaluator]) -> None:
+        """One for each domain, which are reported, too; or a single one, whose name does not matter."""
+        self._evaluators = evaluators
         self._seen: dict[int, tuple[int, Confusion]] = {}
         """By client: what its own model did, and of which round that model was."""
 
     def of(self, model: ModelState, labels: Labels = None) -> Evaluation:
         """The model on the test set, or on its samples of these labels."""
-        return Evaluation(self.evaluator.confusion(model, labels))
+        return Evaluation(np.sum(list(self._confusions(model, labels).values()), axis=0))
+
+    def _confusions(self, model: ModelState, labels: Labels) -> dict[str, Confusion]:
+        return {name: evaluator.confusion(model, labels) for name, evaluator in self._evaluators.items()}
 
     def row(self, model: ModelState, labels: Labels = None) -> dict[str, Any]:
         """The same as it is recorded."""
-        return {"evaluation": self.of(model, labels).to_json()}
+        parts = self._confusions(model, labels)
+        row: dict[str, Any] = {"evaluation": Evaluation(np.sum(list(parts.values()), axis=0)).to_json()}
+        if len(parts) > 1:
+            row["domain_accuracy"] = {n: accuracy(matrix) if matrix.any() else None for n, matrix in parts.items()}
+        return row
 
     def of_everyone(
         self, clients: Sequence[int], kept: ClientStates, model: str, own: Callable[[Tensors], ModelState]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedskew.data.augmentation.augment import make_augmentation
-from fedskew.data.dataset import Dataset
+from fedskew.data.dataset import Dataset, Samples
 from fedskew.engine import (
     DeviceSamples,
     DevicesEngine,
@@ -64,8 +64,15 @@ class Workshop:
         return Workbench(networks[0], together, self._tests(networks[0]))
 
     def _tests(self, network: Network) -> Tests:
-        test = DeviceSamples(self._dataset, self._dataset.test, self.devices[0], self._dtype)
-        return Tests(Evaluator(network, test, self._compiles))
+        def evaluator(samples: Samples) -> Evaluator:
+            there = DeviceSamples(self._dataset, samples, self.devices[0], self._dtype)
+            return Evaluator(network, there, self._compiles)
+
+        test = self._dataset.test
+        if test.domain is None:
+            return Tests({"": evaluator(test)})
+        parts = {name: test.where(test.domain == number) for number, name in enumerate(self._dataset.domains)}
+        return Tests({name: evaluator(part) for name, part in parts.items() if len(part)})
 
     def _training_samples(self, device: torch.device) -> DeviceSamples:
         return DeviceSamples(self._dataset, self._dataset.train, device, self._dtype, self._augmentation)

@@ -16,6 +16,7 @@ from fedskew.data import (
     Balanced,
     Counts,
     Dirichlet,
+    DomainDirichlet,
     DoubleImbalance,
     LabelImbalance,
     LabelsPerClient,
@@ -41,7 +42,8 @@ def files(folder: Path, labels: IntArray, classes: int, clients: int) -> dict[st
     """Files for the rules that read one: an even share of each class, and an IID split."""
     share = np.bincount(labels, minlength=classes) // clients
     csv = folder / "counts.csv"
-    csv.write_text("\n".join([",".join(map(str, share))] * clients))
+    header = ",".join(map(str, range(classes)))  # without one, a row that happens to list the classes would be it
+    csv.write_text("\n".join([header, *[",".join(map(str, share))] * clients]))
     saved = folder / "split.json"
     write_split(saved, IID(clients).split(labels, classes, 0) if clients <= len(labels) else [], labels, {}, 0)
     return {"counts": csv, "saved": saved}
@@ -75,7 +77,7 @@ def test_every_rule_keeps_the_invariants_or_says_why_not(name: str, folder: Path
     params = {key: value for key, value in offered.items() if key in PARTITIONS[name].__dataclass_fields__}
     rule = make_partition(name, **params)
     try:
-        parts = rule.split(labels, classes, seed)
+        parts = rule.split(labels, classes, seed, domain=np.arange(len(labels)) % 2)
     except UserError:
         return
 
@@ -86,11 +88,12 @@ def test_every_rule_keeps_the_invariants_or_says_why_not(name: str, folder: Path
     assert min(map(len, parts)) >= rule.smallest
     if rule.uses_all:
         assert len(everything) == len(labels)
-    assert split_hash(rule.split(labels, classes, seed)) == split_hash(parts)
+    assert split_hash(rule.split(labels, classes, seed, domain=np.arange(len(labels)) % 2)) == split_hash(parts)
 
 
 GOLDEN = {
     "dirichlet": (Dirichlet(10, beta=0.1), "af84e2133fb9a93d2382638b9edea8bfdd0c9ec0142c89804281c77741877230"),
+    "domain-dirichlet": (DomainDirichlet(8, beta=0.1), "94195dd0602445bc368345a5d866366b2318875c7429deb12c405a13be6d2029"),
     "shards": (Shards(10), "625622a915a811f8da70a0e73a4e6ee7563a60e588e5b259dda7687bd0619c3e"),
     "quantity": (Quantity(10), "23b30192379c2cce13fd639957e85e28d0e3880f2b16d1f2f05446b9f97472ba"),
     "labels": (LabelsPerClient(10), "f9a6c06f4019fe0809f97127125fa078505dae25243c9d282e388782a01301c0"),
@@ -107,7 +110,7 @@ GOLDEN = {
 def test_the_same_seed_gives_the_same_split_on_every_machine(name: str) -> None:
     rule, expected = GOLDEN[name]
     labels = np.arange(1000) * 7 % 10
-    assert split_hash(rule.split(labels, 10, seed=7)) == expected
+    assert split_hash(rule.split(labels, 10, seed=7, domain=np.arange(1000) % 3)) == expected
 
 
 def test_every_rule_without_a_file_has_a_golden_hash() -> None:
@@ -120,7 +123,9 @@ def test_every_rule_without_a_file_has_a_golden_hash() -> None:
     ids=sorted(GOLDEN),
 )
 def test_another_seed_gives_another_split(rule: Partition) -> None:
-    assert split_hash(rule.split(SHUFFLED, 10, 0)) != split_hash(rule.split(SHUFFLED, 10, 1))
+    domain = np.arange(len(SHUFFLED)) % 2
+    first, second = (rule.split(SHUFFLED, 10, seed, domain=domain) for seed in (0, 1))
+    assert split_hash(first) != split_hash(second)
 
 
 @pytest.mark.parametrize("shards", [2, 4, 5])

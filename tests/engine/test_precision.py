@@ -66,13 +66,13 @@ def test_the_initial_model_is_evaluated_as_those_after_it(monkeypatch: pytest.Mo
     """What is captured for the first evaluation is replayed in all others; a resumed run has no initial model."""
     this = server(image_federation(), "fedavg", nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), precision="float32")
     seen: list[tuple[bool, bool]] = []
-    real = this._tests.evaluator.confusion
+    real = this._tests._evaluators[""].confusion
 
     def confusion(*given: Any) -> Any:
         seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic))
         return real(*given)
 
-    monkeypatch.setattr(this._tests.evaluator, "confusion", confusion)
+    monkeypatch.setattr(this._tests._evaluators[""], "confusion", confusion)
     this.evaluate(this.start().model)
     finished(this)
     assert set(seen) == {(False, True)}

@@ -26,7 +26,7 @@ ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 
 
 def inputs(server: Server) -> Tensor:
-    data = server._tests.evaluator._data
+    data = server._tests._evaluators[""]._data
     return data.inputs(torch.arange(len(data)))
 
 
@@ -285,7 +285,7 @@ def test_a_round_without_any_step(engine: str) -> None:
 def direct_confusion(server: Server, model: ModelState, labels: tuple[int, ...] | None = None) -> np.ndarray:
     with torch.no_grad():
         logits = server.network.module(model)(inputs(server))
-    y = server._tests.evaluator._data.y
+    y = server._tests._evaluators[""]._data.y
     if labels is not None:
         outside = [c for c in range(4) if c not in labels]
         logits[:, outside] = -torch.inf

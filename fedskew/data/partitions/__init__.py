@@ -2,6 +2,7 @@
 
 from fedskew.data.partitions.counts import Counts
 from fedskew.data.partitions.dirichlet import Dirichlet
+from fedskew.data.partitions.domains import DomainDirichlet
 from fedskew.data.partitions.fedgr import DoubleImbalance, LabelImbalance, QuantityImbalance
 from fedskew.data.partitions.iid import IID
 from fedskew.data.partitions.labels_per_client import LabelsPerClient
@@ -15,6 +16,7 @@ __all__ = [
     "Balanced",
     "Counts",
     "Dirichlet",
+    "DomainDirichlet",
     "DoubleImbalance",
     "LabelImbalance",
     "LabelsPerClient",

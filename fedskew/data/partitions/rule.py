@@ -30,6 +30,7 @@ class Labels:
 
     y: IntArray
     names: tuple[str, ...]
+    domain: IntArray | None = None
 
     @property
     def classes(self) -> int:
@@ -61,10 +62,15 @@ class Partition(ABC):
         """Each client's training indices; `split` checks and sorts them."""
 
     def split(
-        self, labels: npt.NDArray[np.integer], classes: int, seed: int, names: Sequence[str] = ()
+        self,
+        labels: npt.NDArray[np.integer],
+        classes: int,
+        seed: int,
+        names: Sequence[str] = (),
+        domain: IntArray | None = None,
     ) -> list[IntArray]:
         """Each client's training indices in ascending order, the same for the same seed on every machine."""
-        seen = _labels(labels, classes, names)
+        seen = dataclasses.replace(_labels(labels, classes, names), domain=domain)
         whole_number("seed", seed, at_least=0)
         parts = [np.sort(np.asarray(part, np.int64)) for part in self.draw(seen, seed)]
         self._check(parts, len(seen))

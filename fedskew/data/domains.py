@@ -1,0 +1,84 @@
+"""Several datasets of the same classes as one with domains: MNIST, USPS, SVHN and synthetic digits (FPL's Digits)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import interpolate
+
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.errors import UserError, unknown
+from fedskew.randomness import permutation
+
+DIGITS = ("mnist", "usps", "svhn", "syn-digits")
+
+_SIDE = 32
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""ImageNet's, as in FPL's program."""
+_BLOCK = 4096
+
+
+def load_domains(
+    load: Callable[[str], Dataset], *, domains: str | Sequence[str] = DIGITS, fraction: float = 1.0
+) -> Dataset:
+    """The chosen domains, each loaded by its name, at 3×32×32.
+
+    `fraction` keeps that share of every domain's training samples, class by class (FPL takes 0.01); all test samples
+    are kept.
+    """
+    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
+        raise UserError(f"fraction is {fraction!r}; expected a number above 0 and at most 1")
+    parts = [load(name) for name in _chosen(domains)]
+    train = [_part(part.train, number, fraction) for number, part in enumerate(parts)]
+    test = [_part(part.test, number, 1.0) for number, part in enumerate(parts)]
+    names = tuple(part.name for part in parts)
+    return Dataset(
+        "digits-domains", "image", parts[0].classes, _joined(train), _joined(test), _MEAN, _STD, domains=names
+    )
+
+
+def _chosen(domains: str | Sequence[str]) -> list[str]:
+    names = [name.strip() for name in (domains.split(",") if isinstance(domains, str) else domains)]
+    for name in names:
+        if name not in DIGITS:
+            raise unknown("domain", name, DIGITS)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise UserError(f"domains is {domains!r}; expected two or more different ones of {', '.join(DIGITS)}")
+    return names
+
+
+def _part(samples: Samples, domain: int, fraction: float) -> Samples:
+    kept = np.arange(len(samples)) if fraction == 1 else _some(samples.y, fraction)
+    x = _coloured(samples.x[kept])
+    return Samples(x, samples.y[kept], np.full(len(kept), domain, dtype=np.int64))
+
+
+def _some(y: npt.NDArray[np.int64], fraction: float) -> npt.NDArray[np.int64]:
+    """A share of each class, at least one sample; the same whatever the seed of an experiment."""
+    members = (np.flatnonzero(y == label) for label in np.unique(y))
+    chosen = [m[permutation(len(m), 0, "share", i)[: math.ceil(fraction * len(m))]] for i, m in enumerate(members)]
+    return np.sort(np.concatenate(chosen))
+
+
+def _coloured(x: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    """At the common size, bilinearly, and with three channels."""
+    out = np.empty((len(x), 3, _SIDE, _SIDE), np.uint8)
+    for first in range(0, len(x), _BLOCK):
+        images = torch.from_numpy(np.ascontiguousarray(x[first : first + _BLOCK]))
+        if images.shape[2:] != (_SIDE, _SIDE):
+            images = interpolate(images.float(), (_SIDE, _SIDE), mode="bilinear", antialias=True).round()
+        out[first : first + len(images)] = images.clamp(0, 255).to(torch.uint8).numpy()
+    return out
+
+
+def _joined(parts: Sequence[Samples]) -> Samples:
+    domains = [part.domain for part in parts if part.domain is not None]
+    return Samples(
+        np.concatenate([part.x for part in parts]),
+        np.concatenate([part.y for part in parts]),
+        np.concatenate(domains),
+    )
