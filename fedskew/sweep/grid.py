@@ -70,8 +70,9 @@ def read_grid(path: str | Path, values: Mapping[str, Any], seeds: str | int | No
     keys = dict(content)
     axes, listed = keys.pop("grid", None), keys.pop("seeds", 1)
     try:
+        varied = _axes(axes, values)
         base = with_values(Config.from_mapping(keys), values)
-        return Grid(base, _axes(axes, values), _seeds(base, listed if seeds is None else seeds))
+        return Grid(base, varied, _seeds(base, listed if seeds is None else seeds))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

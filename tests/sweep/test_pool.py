@@ -1,0 +1,77 @@
+"""Worker processes: one that fails or dies ends nobody else's run."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fedskew.sweep.job import Job, Outcome, Terms
+from fedskew.sweep.pool import Watcher, run_jobs
+from fedskew.sweep.worker_process import WorkerProcess
+
+
+class Noting(Watcher):
+    def __init__(self) -> None:
+        self.ended: dict[str, Outcome] = {}
+        self.progress: set[str] = set()
+
+    def on_progress(self, job: Job, done: int, total: int, accuracy: float | None) -> None:
+        self.progress.add(job.label)
+        assert 0 <= done <= total
+
+    def on_outcome(self, job: Job, outcome: Outcome) -> None:
+        self.ended[job.label] = outcome
+
+
+def test_jobs_of_two_processes_end_like_those_of_one(tiny_job, tmp_path: Path) -> None:
+    jobs = [tiny_job("a"), tiny_job("bad", model="mobilenetv3"), tiny_job("b", seed=1)]
+    apart, together = Noting(), Noting()
+    run_jobs(jobs, Terms(str(tmp_path / "runs")), 2, apart, tmp_path / "logs")
+    run_jobs(jobs, Terms(), 1, together, tmp_path / "logs")
+    for watcher in (apart, together):
+        assert {label: outcome.status for label, outcome in watcher.ended.items()} == {
+            "a": "finished", "bad": "failed", "b": "finished",
+        }  # fmt: skip
+        assert {"a", "b"} <= watcher.progress
+    for label in "ab":
+        one, other = apart.ended[label].record, together.ended[label].record
+        assert one is not None
+        assert other is not None
+        assert one.curve == other.curve
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"worker-0.log", "worker-1.log"}
+
+
+def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Path, monkeypatch) -> None:
+    killed: list[int] = []
+    give = WorkerProcess.give
+
+    def give_and_kill(self: WorkerProcess, job: Job, terms: Terms) -> None:
+        give(self, job, terms)
+        if job.label == "doomed":
+            killed.append(self._process.pid)
+            os.kill(self._process.pid, 9)
+
+    monkeypatch.setattr(WorkerProcess, "give", give_and_kill)
+    watcher = Noting()
+    jobs = [tiny_job("doomed"), tiny_job("a", seed=1), tiny_job("b", seed=2)]
+    run_jobs(jobs, Terms(), 2, watcher, tmp_path / "logs")
+    assert killed
+    assert watcher.ended["doomed"].status == "failed"
+    assert "killed by signal 9" in watcher.ended["doomed"].reason
+    assert watcher.ended["a"].status == watcher.ended["b"].status == "finished"
+
+
+def test_after_the_deadline_everything_is_stopped(tiny_job, tmp_path: Path) -> None:
+    watcher = Noting()
+    jobs = [tiny_job(str(seed), seed=seed) for seed in range(3)]
+    run_jobs(jobs, Terms(deadline=time.time() - 1000), 2, watcher, tmp_path / "logs")
+    assert [outcome.status for outcome in watcher.ended.values()] == ["stopped"] * 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_jobs_are_no_trouble(workers: int, tmp_path: Path) -> None:
+    run_jobs([], Terms(), workers, Noting(), tmp_path)

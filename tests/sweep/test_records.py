@@ -1,0 +1,89 @@
+"""What is kept of a run, and what can be found again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedskew.errors import UserError
+from fedskew.sweep.execution import execute
+from fedskew.sweep.job import Terms
+from fedskew.sweep.record import Record, until
+from fedskew.sweep.records_file import Records, RecordsFile, read_folder
+
+
+def quietly(*_: object) -> None:
+    pass
+
+
+@pytest.fixture
+def record(tiny_job) -> Record:
+    outcome = execute(tiny_job(eval_local=True), Terms(), quietly)
+    assert outcome.status == "finished"
+    assert outcome.record is not None
+    return outcome.record
+
+
+def test_a_record_survives_json_and_has_what_a_table_needs(record: Record) -> None:
+    again = Record.from_json(json.loads(json.dumps(record.content)))
+    assert again.curve == record.curve
+    assert [round_ for round_, _ in record.curve] == [0, 1, 2, 3]
+    assert record.finished
+    assert len(record.class_accuracy) == 10
+    assert set(record.content["local"]["after"]) == {"0", "1", "2", "3"}
+    assert record.content["local"]["drift_diversity"] > 0
+    assert record.content["stages"]["train"]["rounds"] == 3
+    assert record.content["compute"][-1] == pytest.approx(sum(s["compute"] for s in record.content["stages"].values()))
+    assert {"cpu", "device"} <= record.content["machine"].keys()
+    assert "torch" in record.content["versions"]
+
+
+def test_a_longer_run_contains_the_shorter(tiny_job, record: Record) -> None:
+    shorter = execute(tiny_job(rounds=2), Terms(), quietly).record
+    assert shorter is not None
+    assert until(record.curve, 2) == shorter.curve
+    assert shorter.identity == record.identity
+
+
+def test_of_one_experiment_the_longest_record_counts(tiny_job, record: Record) -> None:
+    job = tiny_job()
+    short = Record({**record.content, "rounds": [0, 1], "accuracy": [0.1, 0.2], "macro_f1": [0, 0],
+                    "worst_class": [0, 0], "compute": [0, 1]})  # fmt: skip
+    for order in ([short, record], [record, short]):
+        known = Records(order)
+        found = known.get(job)
+        assert found is not None
+        assert found.rounds == 3
+        assert len(known) == 1
+    assert Records([record]).get(replace(job, config=replace(job.config, seed=5))) is None
+
+
+def test_a_shorter_run_of_a_method_with_stages_is_found(tiny_job) -> None:
+    job = tiny_job(method="fedlmd-switch", rounds=2)
+    record = execute(job, Terms(), quietly).record
+    assert record is not None
+    wanted = replace(job, config=replace(job.config, rounds=5))
+    assert Records([record]).get(wanted) is None
+    assert Records([record]).longest(wanted) is record
+
+
+def test_a_file_is_appended_to_and_a_torn_line_is_passed_over(tmp_path: Path, record: Record) -> None:
+    file = RecordsFile(tmp_path / "x" / "runs.jsonl")
+    file.append(record)
+    with file.path.open("a") as handle:
+        handle.write('{"format": 1, "acc')
+    assert len(file.read()) == 1
+    file.append(record)
+    assert [found.curve for found in file.read()] == [record.curve, record.curve]
+    assert len(read_folder(tmp_path / "x")) == 1
+
+
+@pytest.mark.parametrize("line", ['{"format": 99}', '{"format": 1, "config": {}}', "[]"])
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(line + "\n\n\n")
+    with pytest.raises(UserError, match=r"runs.jsonl line 1: .*record"):
+        RecordsFile(path).read()
