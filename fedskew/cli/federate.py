@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedskew.cli import federate_init, federate_site, federate_up
 from fedskew.cli.flags import Json
 from fedskew.cli.groups import Commands
 from fedskew.cli.run import examples
@@ -24,8 +27,22 @@ _IN_EARNEST = """These keys are for trials: whoever made them knows every site's
 
 def add_to(app: typer.Typer) -> None:
     group = typer.Typer(cls=Commands, help="Run a federation across machines, on Flower.", no_args_is_help=True)
-    group.command("certs", epilog=examples(CERTS_EXAMPLES))(_certs)
+    group.command("init", epilog=examples(federate_init.EXAMPLES))(with_flower(federate_init.command))
+    group.command("up", epilog=examples(federate_up.EXAMPLES))(with_flower(federate_up.command))
+    group.command("site", epilog=examples(federate_site.EXAMPLES))(with_flower(federate_site.command))
+    group.command("certs", epilog=examples(CERTS_EXAMPLES))(with_flower(_certs))
     app.add_typer(group, name="federate")
+
+
+def with_flower(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which without the extra refuses in one line."""
+
+    @wraps(command)
+    def checked(*arguments: Any, **options: Any) -> None:
+        require_flower()
+        command(*arguments, **options)
+
+    return checked
 
 
 def require_flower() -> None:
@@ -53,7 +70,6 @@ def _certs(
 
     The same command with one more site or host adds it and keeps the rest.
     """
-    require_flower()
     from fedskew.cli.terminal import notice, print_json
     from fedskew.flower.credentials import make_credentials
 

@@ -73,6 +73,7 @@ def _pyproject(name: str, settings: FederationSettings, contract: Contract, conf
     head = _PROJECT.format(name=name, sites=len(settings.sites), method=config.method, package=PACKAGE)
     training = {key: (value, KEYS[key].metadata["help"]) for key, value in _training(config).items()}
     federation = {spec.name: (getattr(settings, spec.name), spec.metadata["help"]) for spec in fields(settings)}
+    federation["sites"] = (", ".join(settings.sites), federation["sites"][1])
     return "\n".join(
         [
             head + _table("tool.flwr.app.config", training),

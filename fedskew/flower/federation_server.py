@@ -45,15 +45,17 @@ class FederationServer(Server):
         bench = super()._bench(stage, state)
         if not stage.concatenates:
             return bench
-        classes, encoders = self._federation.classes, len(stage.concatenates)
-        tests = SiteTests(bench.tests, self._sites, self._settings, classes, encoders)
+        frozen = {name: state.trainees[name].model for name in stage.concatenates}
+        tests = SiteTests(bench.tests, self._sites, self._settings, self._federation.classes, frozen)
         return Workbench(bench.network, self._remote, tests)
 
     def advance(self, state: RunState) -> tuple[RunState, Row]:
         """One round."""
         self._sites.await_some(self._settings.least)
         oldest = max(0, state.round - 2 * self._config.checkpoint_every)
-        self._remote.situation = Situation(self._run, state.stage, state.notes, oldest)
+        stage = self.stage(state)
+        frozen = stage.concatenates if stage else ()
+        self._remote.situation = Situation(self._run, state.stage, state.notes, frozen, oldest)
         after, row = super().advance(state)
         failures = self._remote.failures
         row["diverged"] = [client for client in row["diverged"] if client not in failures]

@@ -23,6 +23,7 @@ import yaml
 from fedskew.errors import UserError
 from fedskew.flower.credentials import Credentials
 from fedskew.flower.processes import Process, await_tls, end_all, free_ports
+from fedskew.flower.supernode import supernode_command
 
 _START_SECONDS = 120.0
 _CONNECTION = "federation"
@@ -84,18 +85,14 @@ class LocalFederation:
             raise UserError(f"the key of {site} was not registered: {process.last_lines(1)}")
 
     def start_site(self, site: str) -> Process:
-        node = self.keys.node(site)
-        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
-        command += ["--root-certificates", str(node.authority.resolve())]
-        command += ["--auth-supernode-private-key", str(node.private.resolve())]
-        command += ["--port", str(self._runtime_ports[self.sites.index(site)])]
-        command += ["--node-config", f"site={json.dumps(str(self.site_file(site)))}"]
+        port = self._runtime_ports[self.sites.index(site)]
+        command = supernode_command(self.site_file(site), f"127.0.0.1:{self.port}", self.keys.node(site), port)
         self.nodes[site] = self._started(site, command)
         return self.nodes[site]
 
-    def start_run(self) -> Process:
+    def start_run(self, app: Path | None = None) -> Process:
         """`flwr run`, which shows the ServerApp's log until the run is over."""
-        process = self._started("run", ["flwr", "run", str(self.app), _CONNECTION, "--stream"])
+        process = self._started("run", ["flwr", "run", str(app or self.app), _CONNECTION, "--stream"])
         self._others.append(process)
         return process
 

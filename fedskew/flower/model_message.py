@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,12 +24,18 @@ def needed_companions(work: RoundWork) -> list[str]:
     return [name for name in work.objective.companions() if name in work.companions]
 
 
-def work_tensors(work: RoundWork) -> Tensors:
-    """What every site is sent for a round."""
-    tensors = model_tensors("sent", work.sent) | pack("downlink", work.downlink)
-    for name in needed_companions(work):
-        tensors |= model_tensors(f"companion:{name}", work.companions[name])
+def models_tensors(models: Mapping[str, ModelState]) -> Tensors:
+    """Models that earlier stages left."""
+    tensors: Tensors = {}
+    for name, model in models.items():
+        tensors |= model_tensors(f"companion:{name}", model)
     return tensors
+
+
+def work_tensors(work: RoundWork, frozen: Sequence[str]) -> Tensors:
+    """What every site is sent for a round; with the models whose encoders stand frozen in the one that is trained."""
+    others = {name: work.companions[name] for name in (*needed_companions(work), *frozen)}
+    return model_tensors("sent", work.sent) | pack("downlink", work.downlink) | models_tensors(others)
 
 
 def result_tensors(result: RoundResult, sent: ModelState, shares_tally: bool) -> Tensors:

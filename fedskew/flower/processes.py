@@ -40,6 +40,8 @@ class Process:
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.name, self.log = name, log
         log.parent.mkdir(parents=True, exist_ok=True)
+        self.began_at = log.stat().st_size if log.exists() else 0
+        """Where in its log this process begins."""
         whole = environment(env)
         command = [shutil.which(command[0], path=whole["PATH"]) or command[0], *command[1:]]
         with log.open("ab") as file:

@@ -19,7 +19,7 @@ from fedskew.experiment.server import Row
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.remote_federation import RemoteFederation
-from fedskew.flower.settings import FederationSettings, read_settings
+from fedskew.flower.settings import FederationSettings, data_source, read_settings
 from fedskew.flower.sites import Sites
 
 app = ServerApp()
@@ -56,7 +56,9 @@ def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
     blank = contract.blank()
     if settings.evaluation != "server" or settings.test_data is None:
         return blank
-    return replace(blank, test=contract.admit(load(settings.test_data)).test)
+    name, options = data_source(settings.test_data)
+    dataset = load(name, options.pop("data_dir", None), **options)
+    return replace(blank, test=contract.admit(dataset).test)
 
 
 def _without_paths(prepared: Prepared) -> dict[str, object]:

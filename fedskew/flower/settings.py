@@ -7,6 +7,7 @@ such as "[1, 28, 28]".
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -33,6 +34,19 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
     return stripped
 
 
+def _data(key: str, value: Any) -> str:
+    """A name or a path, or options beside it: the latter as JSON, which `data_source` reads."""
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        return json.dumps(value)
+    return str(text(key, value))
+
+
+def data_source(value: str) -> tuple[str, dict[str, Any]]:
+    """Name or path of data, and their options."""
+    options = json.loads(value) if value.startswith("{") else {"name": value}
+    return options.pop("name"), options
+
+
 @dataclass(frozen=True)
 class FederationSettings:
     """What a federation across machines needs beyond a simulated one."""
@@ -48,7 +62,9 @@ class FederationSettings:
         "class", choice("class", "total", "none"), "what a site tells of its own tests: by class, in total, nothing"
     )
     share_loss: bool = _option(True, flag, "whether sites tell their training loss")
-    test_data: str | None = _option(None, optional(text), "the server's test data, for evaluation = server")
+    test_data: str | None = _option(
+        None, optional(_data), "the server's test data, for evaluation = server: a name, a path, or {name: …}"
+    )
     folder: str = _option("runs/federation", text, "the run's folder on the server")
 
     def __post_init__(self) -> None:

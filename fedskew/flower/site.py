@@ -10,7 +10,7 @@ survey     label counts, and how the samples of each class are predicted on aver
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +31,7 @@ from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts
 from fedskew.methods import Stage, Tensors, make_method, unpack
 from fedskew.models import make_model
-from fedskew.models.concatenation import side_by_side
+from fedskew.models.concatenation import concatenated
 
 Answer = tuple[Facts, bytes]
 
@@ -74,7 +74,7 @@ class Site:
         states = SiteState(self._config.state_folder, facts["run"])
         kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
         work = place.work(facts, stage, tensors, kept or {})
-        result = place.bench(len(stage.concatenates)).engine.train(work)
+        result = place.bench(stage.concatenates, tensors).engine.train(work)
         model_round, loss = work.key.round, float(result.loss[0])
         if result.states:
             own = {name: t[0].cpu() for name, t in result.states.items()}
@@ -85,8 +85,9 @@ class Site:
         return told, to_bytes(result_tensors(result, work.sent, facts["share_loss"]))
 
     def _evaluate(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
-        model = model_of("sent", place.on_device(from_bytes(payload)))
-        confusion = place.bench(facts["encoders"]).tests.evaluator.confusion(model, facts["labels"])
+        tensors = place.on_device(from_bytes(payload))
+        tests = place.bench(facts["frozen"], tensors).tests
+        confusion = tests.evaluator.confusion(model_of("sent", tensors), facts["labels"])
         if facts["detail"] == "total":
             return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}, b""
         return {"confusion": confusion.tolist()}, b""
@@ -96,7 +97,7 @@ class Site:
         told = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
         if facts["predictions"]:
             model = model_of("sent", place.on_device(from_bytes(payload)))
-            seen = survey(place.bench(0).network, model, place.workshop.train, held.indices[0])
+            seen = survey(place.bench().network, model, place.workshop.train, held.indices[0])
             assert seen.probability is not None
             told["probability"] = torch.from_numpy(np.nan_to_num(seen.probability))
         return {}, to_bytes(told)
@@ -111,9 +112,10 @@ class Workplace:
         everything = Federation(dataset, federation.indices, federation.partition, federation.seed)
         self._held: dict[tuple[int, ...] | None, Federation] = {None: everything}
         self._method = make_method(self.config.method, self.config.method_params)
-        self._model = make_model(self.config.model, inputs_of(dataset), self.config.seed)
+        model = make_model(self.config.model, inputs_of(dataset), self.config.seed)
         self.workshop = Workshop(dataset, self.config, compiles=False)
-        self._benches: dict[int, Workbench] = {}
+        self._bench = self.workshop.bench(model, "plain")
+        self._wide: tuple[Tensors, Workbench] | None = None
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
         """The site's samples, or those of some labels."""
@@ -122,11 +124,15 @@ class Workplace:
             self._held[key] = self._held[None].restrict(key or ())
         return self._held[key]
 
-    def bench(self, encoders: int) -> Workbench:
-        """For the model, or for so many encoders of it side by side."""
-        if encoders not in self._benches:
-            self._benches[encoders] = self.workshop.bench(side_by_side(self._model, encoders), "plain")
-        return self._benches[encoders]
+    def bench(self, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> Workbench:
+        """For the model, or for one on the frozen encoders of those that `tensors` hold under these names."""
+        if not frozen or tensors is None:
+            return self._bench
+        encoders = {name: t for name, t in tensors.items() if name.startswith("companion:")}
+        if self._wide is None or not _same(encoders, self._wide[0]):
+            models = [self._bench.network.module(model_of(f"companion:{name}", tensors)) for name in frozen]
+            self._wide = encoders, self.workshop.bench(concatenated(models), "plain")
+        return self._wide[1]
 
     def stage(self, facts: Facts) -> Stage:
         return self._method.stages(self.config.rounds, self.config.local_epochs, facts["notes"])[facts["stage"]]
@@ -155,3 +161,7 @@ class Workplace:
             state |= part.client_state(work.sent.params)
         whole = self.on_device({**state, **kept})
         return replace(work, assignments=[replace(work.assignments[0], state=whole)])
+
+
+def _same(some: Tensors, others: Tensors) -> bool:
+    return some.keys() == others.keys() and all(torch.equal(t, others[name]) for name, t in some.items())

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedskew.engine import ModelState
 from fedskew.experiment.testing import Labels, Tests
-from fedskew.flower.model_message import model_tensors
+from fedskew.flower.model_message import model_tensors, models_tensors
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Reply, Sites, good, require_some
 from fedskew.flower.tensors import to_bytes
@@ -20,9 +20,16 @@ from fedskew.metrics.confusion import Confusion, Evaluation
 class SiteTests(Tests):
     """Where the sites' tests decide, or are told beside the server's own."""
 
-    def __init__(self, own: Tests, sites: Sites, settings: FederationSettings, classes: int, encoders: int = 0) -> None:
+    def __init__(
+        self,
+        own: Tests,
+        sites: Sites,
+        settings: FederationSettings,
+        classes: int,
+        frozen: Mapping[str, ModelState] | None = None,
+    ) -> None:
         super().__init__(own.evaluator)
-        self._sites, self._settings, self._classes, self._encoders = sites, settings, classes, encoders
+        self._sites, self._settings, self._classes, self._frozen = sites, settings, classes, frozen or {}
 
     def of(self, model: ModelState, labels: Labels = None) -> Evaluation:
         if self._settings.evaluation == "server":
@@ -66,9 +73,9 @@ class SiteTests(Tests):
 
     def _asked(self, model: ModelState, labels: Labels, detail: str) -> dict[int, Reply]:
         self._sites.await_some(self._settings.least)
-        asked = {"labels": labels and list(labels), "detail": detail, "encoders": self._encoders}
+        asked = {"labels": labels and list(labels), "detail": detail, "frozen": list(self._frozen)}
         facts = {client: dict(asked) for client in self._sites.online}
-        payload = to_bytes(model_tensors("sent", model))
+        payload = to_bytes(model_tensors("sent", model) | models_tensors(self._frozen))
         answers = self._sites.ask("evaluate", facts, payload, self._settings.round_timeout)
         require_some(answers, self._sites.names, "with its tests")
         return dict(good(answers))

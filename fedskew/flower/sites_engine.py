@@ -27,6 +27,8 @@ class Situation:
     run: str
     stage: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+    """The models whose encoders stand, frozen, in the one that is trained."""
     oldest: int = 0
     """The oldest round that the server may go back to."""
 
@@ -53,7 +55,7 @@ class SitesEngine:
         """Of the last round: which sites gave nothing, and why."""
 
     def train(self, work: RoundWork) -> RoundResult:
-        payload = to_bytes(work_tensors(work))
+        payload = to_bytes(work_tensors(work, self.situation.frozen))
         enough = min(self._settings.least, len(work.assignments))
         for attempt in range(1, self._settings.attempts + 1):
             self._sites.await_some(self._settings.least)
@@ -165,7 +167,7 @@ def _result(work: RoundWork, updates: Mapping[int, _Update]) -> RoundResult:
         trained=model_of("trained", stacked),
         uplink=unpack("uplink", stacked),
         states={_VERSION: version} if any(a.state for a in work.assignments) else {},
-        loss=torch.tensor([row.loss for row in rows], device=device),
+        loss=torch.tensor([row.loss for row in rows], dtype=torch.float64, device=device),
         tally=unpack("tally", stacked),
         visits=np.array([row.visits for row in rows], np.int64),
     )

@@ -20,7 +20,7 @@ def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 def from_bytes(payload: bytes) -> Tensors:
     try:
-        return dict(load(payload))
+        return dict(sorted(load(payload).items()))
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise Garbled(f"its tensors cannot be read ({error})") from error
 

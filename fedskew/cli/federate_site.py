@@ -1,0 +1,91 @@
+"""`fedskew federate site`: check a site's data against a federation, and connect the site."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedskew.errors import UserError
+
+if TYPE_CHECKING:
+    from fedskew.data.federation import Federation
+
+EXAMPLES = (
+    "fedskew federate site site.yaml --check my-federation",
+    "fedskew federate site site.yaml --superlink fl.example.org:8000 --keys keys/sites/north",
+)
+
+
+def command(
+    file: Annotated[str, typer.Argument(metavar="SITE.yaml", help="the site's own configuration")],
+    check: Annotated[
+        str | None, typer.Option("--check", metavar="APP", show_default=False,
+                                 help="the federation's app, or its pyproject.toml, to check the data against")
+    ] = None,
+    superlink: Annotated[
+        str | None, typer.Option("--superlink", metavar="HOST:PORT", help="connect to this server", show_default=False)
+    ] = None,
+    keys: Annotated[
+        str | None, typer.Option("--keys", metavar="DIR", show_default=False,
+                                 help="the site's ca.pem and node.key, as `federate certs` makes them")
+    ] = None,
+) -> None:  # fmt: skip
+    """Check a site's configuration and data; with --superlink, connect the site and stay.
+
+    Everything is checked before a connection is made: the data, the keys, the server's certificate.
+    """
+    from fedskew.flower.site_config import load_site
+
+    config = load_site(file)
+    held = config.federation()
+    _show(config.name, held)
+    if check is not None:
+        _check(check, config.name, held)
+    if superlink is None:
+        return
+    if keys is None:
+        raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
+    _connect(Path(file), superlink, Path(keys))
+
+
+def _show(name: str, held: Federation) -> None:
+    from fedskew.cli.terminal import stdout
+
+    counts = held.label_counts[0].tolist()
+    own = ", ".join(f"{label} {count}" for label, count in zip(held.dataset.classes, counts, strict=True))
+    stdout().print(f"{name}: {held.sizes[0]} training samples ({own})", soft_wrap=True, markup=False)
+
+
+def _check(app: str, name: str, held: Federation) -> None:
+    from fedskew.cli.terminal import stdout
+    from fedskew.flower.planning import read_app
+    from fedskew.methods.catalogue import find
+
+    settings, contract, config = read_app(app)
+    if name not in settings.sites:
+        raise UserError(f"the site is called {name!r}; expected one of {', '.join(settings.sites)}")
+    contract.admit(held.dataset)
+    console = stdout()
+    for part in config.method.split("+"):
+        entry = find(part)
+        console.print(f"{entry.name} sends: {entry.sends}; reveals of labels: {entry.reveals}", soft_wrap=True)
+    told = {"class": "results of its tests by class", "total": "the accuracy of its tests", "none": "nothing"}
+    loss = ", its training loss" if settings.share_loss else ""
+    console.print(f"metrics that leave the site: {told[settings.site_metrics]}{loss}", soft_wrap=True)
+
+
+def _connect(file: Path, superlink: str, folder: Path) -> None:
+    from fedskew.cli.terminal import notice
+    from fedskew.flower.credentials import NodeKeys
+    from fedskew.flower.processes import environment, free_ports
+    from fedskew.flower.supernode import require_keys, require_trusted_server, supernode_command
+
+    keys = NodeKeys(folder)
+    require_keys(keys)
+    require_trusted_server(superlink, keys)
+    command = supernode_command(file, superlink, keys, free_ports(1)[0])
+    notice(" ".join(command))
+    os.execvpe(command[0], command, environment({}))

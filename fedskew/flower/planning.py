@@ -1,0 +1,73 @@
+"""From what an operator says to the settings of a federation, all of it checked before anything is written."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.data.federation import Federation
+from fedskew.errors import UserError, unknown
+from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import prepare
+from fedskew.flower.contract import Contract
+from fedskew.flower.federation_server import refuse_unfit
+from fedskew.flower.settings import FederationSettings, read_settings
+
+
+def resolved(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
+    """The configuration with nothing left to choose, for data that keep the contract."""
+    blank = contract.blank()
+    rows = np.arange(len(blank.train), dtype=np.int64)
+    anybody = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
+    prepared = prepare(config, anybody)
+    refuse_unfit(prepared.method, prepared.config)
+    return prepared.config
+
+
+def settings_of(sites: Sequence[str], values: Mapping[str, Any]) -> FederationSettings:
+    """A federation's own settings, by name."""
+    known = {spec.name for spec in fields(FederationSettings)} - {"sites"}
+    for key in values:
+        if key not in known:
+            raise unknown("federation setting", key, known)
+    return FederationSettings(sites=tuple(sites), **values)
+
+
+def described_contract(classes: str, shape: str) -> Contract:
+    """For an operator without data: `cat,dog` and `3,32,32`."""
+    try:
+        sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))
+    except ValueError as error:
+        raise UserError(f"shape is {shape!r}; expected sizes such as 3,32,32, or a number of columns") from error
+    names = tuple(name.strip() for name in classes.split(","))
+    if len(sizes) not in (1, 3):
+        raise UserError(f"shape is {shape!r}; expected channels, height and width of images, or columns of a table")
+    half = (0.5,) * sizes[0] if len(sizes) == 3 else ()
+    return Contract("image" if len(sizes) == 3 else "table", names, sizes, half, half)
+
+
+def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:
+    """What the pyproject of an app says."""
+    file = Path(path)
+    file = file / "pyproject.toml" if file.is_dir() else file
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = _flat(content["tool"]["flwr"]["app"]["config"])
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}; expected the pyproject.toml of an app") from error
+    except (tomllib.TOMLDecodeError, KeyError, ValueError) as error:
+        raise UserError(f"{file} is not the pyproject.toml of a federation's app ({error})") from error
+    return read_settings(values)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables under dotted keys, as Flower hands them to its apps."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return values

@@ -1,0 +1,53 @@
+"""A site's SuperNode: how it is started, and what can be known to go wrong before it is."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from pathlib import Path
+
+from fedskew.errors import UserError
+from fedskew.flower.credentials import NodeKeys
+
+_CONNECT_SECONDS = 10.0
+
+
+def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int) -> list[str]:
+    """The command that connects a site; `port` is one on this machine's loopback that Flower uses within the site."""
+    command = ["flower-supernode", "--superlink", superlink]
+    if keys.authority.exists():
+        command += ["--root-certificates", str(keys.authority.resolve())]
+    command += ["--auth-supernode-private-key", str(keys.private.resolve()), "--port", str(port)]
+    return [*command, "--node-config", f"site={json.dumps(str(site.resolve()))}"]
+
+
+def require_keys(keys: NodeKeys) -> None:
+    if not keys.private.is_file():
+        raise UserError(f"{keys.folder} has no node.key; expected a site's folder as `fedskew federate certs` makes it")
+
+
+def require_trusted_server(superlink: str, keys: NodeKeys) -> None:
+    """Refuse a server that is not there, does not speak TLS, or that the site's authority does not vouch for."""
+    host, port = _address(superlink)
+    authority = str(keys.authority) if keys.authority.exists() else None
+    context = ssl.create_default_context(cafile=authority)
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        vouching = authority or "an authority of this system"
+        raise UserError(
+            f"the certificate of {superlink} is refused ({error.verify_message}); expected one signed by {vouching}"
+        ) from error
+    except (ssl.SSLError, ConnectionResetError) as error:
+        raise UserError(f"{superlink} does not speak TLS; expected a SuperLink or proxy with a certificate") from error
+    except OSError as error:
+        raise UserError(f"{superlink} cannot be reached ({error.strerror or error}); expected a SuperLink") from error
+
+
+def _address(superlink: str) -> tuple[str, int]:
+    host, colon, port = superlink.rpartition(":")
+    if not colon or not port.isdecimal() or not host or "/" in host:
+        raise UserError(f"superlink is {superlink!r}; expected HOST:PORT, such as fl.example.org:8000")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,111 @@
+"""A federation tried out on one machine: a dataset split over sites, every one a SuperNode of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import build_federation
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.flower.app_folder import PACKAGE, write_app
+from fedskew.flower.contract import Contract
+from fedskew.flower.credentials import make_credentials
+from fedskew.flower.local_federation import LocalFederation, write_site
+from fedskew.flower.planning import resolved, settings_of
+from fedskew.flower.processes import Process
+
+_POLL_SECONDS = 0.3
+_SAID = re.compile(r"fedskew: (.*)")
+
+
+def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> LocalFederation:
+    """Write keys, app and sites of a trial; the same again keeps what fits, so that its run goes on."""
+    federation = build_federation(config)
+    names = site_names(federation.clients)
+    own = {
+        "minimum": federation.clients,
+        "evaluation": "server",
+        "site_metrics": "none",
+        "test_data": {"data_dir": _data_dir(config), **_data(config)},
+        "folder": str((folder / "run").resolve()),
+        **settings,
+    }
+    contract = Contract.of(federation.dataset)
+    app = folder / "app"
+    if (app / PACKAGE).is_dir():
+        shutil.rmtree(app)
+    planned = settings_of(names, own)
+    write_app(app, planned, contract, resolved(config, contract, names))
+    keys = make_credentials(folder / "keys", names)
+    federation.save_split(folder / "split.json")
+    trial = LocalFederation(folder, app, keys, names)
+    for client, name in enumerate(names):
+        write_site(trial.site_file(name), _site(client, name, config))
+    return trial
+
+
+def site_names(number: int) -> list[str]:
+    digits = len(str(number))
+    return [f"site-{place:0{digits}d}" for place in range(1, number + 1)]
+
+
+def _data(config: Config) -> dict[str, Any]:
+    name = str(Path(config.data).resolve()) if Path(config.data).exists() else config.data
+    return {"name": name, **config.data_params}
+
+
+def _data_dir(config: Config) -> str | None:
+    return None if config.data_dir is None else str(Path(config.data_dir).resolve())
+
+
+def _site(client: int, name: str, config: Config) -> dict[str, object]:
+    return {
+        "name": name,
+        "data": _data(config),
+        "data_dir": _data_dir(config),
+        "split": "../../split.json",
+        "client": client,
+        "device": config.device,
+        "threads": 1,
+    }
+
+
+def follow(trial: LocalFederation, run: Process, say: Callable[[str], None]) -> dict[str, Any]:
+    """Say what the server says until the run is over; its summary."""
+    known: set[str] = set()
+    stopped = ""
+    for line in _lines(run):
+        if line:
+            say(line)
+            stopped = line if line.startswith("stopped:") else stopped
+        for name, node in trial.nodes.items():
+            if not node.running and name not in known:
+                known.add(name)
+                say(f"{name} ended; its log is {node.log}")
+        if trial.superlink is not None:
+            trial.superlink.require_running()
+    summary = RunFolder(trial.folder / "run").summary()
+    if summary is None:
+        raise UserError(stopped.removeprefix("stopped: ") or f"the run ended early; {run.log} says why")
+    return summary
+
+
+def _lines(run: Process) -> Iterator[str]:
+    """What the ServerApp says, as it says it; empty text while it says nothing."""
+    with run.log.open(encoding="utf-8", errors="replace") as file:
+        file.seek(run.began_at)
+        while True:
+            alive = run.running
+            while line := file.readline():
+                if match := _SAID.search(line):
+                    yield match[1].strip()
+            if not alive:
+                return
+            yield ""
+            time.sleep(_POLL_SECONDS)
