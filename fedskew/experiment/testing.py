@@ -31,7 +31,12 @@ class Tests:
 
     def of(self, model: ModelState, labels: Labels = None) -> Evaluation:
         """The model on the test set, or on its samples of these labels."""
-        return Evaluation(np.sum(list(self._confusions(model, labels).values()), axis=0))
+        return Evaluation(self.confusion(model, labels))
+
+    def confusion(self, model: ModelState, labels: Labels = None) -> Confusion:
+        """The same as a matrix, which may be empty."""
+        matrix: Confusion = np.sum(list(self._confusions(model, labels).values()), axis=0)
+        return matrix
 
     def _confusions(self, model: ModelState, labels: Labels) -> dict[str, Confusion]:
         return {name: evaluator.confusion(model, labels) for name, evaluator in self._evaluators.items()}

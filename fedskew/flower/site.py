@@ -87,7 +87,7 @@ class Site:
     def _evaluate(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
         tensors = place.on_device(from_bytes(payload))
         tests = place.bench(facts["frozen"], tensors).tests
-        confusion = tests.evaluator.confusion(model_of("sent", tensors), facts["labels"])
+        confusion = tests.confusion(model_of("sent", tensors), facts["labels"])
         if facts["detail"] == "total":
             return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}, b""
         return {"confusion": confusion.tolist()}, b""

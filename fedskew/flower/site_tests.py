@@ -28,12 +28,13 @@ class SiteTests(Tests):
         classes: int,
         frozen: Mapping[str, ModelState] | None = None,
     ) -> None:
-        super().__init__(own.evaluator)
+        super().__init__({})
+        self._own = own
         self._sites, self._settings, self._classes, self._frozen = sites, settings, classes, frozen or {}
 
     def of(self, model: ModelState, labels: Labels = None) -> Evaluation:
         if self._settings.evaluation == "server":
-            return super().of(model, labels)
+            return self._own.of(model, labels)
         return self._total(self._matrices(model, labels))
 
     def row(self, model: ModelState, labels: Labels = None) -> dict[str, Any]:
@@ -41,7 +42,7 @@ class SiteTests(Tests):
         if self._settings.evaluation == "sites":
             matrices = self._matrices(model, labels)
             return {"evaluation": self._total(matrices).to_json(), "sites": self._by_name(matrices)}
-        recorded = super().row(model, labels)
+        recorded = self._own.row(model, labels)
         if self._settings.site_metrics == "total":
             recorded["sites"] = self._totals(model, labels)
         elif self._settings.site_metrics == "class":
