@@ -54,16 +54,20 @@ def percent(value: float | None) -> str:
 
 
 def _lead(run: FinishedRun) -> str:
-    evaluation, config = run.evaluation, run.config
+    evaluation = run.evaluation
     lost = [name for name, a in zip(run.classes, evaluation.class_accuracy, strict=True) if a is not None and a < LOST]
     joined = f" in {run.encoders} encoders side by side" if run.encoders else ""
     size = f"{parameter_count(run.model):,} parameters{joined}"
     said = (
-        f"A classifier of {len(run.classes)} classes ({size}), trained federatedly on {config.data}: "
+        f"A classifier of {len(run.classes)} classes ({size}), trained federatedly on {_data(run)}: "
         f"{run.summary['rounds']} rounds, accuracy {percent(evaluation.accuracy)}, "
         f"worst class {percent(evaluation.worst_class)}."
     )
     return said + (f" **It does not recognise {', '.join(map(_cell, lost))}.**" if lost else "")
+
+
+def _data(run: FinishedRun) -> str:
+    return f"the data of {len(run.sites)} sites" if run.sites else run.config.data
 
 
 def _use(run: FinishedRun, onnx: bool, with_words: bool) -> str:
@@ -193,7 +197,7 @@ def _training(run: FinishedRun) -> str:
     params = ", ".join(f"{name} = {value}" for name, value in config.method_params.items())
     rows = [
         ("method", config.method + (f" ({params})" if params else "")),
-        ("data", config.data),
+        ("data", _data(run)),
         ("sites", len(run.sites)) if run.sites else split,
         ("rounds", run.summary["rounds"]),
         ("clients a round", config.clients_per_round or "all"),
@@ -236,8 +240,9 @@ def _checks(onnx_difference: float | None) -> str:
 
 def _citation(run: FinishedRun) -> str:
     lines = [f"- method: {entry.name}, {entry.paper}" for entry in method_entries(run) if entry.paper]
-    if config_data := DATASETS.get(run.config.data.lower()):
-        lines.append(f"- data: {config_data.name}, {config_data.citation}; licence: {config_data.licence}")
+    known = None if run.sites else DATASETS.get(run.config.data.lower())
+    if known is not None:
+        lines.append(f"- data: {known.name}, {known.citation}; licence: {known.licence}")
     versions = run.about.get("versions", {})
     lines.append(f"- software: fedskew {versions.get('fedskew', '')}".rstrip())
     return "\n".join(lines)

@@ -84,6 +84,8 @@ def _words(run: FinishedRun) -> tuple[tuple[str, ...], list[str]]:
     """What a text model's numbers stand for: the run does not keep it, its data do."""
     if run.inputs["kind"] != "text":
         return (), []
+    if run.sites:
+        return (), ["words.txt is left out, since the words are with the sites' data"]
     try:
         found = load(run.config.data, run.config.data_dir, **run.config.data_params).words
     except UserError as error:
