@@ -59,10 +59,13 @@ def inputs(dataset: Dataset) -> dict[str, Any]:
 def command() -> str:
     """As the user gave it; of a Python program, its file."""
     program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-    if program == "__main__.py":
-        program = "python -m fedskew"
-        return " ".join([program, *map(shlex.quote, sys.argv[1:])])
-    return " ".join(map(shlex.quote, [program, *sys.argv[1:]]))
+    program = "python -m fedskew" if program == "__main__.py" else shlex.quote(program)
+    return " ".join([program, *map(shlex.quote, _without_secrets(sys.argv[1:]))])
+
+
+def _without_secrets(words: list[str]) -> list[str]:
+    """Flower gives its apps a token on their command line."""
+    return ["…" if before == "--token" else word for before, word in zip(["", *words], words, strict=False)]
 
 
 def versions() -> Mapping[str, str]:
