@@ -1,7 +1,7 @@
 """The two bounds between which federated methods lie: all data in one place, and every client for itself.
 
     centralised  one model, trained by SGD on all clients' samples together. In each round it sees as many samples, as
-                 often, as the round's clients would: drawn anew from all samples, hence in equal shares of each client
+                 often, as the round's clients would: drawn anew from the samples of all clients
     local-only   every client trains its own model in the rounds in which it is drawn, and none are averaged. What is
                  reported is the mean over all clients of their models' accuracy on the common test set
 

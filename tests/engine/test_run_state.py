@@ -19,6 +19,10 @@ from fedskew.experiment.tensor_file import read_tensors, write_tensors
 RUNS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavgm": {},
+    "centralised": {},
+    "local-only": {},
+    "fedconcat+fedavgm": {"clusters": 2, "encoder_rounds": 1},
+    "fedconcat+scaffold": {"clusters": 2, "encoder_rounds": 2, "head_rounds": 3, "head_start": "random"},
     "scaffold": {},
     "fedyogi": {},
     "feddyn": {},

@@ -176,6 +176,22 @@ def test_feddyn_learns_nothing_of_a_client_that_takes_no_step() -> None:
 # -- FedGF ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("decay", "drifted"), [(0.01, 0.0), (30.0, 1.0)])
+def test_fedgfs_threshold_is_scaled_to_how_long_clients_train(decay: float, drifted: float) -> None:
+    """0.3 was published for 8 steps of 0.01; a path so many times longer may drift so many times farther."""
+    fed = federation()
+    changed = {"rounds": 1, "lr": 0.01, "weight_decay": decay}
+    states, _ = played(serve("fedgf", {"rho": 0.0, "global_rho": 0.0}, federation=fed, **changed))
+    start, config = theta(states[0]), settings(**changed)
+    models = [descend(start, lambda v, s=s: slope(v, s), config, 0) for s in sites(fed)]
+    drift = np.mean([np.sqrt(((start - w) ** 2).sum()) for w in models])
+    rho, steps = config.momentum, config.local_epochs
+    path = config.lr * (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    flag = float(states[1].trainees["global"].server["drifted"][-1])
+    assert flag == float(drift > 0.3 * path / (8 * 0.01))
+    assert flag == drifted
+
+
 def test_fedgf_leans_towards_the_servers_point_as_often_as_clients_drifted() -> None:
     fed, rounds, rho, back, window = federation(), 6, 0.3, 0.2, 3
     start = theta(played(serve("fedgf", federation=fed, rounds=1))[0][0])
