@@ -65,7 +65,7 @@ def command() -> str:
 
 def _without_secrets(words: list[str]) -> list[str]:
     """Flower gives its apps a token on their command line."""
-    return ["…" if before == "--token" else word for before, word in zip(["", *words], words, strict=False)]
+    return ["hidden" if before == "--token" else word for before, word in zip(["", *words], words, strict=False)]
 
 
 def versions() -> Mapping[str, str]:
