@@ -97,8 +97,8 @@ class Diagnosis:
             return
         measured = "measured by fedskew" if best.rerun else "as printed in papers, not rerun by fedskew"
         yield (
-            f"Of what was tried in most near settings, {best.method} gained most over FedAvg: {best.gain:+.1f} points on "
-            f"average of {best.settings} setting{'s' if best.settings > 1 else ''}, {measured}."
+            f"Of what was tried in most near settings, {best.method} gained most over FedAvg: {best.gain:+.1f} points "
+            f"on average of {best.settings} setting{'s' if best.settings > 1 else ''}, {measured}."
         )
 
     # -- tables ------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Diagnosis:
     def settings(self) -> Table:
         rows: list[list[Cell]] = [
             [n.setting.label, number(n.distance, 3), "near" if n.near else "far",
-             ", ".join(dict.fromkeys(s.source for s in n.setting.scores))]
+             ", ".join(sorted({source for s in n.setting.scores for source in s.source.split(", ")}))]
             for n in self.neighbours
         ]  # fmt: skip
         columns = ["setting", "distance", "", "numbers from"]

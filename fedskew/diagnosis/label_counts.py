@@ -55,7 +55,7 @@ def _read_table(path: Path) -> LabelCounts:
     for number, row in enumerate(rows, start=1):
         if len(row) != width:
             raise UserError(f"{path} row {number}: {len(row)} cells; expected {width}, as in the first row")
-    titled = not all(_is_count(cell) for cell in rows[0][1:])
+    titled = _is_header(rows[0])
     header, body = (rows[0], rows[1:]) if titled else ([""] * width, rows)
     if not body:
         raise UserError(f"{path}: a header but no clients; expected one row of counts per client")
@@ -82,6 +82,12 @@ def _cells(path: Path) -> list[list[str]]:
 
 def _is_count(cell: str) -> bool:
     return cell.isdecimal()
+
+
+def _is_header(row: list[str]) -> bool:
+    """Names of classes, which may be numbers: after a heading of the clients, or 0, 1, 2 … in order."""
+    numbered = len(row) > 2 and row == [str(c) for c in range(len(row))]
+    return row[0].lower() in _NAMES or not all(map(_is_count, row[1:])) or numbered
 
 
 def _is_numbering(names: list[str]) -> bool:

@@ -23,6 +23,6 @@ def diagnosis_document(found: Diagnosis, title: str, config: str) -> Document:
         Section("measures", "Measures of skew", tables=[found.measures(), found.clients()]),
         Section("settings", "Near settings", tables=[found.settings()]),
         Section("methods", "What helped there", tables=[found.methods(), found.evidence()]),
-        Section("start", "A configuration to start from", words=config.splitlines()),
+        Section("start", "A configuration to start from", listing=config),
     ]  # fmt: skip
     return Document(title, [Chapter(title, list(found.words()), [], sections)], None, [])

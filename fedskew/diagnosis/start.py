@@ -59,7 +59,7 @@ def save_start(target: Path, method: str, counts: LabelCounts, given: Config | N
         header, table = [], scaled(counts.counts, dataset)
         config = with_values(Config(), {"data": dataset})
     start = starting_config(method, len(counts.clients), config, path)
-    text = yaml.safe_dump(start.to_mapping(), sort_keys=False, allow_unicode=True)
+    text = to_yaml(start)
     with reporting_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
     if path is not None:
@@ -67,6 +67,10 @@ def save_start(target: Path, method: str, counts: LabelCounts, given: Config | N
         replace_file(path, lambda draft: _write_counts(draft, [header, *rows] if header else table.tolist()))
     replace_file(target, lambda draft: _write(draft, f"# fedskew run -c {target.name}\n{text}"))
     return start
+
+
+def to_yaml(config: Config) -> str:
+    return str(yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True))
 
 
 def _write(path: Path, text: str) -> None:

@@ -146,7 +146,7 @@ def _bubbles(chart: Heat, rows: list[str], columns: list[str]) -> Json:
         "x": [columns[c] for _, c, _ in cells],
         "y": [rows[r] for r, *_ in cells],
         "marker": {
-            "size": [max(3.0, (520 / across) * (v / largest) ** 0.5) for *_, v in cells],
+            "size": [max(3.0, min(24.0, 520 / across) * (v / largest) ** 0.5) for *_, v in cells],
             "color": [v for *_, v in cells],
             "colorscale": "Viridis",
             "reversescale": True,

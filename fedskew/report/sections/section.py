@@ -22,6 +22,8 @@ class Section:
     words: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
+    listing: str = ""
+    """Text to be copied as it is."""
     missing: Sequence[str] = ()
     """Lines on what the runs do not tell, and how they would."""
 

@@ -1,0 +1,34 @@
+"""Runs made up of confusion matrices, where exact numbers are wanted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.experiment.config import Config, with_values
+from fedskew.metrics.confusion import Evaluation
+from fedskew.report.recorded import RecordedRun
+
+
+def made_up(method: str, seed: int, right: list[float], finished: bool = True, **values: Any) -> RecordedRun:
+    """A run of two rounds whose classes, 100 test samples each, are recognised in these shares at the end."""
+    matrices = [_matrix([0.1] * len(right)), _matrix(right)]
+    rows = [
+        {"round": t, "model_round": t, "evaluation": Evaluation(m).to_json(), "seconds": 1.0, "compute": float(t > 0),
+         "bytes": {"down": 500_000 * t, "up": 500_000 * t}, "clients": [0, 1], "loss": 1.0, "model": "global",
+         "time": {"train": 0.5, "server": 0.1, "evaluate": 0.2}, "stage": "train"}
+        for t, m in enumerate(matrices)
+    ]  # fmt: skip
+    config = with_values(Config(), {"method": method, "seed": seed, "rounds": 1, **values})
+    classes = [f"class {c}" for c in range(len(right))]
+    counts = [[10] * len(right), [0] * (len(right) - 1) + [7]]
+    federation = {"classes": classes, "label_counts": counts, "split": "0" * 64, "unused": 0}
+    return RecordedRun(Path(f"runs/{method}-{seed}"), config, rows, finished, {"federation": federation})
+
+
+def _matrix(right: list[float]) -> np.ndarray:
+    """What is not right is taken for the next class."""
+    hits = np.rint(100 * np.array(right)).astype(int)
+    return np.diag(hits) + np.roll(np.diag(100 - hits), 1, axis=1)

@@ -1,0 +1,101 @@
+"""Charts: their tables hold what they show, both libraries take them, colours can be told apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+
+from fedskew.errors import UserError
+from fedskew.report.charts.chart import Bars, BarSeries, Chart, Cloud, Figure, Heat, Line, Lines, Points
+from fedskew.report.charts.matplotlib_view import checked_formats, save_figure
+from fedskew.report.charts.palette import COLOURS, DARK, LIGHT, contrast
+from fedskew.report.charts.plotly_view import plotly
+from fedskew.report.charts.table import Table, number
+
+LINES = Lines(
+    "l", "curves", "round", "accuracy %", [Line("a", [0, 1, 2], [10, None, 30], [9, None, 29], [11, None, 31])]
+)
+BARS = Bars("b", "bars", "class", "accuracy %", ["<b>cat</b>", "dog"], [BarSeries("a", [1, None], [0.5, None])])
+HEAT = Heat("h", "cells", "class", "client", "samples", ["x", "y"], ["0", "1", "2"], [[1, None, 3], [4, 5, 6]])
+CLOUDS = Points("p", "cloud", [Cloud("$x$", [0, 1], [2, 3])])
+CHARTS: list[Chart] = [LINES, BARS, HEAT, replace(HEAT, bubbles=True), replace(HEAT, scale="difference"), CLOUDS]
+
+
+def test_a_table_holds_every_number_of_its_chart() -> None:
+    assert LINES.table().rows[2] == ["a", 2, 30, 29, 31]
+    assert BARS.table().columns == ["class", "a", "± a"]
+    assert [list(row) for row in HEAT.table().rows] == [["x", 1, None, 3], ["y", 4, 5, 6]]
+    assert CLOUDS.table().csv() == "class,x,y\n$x$,0,2\n$x$,1,3\n"
+
+
+def test_a_chart_says_itself_in_words() -> None:
+    assert "a goes from 10 at 0 to 30 at 2" in LINES.alt()
+    assert "Lowest 1 at x, 0; highest 6 at y, 2" in HEAT.alt()
+    assert "dog" not in BARS.alt(), "a bar that is not there has no value to tell"
+
+
+def test_of_many_series_the_words_name_some() -> None:
+    many = Lines("m", "many", "x", "y", [Line(f"line {i}", [0, 1], [0, i]) for i in range(40)])
+    assert "and 28 more" in many.alt()
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: f"{type(chart).__name__}")
+def test_plotly_takes_every_chart(chart: Chart) -> None:
+    drawn = go.Figure(plotly(chart))  # refuses properties that Plotly does not have
+    assert len(drawn.data) >= 1
+
+
+def test_names_cannot_be_markup() -> None:
+    assert "<b>" not in str(plotly(BARS))
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_figures_for_papers_are_the_same_file_every_time(kind: str, tmp_path: Path) -> None:
+    figure = Figure("f", "all", CHARTS, 3)
+    files = [tmp_path / f"{i}.{kind}" for i in range(2)]
+    for file in files:
+        save_figure(figure, file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_letters_in_a_figure_stay_letters(tmp_path: Path) -> None:
+    save_figure(Figure("f", "one", [LINES]), tmp_path / "f.svg")
+    assert "accuracy %</text>" in (tmp_path / "f.svg").read_text()
+
+
+def test_other_formats_are_refused(tmp_path: Path) -> None:
+    assert checked_formats("svg, PDF") == ["svg", "pdf"]
+    with pytest.raises(UserError, match="did you mean 'png'"):
+        checked_formats("pgn")
+    with pytest.raises(UserError, match=r"expected \.png, \.svg or \.pdf"):
+        save_figure(Figure("f", "one", [LINES]), tmp_path / "f.docx")
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_colours_stand_out_on_both_backgrounds(colour: str) -> None:
+    assert min(contrast(colour, LIGHT), contrast(colour, DARK)) >= 3, "WCAG 1.4.11"
+
+
+def test_contrast_is_that_of_wcag() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+
+
+def test_no_two_series_in_a_row_look_alike() -> None:
+    lines = [Line(str(i), [0, 1], [0, 1], style=i) for i in range(30)]
+    looks = [(t["line"]["color"], t["line"]["dash"]) for t in plotly(Lines("l", "l", "x", "y", lines))["data"]]
+    assert all(one != other for one, other in pairwise(looks))
+    assert len(set(looks[:10])) == 10
+
+
+def test_rows_must_fit_their_columns() -> None:
+    with pytest.raises(ValueError, match="3 cells under 2"):
+        Table("t", "t", ["a", "b"], [[1, 2, 3]])
+
+
+def test_numbers_are_rounded_without_a_negative_zero() -> None:
+    assert str(number(-0.001)) == "0.0"
+    assert number(float("nan")) is None

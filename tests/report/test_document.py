@@ -1,0 +1,191 @@
+"""A report of real runs: whole, half-finished, damaged or from before; every number on it is in a table."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+from made_up_runs import made_up
+
+from fedskew.errors import UserError
+from fedskew.report.document import Document, document
+from fedskew.report.page.render import charts, page
+from fedskew.report.recorded import Gathered, gather
+
+ALL = ["results", "curves", "classes", "federation", "local", "confusion", "predictions", "features", "experts",
+       "timing", "circumstances"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(comparison: Path) -> Document:
+    return document(gather([comparison]))
+
+
+@pytest.fixture
+def copy(comparison: Path, tmp_path: Path) -> Path:
+    """The same runs, to be damaged."""
+    return Path(shutil.copytree(comparison, tmp_path / "runs"))
+
+
+def missing(report: Document) -> str:
+    return "\n".join([*report.problems, *(line for section in report.sections for line in section.missing)])
+
+
+def test_a_report_has_every_section_with_something_in_it(whole: Document) -> None:
+    assert [section.key for section in whole.sections] == ALL
+    assert all(section.figures or section.tables for section in whole.sections)
+    assert missing(whole) == ""
+
+
+def test_plotly_takes_every_chart_of_a_report(whole: Document) -> None:
+    packed = charts(whole)
+    for spec in packed["charts"].values():
+        assert len(go.Figure(spec).data) > 0
+    assert packed["charts"].keys() <= packed["tables"].keys(), "every chart has its numbers in a table"
+
+
+def test_the_numbers_are_those_of_the_runs(whole: Document, comparison: Path) -> None:
+    (final, *_) = whole.sections[0].tables
+    accuracies = [json.loads((comparison / f"fedvls-{s}/summary.json").read_text())["accuracy"] for s in (0, 1)]
+    row = next(row for row in final.rows if row[0] == "fedvls")
+    assert str(row[2]).startswith(f"{50 * sum(accuracies):.2f} ± ")
+
+
+def test_keys_are_used_once(whole: Document) -> None:
+    keys = [chart.key for figure in whole.figures for chart in figure.charts]
+    keys += [table.key for section in whole.sections for table in section.tables]
+    assert len(keys) == len(set(keys))
+
+
+def test_several_settings_are_kept_apart() -> None:
+    runs = [made_up(m, s, [0.5, 0.5], lr=lr) for m in ("fedavg", "fedvls") for s in (0, 1) for lr in (0.1, 0.2)]
+    report = document(Gathered(runs, []), with_features=False)
+    keys = [chart.key for figure in report.figures for chart in figure.charts]
+    assert len(keys) == len(set(keys))
+    assert [chapter.title for chapter in report.chapters] == ["lr=0.1", "lr=0.2"]
+    assert report.summary is not None
+    assert "8 runs, 8 finished; 2 settings, which differ in lr." in report.summary.words[0]
+
+
+def test_a_sweep_has_an_overview_and_no_chapters() -> None:
+    runs = [made_up("fedavg", 0, [0.1 * k, 0.5], lr=k / 10) for k in range(1, 9)]
+    report = document(Gathered(runs, []))
+    assert not report.chapters
+    assert report.summary is not None
+    (figure,) = report.summary.figures
+    (line,) = figure.charts[0].lines  # type: ignore[attr-defined]
+    assert line.x == [k / 10 for k in range(1, 9)]
+    assert line.y == pytest.approx([100 * (0.1 * k + 0.5) / 2 for k in range(1, 9)])
+
+
+def test_a_half_finished_run_is_drawn_as_far_as_it_came(copy: Path) -> None:
+    run = copy / "fedvls-0"
+    for name in ("summary.json", "model.safetensors"):
+        (run / name).unlink()
+    rows = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (run / "rounds.jsonl").write_text("".join(rows[:3]) + rows[3][:50])
+    report = document(gather([run]))
+    told = missing(report)
+    assert "not finished: it stands after round 2; the same command continues it" in told
+    assert "no finished run, hence no model" in told
+    assert report.chapters[0].verdict[0].startswith("No run is finished: this is how they stand after round 2")
+    assert len(report.figures) > 8
+
+
+def test_a_run_without_any_round_is_named(copy: Path) -> None:
+    (copy / "fedvls-0/rounds.jsonl").unlink()
+    (copy / "fedvls-0/summary.json").unlink()
+    told = missing(document(gather([copy / "fedvls-0"])))
+    assert "no round was recorded" in told
+
+
+def test_damage_in_the_middle_is_told(copy: Path) -> None:
+    path = copy / "fedavg-0/rounds.jsonl"
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text(rows[0] + rows[1] + "{broken\n" + rows[3])
+    assert "is damaged in line 3" in missing(document(gather([copy / "fedavg-0"]), with_features=False))
+
+
+def test_a_run_from_before_says_what_it_lacks(copy: Path) -> None:
+    run = copy / "fedavg-0"
+    (run / "about.json").unlink()
+    old = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    new = ("bytes", "time", "local", "local_before", "drift_diversity")
+    rows = [{key: value for key, value in row.items() if key not in new} for row in old]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = document(gather([run]), with_features=False)
+    told = missing(report)
+    for what in ("no about.json", "did not count bytes", "time by part", "--eval-local"):
+        assert what in told
+    federation = next(section for section in report.sections if section.key == "federation")
+    assert federation.figures, "the split is drawn again from the data"
+
+
+def test_an_unreadable_run_does_not_hide_the_others(copy: Path) -> None:
+    (copy / "pkd-0/config.yaml").write_text("rounds: many\n")
+    gathered = gather([copy])
+    assert len(gathered.runs) == 4
+    assert "rounds" in gathered.unreadable[0]
+    with pytest.raises(UserError, match="rounds"):
+        gather([copy / "pkd-0"])
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no folder there has a config\.yaml"):
+        gather([tmp_path])
+    with pytest.raises(UserError, match="no run folder"):
+        gather([tmp_path / "nothing"])
+
+
+# -- the page ----------------------------------------------------------------------------------------------
+
+
+class _Addresses(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attributes if name in ("src", "href", "action", "data", "srcset")]
+
+
+def test_the_page_asks_nobody_for_anything(whole: Document) -> None:
+    addresses = _Addresses()
+    addresses.feed(page(whole))
+    assert all(address.startswith(("#", "data:,")) for address in addresses.found)
+
+
+def test_ten_runs_fit_in_five_megabytes(comparison: Path) -> None:
+    gathered = gather([comparison])
+    report = document(Gathered([*gathered.runs, *gathered.runs], []))
+    many = [made_up(m, s, [0.5] * 100, lr=0.3) for m in ("fedavg", "fedvls") for s in range(5)]
+    of_hundred_classes = document(Gathered(many, []), with_features=False)
+    assert len(page(report).encode()) < 5_000_000
+    assert len(page(of_hundred_classes).encode()) < 5_000_000
+
+
+def test_what_is_packed_is_what_is_drawn(whole: Document) -> None:
+    packed = re.search(r'<script type="text/plain" id="charts">([^<]*)</script>', page(whole))
+    assert packed is not None
+    assert json.loads(gzip.decompress(base64.b64decode(packed[1]))) == json.loads(json.dumps(charts(whole)))
+
+
+def test_names_are_text_and_not_html() -> None:
+    run = made_up("fedavg", 0, [0.5, 0.5])
+    run.about["federation"]["classes"] = ["<script>alert(1)</script>", '"quoted" & more']
+    html = page(document(Gathered([run], []), with_features=False))
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+
+
+def test_every_chart_has_a_text_alternative(whole: Document) -> None:
+    html = page(whole)
+    drawn = sum(len(figure.charts) for figure in whole.figures)
+    assert len(re.findall(r'role="img" aria-label="[^"]{20,}"', html)) == drawn

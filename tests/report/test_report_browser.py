@@ -1,0 +1,166 @@
+"""The report in a real browser: drawn without an error, used with mouse and keyboard, asking nobody for anything.
+
+Screenshots are kept in the folder that FEDSKEW_SCREENSHOTS names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedskew.report.document import document
+from fedskew.report.page.render import page as render
+from fedskew.report.recorded import gather
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install fedskew[dev]")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+DRAWN = """[...document.querySelectorAll('[data-chart]')]
+    .every(box => box.dataset.drawn && box.querySelector('svg.main-svg'))"""
+
+
+@dataclass
+class Opened:
+    """A page, and everything that it said or asked for."""
+
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    with sync_api.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=program, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def report(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(render(document(gather([comparison]))), encoding="utf-8")
+    return path
+
+
+def opened(browser: Any, report: Path, width: int, scheme: str = "light") -> Opened:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(120_000)
+    found = Opened(page)
+    page.on("console", lambda message: found.errors.append(message.text) if message.type in ("error", "warning") else 0)
+    page.on("pageerror", lambda error: found.errors.append(str(error)))
+    page.on("request", lambda request: found.requests.append(request.url))
+    page.goto(report.as_uri())
+    page.wait_for_selector("html[data-ready=yes]")
+    page.evaluate("fedskew.drawAll()")
+    page.wait_for_function(DRAWN)
+    return found
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (390, "dark")], ids=["desktop", "phone"])
+def test_everything_is_drawn_and_nothing_asked_for(browser: Any, report: Path, width: int, scheme: str) -> None:
+    found = opened(browser, report, width, scheme)
+    if folder := os.environ.get("FEDSKEW_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        found.page.screenshot(path=Path(folder) / f"report-{width}-{scheme}.png", full_page=True)
+    assert found.errors == []
+    assert found.requests == [report.as_uri()]
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= width, "no scrolling sideways"
+    sizes = found.page.evaluate("[...document.querySelectorAll('.main-svg')].map(s => s.getBoundingClientRect().width)")
+    assert min(size for size in sizes if size) > 100
+    found.page.close()
+
+
+def test_a_tooltip_tells_the_value(browser: Any, report: Path) -> None:
+    page = opened(browser, report, 1300).page
+    chart = page.locator("#chart-accuracy")
+    chart.scroll_into_view_if_needed()
+    box = chart.locator(".nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=5)
+    tooltip = chart.locator(".hoverlayer").first
+    tooltip.locator("text").first.wait_for()
+    assert "fedvls" in tooltip.text_content()
+    page.close()
+
+
+def test_a_method_is_hidden_in_all_charts(browser: Any, report: Path) -> None:
+    page = opened(browser, report, 1300).page
+    shown = """['accuracy', 'by-class'].map(key => document.getElementById('chart-' + key).data
+        .filter(trace => trace.name === 'fedvls').every(trace => trace.visible === 'legendonly'))"""
+    assert page.evaluate(shown) == [False, False]
+    page.get_by_role("checkbox", name="fedvls").uncheck()
+    page.wait_for_function(f"({shown}).every(Boolean)")
+    page.close()
+
+
+def test_the_theme_changes_page_and_charts(browser: Any, report: Path) -> None:
+    page = opened(browser, report, 1300, "light").page
+    colours = (
+        "[getComputedStyle(document.body).backgroundColor, document.getElementById('chart-accuracy').layout.font.color]"
+    )
+    light = page.evaluate(colours)
+    page.get_by_role("button", name="Theme").press("Enter")
+    assert page.evaluate(colours) == light, "system is light here"
+    page.get_by_role("button", name="Theme").press("Enter")
+    page.wait_for_function(f"({colours})[1] !== {light[1]!r}")
+    assert page.evaluate(colours)[0] == "rgb(20, 23, 28)"
+    page.close()
+
+
+def test_numbers_open_by_keyboard_and_save_as_csv(browser: Any, report: Path) -> None:
+    page = opened(browser, report, 1300).page
+    details = page.locator("details[data-table=by-class]")
+    details.locator("summary").press("Enter")
+    details.locator("tbody tr").first.wait_for()
+    assert details.locator("tbody tr").count() == 10
+    with page.expect_download() as download:
+        details.get_by_role("button", name="Save CSV").press("Enter")
+    saved = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
+    assert saved[0].startswith("class,fedavg")
+    assert len(saved) == 11
+    details.get_by_role("button", name="Copy").click()
+    details.get_by_role("button", name="Copied").wait_for()
+    page.close()
+
+
+def test_a_screen_reader_finds_names_for_everything(browser: Any, report: Path) -> None:
+    page = opened(browser, report, 1300).page
+    unnamed = page.evaluate("""[...document.querySelectorAll('[role=img], section, nav, button, [role=region]')]
+        .filter(e => !e.closest('.modebar'))
+        .filter(e => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.textContent.trim()))
+        .map(e => e.outerHTML.slice(0, 80))""")
+    assert unnamed == []
+    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1])")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert page.evaluate("document.documentElement.lang") == "en"
+    page.close()
+
+
+def test_it_prints(browser: Any, report: Path, tmp_path: Path) -> None:
+    page = opened(browser, report, 1300).page
+    page.emulate_media(media="print")
+    assert not page.get_by_role("button", name="Theme").is_visible()
+    assert page.locator("#chart-accuracy .main-svg").first.is_visible()
+    pdf = page.pdf(format="A4")
+    assert pdf.startswith(b"%PDF")
+    page.close()
+
+
+def test_without_javascript_the_answer_and_the_tables_are_there(browser: Any, report: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(report.as_uri())
+    assert page.locator(".verdict .lead").is_visible()
+    assert page.locator("#table-final tbody tr").count() == 3
+    assert "The charts need JavaScript" in page.content()
+    context.close()

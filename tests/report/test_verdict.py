@@ -1,0 +1,90 @@
+"""The answer in words says what the numbers say."""
+
+from __future__ import annotations
+
+from made_up_runs import made_up
+
+from fedskew.report.contenders import settings
+from fedskew.report.recorded import RecordedRun
+from fedskew.report.verdict import verdict
+
+GOOD, BAD = [0.9, 0.9, 0.6], [0.9, 0.3, 0.0]
+
+
+def said(*runs: RecordedRun) -> str:
+    (setting,) = settings(runs)
+    return "\n".join(verdict(setting))
+
+
+def test_the_best_its_lead_and_the_classes() -> None:
+    runs = [made_up("fedavg", s, [b - s / 50 for b in (0.9, 0.3, 0.06)]) for s in range(4)]
+    runs += [made_up("fedvls", s, GOOD) for s in range(4)]
+    text = said(*runs)
+    assert text.startswith("fedvls is best here: 80.0 % of the test set (mean of 4 seeds)")
+    assert "It leads fedavg by 41.0 points" in text
+    assert "paired over 4 seeds): as sure as 4 seeds can be, p < 0.001" in text
+    assert "the classes that gain most: class 1 (+63), class 2 (+57), class 0 (+3, not in every seed)" in text
+    assert "Classes that lose: none by a point or more" in text
+    assert "Its weakest class is class 2 with 60.0 %; no class is lost" in text
+    assert "It costs no more than fedavg" in text
+
+
+def test_one_seed_is_never_sure() -> None:
+    text = said(made_up("fedavg", 0, BAD), made_up("fedvls", 0, GOOD))
+    assert "with one seed only: nobody can say whether that is chance" in text
+    assert "sure as" not in text
+
+
+def test_a_difference_within_the_spread_is_not_sure() -> None:
+    runs = [made_up("fedavg", s, [0.5 + d, 0.5]) for s, d in enumerate((0.1, -0.1, 0.05))]
+    runs += [made_up("fedvls", s, [0.5 - d, 0.52]) for s, d in enumerate((0.1, -0.1, 0.05))]
+    assert "not sure, so few seeds show large differences only" in said(*runs)
+
+
+def test_fedavg_may_be_the_best() -> None:
+    text = said(made_up("fedavg", 0, GOOD), made_up("fedvls", 0, BAD))
+    assert text.startswith("fedavg is best here")
+    assert "gain most" not in text
+
+
+def test_a_lost_class_is_named() -> None:
+    assert "lost (below 5 %): class 2" in said(made_up("fedavg", 0, BAD))
+
+
+def test_unfinished_runs_do_not_count_where_there_are_finished_ones() -> None:
+    text = said(made_up("fedavg", 0, BAD), made_up("fedavg", 1, GOOD, finished=False), made_up("fedvls", 0, BAD))
+    assert "Unfinished: fedavg (1 of 2 runs finished)" in text
+    assert "(one seed, 0)" in text
+
+
+def test_while_nothing_is_finished_it_says_how_far_they_are() -> None:
+    assert said(made_up("fedavg", 0, BAD, finished=False)).startswith(
+        "No run is finished: this is how they stand after round 1"
+    )
+
+
+def test_methods_with_other_seeds_are_ranked_on_the_common_ones() -> None:
+    text = said(made_up("fedavg", 0, BAD), made_up("fedvls", 0, GOOD), made_up("fedvls", 1, [0.0, 0.0, 0.0]))
+    assert "ranked on those that all have (0)" in text
+    assert "fedvls is best here" in text
+
+
+def test_contenders_of_one_method_are_told_apart_by_their_parameters() -> None:
+    runs = [made_up("fedprox", 0, BAD, **{"method.mu": mu}) for mu in (0.1, 1.0)]
+    (setting,) = settings(runs)
+    assert [c.label for c in setting.contenders] == ["fedprox (mu=0.1)", "fedprox (mu=1.0)"]
+
+
+def test_other_settings_are_not_compared_with_one_another() -> None:
+    found = settings([made_up("fedavg", 0, BAD, lr=0.1), made_up("fedvls", 0, GOOD, lr=0.2)])
+    assert [s.label for s in found] == ["lr=0.1", "lr=0.2"]
+
+
+def test_engine_and_place_of_the_data_make_no_other_experiment() -> None:
+    (setting,) = settings([made_up("fedavg", 0, BAD, engine="plain"), made_up("fedvls", 0, GOOD, data_dir="/else")])
+    assert len(setting.contenders) == 2
+
+
+def test_the_same_seed_twice_counts_once() -> None:
+    (setting,) = settings([made_up("fedavg", 0, BAD, engine="plain"), made_up("fedavg", 0, BAD, engine="stacked")])
+    assert len(setting.contenders[0].runs) == 1
