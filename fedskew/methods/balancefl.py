@@ -74,8 +74,9 @@ class BalanceFL(Objective):
         return features + torch.where(hit.unsqueeze(-1), noise, 0.0).to(features.dtype).view_as(features)
 
     def _probabilities(self, counts: Tensor) -> Tensor:
-        if self.probability:
-            return torch.tensor(self.probability, device=counts.device).expand(len(counts))
+        if self.probability:  # one by one: a list is not sent to a GPU in the middle of a step
+            given = [torch.full((1,), p, dtype=torch.float32, device=counts.device) for p in self.probability]
+            return torch.cat(given).expand(len(counts))
         return 1 - counts.float() / counts.max().clamp(min=1)
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
