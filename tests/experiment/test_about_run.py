@@ -15,7 +15,10 @@ from fedskew.experiment.about import command
         (["/usr/bin/fedskew", "run", "--set", "data.label=a b"], "fedskew run --set 'data.label=a b'"),
         (["/lib/fedskew/__main__.py", "run"], "python -m fedskew run"),
         (["/bin/my study.py"], "'my study.py'"),
-        (["/bin/flwr-serverapp", "--token", "s3cret", "--parent-pid", "7"], "flwr-serverapp --token hidden --parent-pid 7"),
+        (
+            ["/bin/flwr-serverapp", "--token", "s3cret", "--parent-pid", "7"],
+            "flwr-serverapp --token hidden --parent-pid 7",
+        ),
     ],
 )
 def test_the_command_is_kept_without_its_secrets(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
