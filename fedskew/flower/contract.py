@@ -66,8 +66,8 @@ class Contract:
                 shape=tuple(map(int, value["shape"])),
                 mean=tuple(map(float, value.get("mean", ()))),
                 std=tuple(map(float, value.get("std", ()))),
-                vocabulary=int(value.get("vocabulary", 0)),
-                words=str(value.get("words", "")),
+                vocabulary=int(value.get("vocabulary") or 0),
+                words=str(value.get("words") or ""),
             )
         except KeyError as error:
             raise UserError(f"the contract has no {error.args[0]!r}; expected kind, classes and shape") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedskew.errors import UserError
@@ -18,8 +19,9 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_tests import SiteTests
 from fedskew.flower.sites import Sites, good, require_some
 from fedskew.flower.sites_engine import SitesEngine, Situation
-from fedskew.flower.tensors import from_bytes, to_bytes
-from fedskew.methods import Method, Stage, Survey
+from fedskew.flower.tensors import from_bytes, require_like, to_bytes
+from fedskew.flower.wire import Garbled
+from fedskew.methods import Method, Stage, Survey, Tensors
 
 
 class FederationServer(Server):
@@ -37,6 +39,7 @@ class FederationServer(Server):
         super().__init__(federation, method, model, config)
         self._sites, self._settings = sites, settings
         self._run = config_hash(config)
+        self._conclusions: dict[str, dict[str, Any]] = {}
         self._remote = SitesEngine(sites, settings, sites.say)
         self.engine = self._remote
         self._tests = SiteTests(self._tests, sites, settings, federation.classes)
@@ -69,7 +72,12 @@ class FederationServer(Server):
         return 0
 
     def _concluded(self, stage: Stage, state: RunState) -> dict[str, Any]:
-        """From what the sites tell once, as the method declares."""
+        """From what the sites tell, as the method declares; they are asked once."""
+        if stage.name not in self._conclusions:
+            self._conclusions[stage.name] = self._method.conclude(stage, self._survey(stage, state))
+        return self._conclusions[stage.name]
+
+    def _survey(self, stage: Stage, state: RunState) -> Survey:
         self._sites.await_some(self._settings.least)
         predictions = stage.survey == "predictions"
         payload = to_bytes(model_tensors("sent", state.trainees[stage.model].model)) if predictions else b""
@@ -80,13 +88,27 @@ class FederationServer(Server):
         counts = np.zeros((self._federation.clients, classes), np.int64)
         sums = np.zeros((classes, classes))
         for client, reply in good(answers):
-            told = from_bytes(reply.payload)
+            try:
+                told = _checked(from_bytes(reply.payload), classes, predictions)
+            except Garbled as problem:
+                self._sites.say(f"what {self._sites.names[client]} tells of its labels is left out: {problem}")
+                continue
             counts[client] = told["label_counts"].numpy()
             if predictions:
                 sums += told["probability"].numpy() * counts[client][:, None]
         total = counts.sum(axis=0)[:, None]
         mean = np.divide(sums, total, out=np.full_like(sums, np.nan), where=total > 0)
-        return self._method.conclude(stage, Survey(counts, mean if predictions else None))
+        return Survey(counts, mean if predictions else None)
+
+
+def _checked(told: Tensors, classes: int, predictions: bool) -> Tensors:
+    expected = {"label_counts": torch.empty(classes, dtype=torch.int64)}
+    if predictions:
+        expected["probability"] = torch.empty(classes, classes, dtype=torch.float64)
+    require_like(told, expected)
+    if bool((told["label_counts"] < 0).any()) or (predictions and not bool(told["probability"].isfinite().all())):
+        raise Garbled("it has numbers that cannot be")
+    return told
 
 
 def refuse_unfit(method: Method, config: Config) -> None:

@@ -64,4 +64,5 @@ class RemoteFederation(Federation):
     def _ask_newcomers(self, labels: tuple[int, ...]) -> None:
         asked = {client: {"labels": list(labels)} for client in self._sites.online if client not in self._census}
         for client, reply in good(self._sites.ask("census", asked, b"", _CENSUS_SECONDS)):
-            self._census[client] = int(reply.facts["samples"])
+            samples = reply.facts.get("samples")
+            self._census[client] = samples if isinstance(samples, int) and samples > 0 else 0

@@ -66,10 +66,11 @@ class SiteTests(Tests):
 
     def _totals(self, model: ModelState, labels: Labels) -> dict[str, Any]:
         replies = self._asked(model, labels, "total")
+        counts = {client: (reply.facts.get("right"), reply.facts.get("tested")) for client, reply in replies.items()}
         return {
-            self._sites.names[client]: {"accuracy": reply.facts["right"] / reply.facts["tested"]}
-            for client, reply in replies.items()
-            if reply.facts.get("tested")
+            self._sites.names[client]: {"accuracy": right / tested}
+            for client, (right, tested) in counts.items()
+            if isinstance(right, int) and isinstance(tested, int) and 0 <= right <= tested and tested
         }
 
     def _asked(self, model: ModelState, labels: Labels, detail: str) -> dict[int, Reply]:

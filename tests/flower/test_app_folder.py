@@ -1,0 +1,99 @@
+"""The app folder that `federate init` writes says what its operators chose, and can be read back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedskew.cli import main
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.flower.app_folder import write_app
+from fedskew.flower.contract import Contract
+from fedskew.flower.planning import described_contract, read_app, resolved, settings_of
+from fedskew.flower.settings import FederationSettings, read_settings
+
+CONTRACT = Contract("image", ("cat", 'it\'s a "dog"', "ö, wl"), (1, 8, 8), (0.3,), (0.2,))
+SITES = ("north", "south", "east")
+
+
+def test_settings_contract_and_configuration_survive_the_file(tmp_path: Path) -> None:
+    config = with_values(Config(), {"method": "fedvls", "method.distill_weight": 0.7, "clients_per_round": 2})
+    whole = resolved(config, CONTRACT, SITES)
+    settings = settings_of(SITES, {"minimum": 2, "round_timeout": 9.5})
+    read, contract, same = read_app(write_app(tmp_path / "app", settings, CONTRACT, whole))
+    assert (read, contract) == (settings, CONTRACT)
+    assert (same.method, same.method_params, same.clients_per_round) == ("fedvls", whole.method_params, 2)
+    assert same.partition.params == {"names": list(SITES)}
+
+
+def test_a_method_s_lists_survive_too(tmp_path: Path) -> None:
+    config = with_values(Config(), {"method": "pkd", "method.groups": [[0, 1], [1, 2]]})
+    app = write_app(tmp_path / "app", settings_of(SITES, {}), CONTRACT, resolved(config, CONTRACT, SITES))
+    assert read_app(app)[2].method_params["groups"] == [[0, 1], [1, 2]]
+
+
+def test_flower_itself_accepts_the_app(tmp_path: Path) -> None:
+    assert main(["federate", "init", str(tmp_path / "app"), "--sites", "a,b", "--rounds", "3"]) == 0
+    flwr = Path(sys.executable).parent / "flwr"
+    built = subprocess.run(
+        [str(flwr), "build", "--app", str(tmp_path / "app")], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert list(tmp_path.glob("*.fab"))
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not an empty folder"):
+        write_app(tmp_path, settings_of(SITES, {}), CONTRACT, Config())
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"federation.minimun": 2}, "did you mean 'federation.minimum'"),
+        ({"federation.minimum": 4}, "at most 3, the number of sites"),
+        ({"federation.sites": "a,a"}, "different names"),
+        ({"federation.evaluation": "server"}, "without federation.test_data"),
+        ({"federation.site_metrics": "none"}, "the sites' tests are the only ones"),
+        ({"federation.round_timeout": -1}, "federation.round_timeout"),
+        ({"rouns": 3}, "did you mean 'rounds'"),
+        ({"contract.shape": "[1, 2"}, "contract.shape"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(values: dict[str, object], line: str) -> None:
+    good = {"federation.sites": "a, b, c", **{f"contract.{k}": str(v) for k, v in _contract().items()}}
+    with pytest.raises(UserError, match=line):
+        read_settings(good | values)
+
+
+def _contract() -> dict[str, object]:
+    return {"kind": "image", "classes": '["a", "b"]', "shape": "[1, 8, 8]", "mean": "[0.5]", "std": "[0.5]"}
+
+
+def test_half_of_the_sites_are_needed_unless_one_says_otherwise() -> None:
+    assert FederationSettings(sites=("a", "b", "c")).least == 2
+    assert FederationSettings(sites=("a", "b", "c"), minimum=3).least == 3
+
+
+def test_a_contract_can_be_described_where_there_are_no_data() -> None:
+    assert described_contract("cat, dog", "3x32x32").shape == (3, 32, 32)
+    assert described_contract("yes,no", "12").kind == "table"
+    with pytest.raises(UserError, match="expected channels, height and width"):
+        described_contract("yes,no", "3,4")
+
+
+def test_methods_and_models_that_do_not_fit_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["federate", "init", str(tmp_path / "app"), "--sites", "a,b"]
+    assert main([*arguments, "--method", "centralised"]) == 2
+    assert "pools all samples in one place" in capsys.readouterr().err
+    assert main([*arguments, "--federation", "minimun=1"]) == 2
+    assert "did you mean 'minimum'" in capsys.readouterr().err
+    assert main([*arguments, "--classes", "a,b"]) == 2
+    assert not (tmp_path / "app").exists()

@@ -1,0 +1,189 @@
+"""A site that sends nonsense, nothing, or something that is not finite: the round ends with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from in_process import Meddle, case, small_data
+
+from fedskew.data import Dirichlet, Federation, federation
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.run import Result
+from fedskew.flower.server_app import run_federation
+from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.flower.wire import Facts
+from fedskew.methods import Tensors
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def split(data: Path) -> Federation:
+    return federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+
+
+def settings(method: str = "scaffold") -> Config:
+    return with_values(
+        Config(),
+        {"method": method, "rounds": 2, "local_epochs": 1, "device": "cpu", "batch_size": 20, "partition.clients": 3},
+    )
+
+
+def spoiling(change: Callable[[Facts, Tensors], None], kind: str = "train", round: int = 1) -> Meddle:
+    """Site 1 sends something else in one round."""
+
+    def meddle(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if site != "site-1" or asked["kind"] != kind or asked.get("key", {"round": round})["round"] != round:
+            return facts, answer
+        tensors = from_bytes(answer) if answer else {}
+        change(facts, tensors)
+        return facts, to_bytes(tensors) if tensors else answer
+
+    return meddle
+
+
+def not_a_number(facts: Facts, tensors: Tensors) -> None:
+    next(iter(t for t in tensors.values() if t.is_floating_point())).view(-1)[0] = torch.nan
+
+
+def infinite_uplink(facts: Facts, tensors: Tensors) -> None:
+    tensors[next(n for n in tensors if n.startswith("uplink/"))].view(-1)[0] = torch.inf
+
+
+def wrong_shape(facts: Facts, tensors: Tensors) -> None:
+    tensors["trained:params/head.bias"] = torch.zeros(3)
+
+
+def wrong_type(facts: Facts, tensors: Tensors) -> None:
+    tensors["trained:params/head.bias"] = tensors["trained:params/head.bias"].double()
+
+
+def missing(facts: Facts, tensors: Tensors) -> None:
+    del tensors["trained:params/head.bias"]
+
+
+def foreign(facts: Facts, tensors: Tensors) -> None:
+    tensors["samples/x"] = torch.zeros(2)
+
+
+def other_uplink(facts: Facts, tensors: Tensors) -> None:
+    tensors["uplink/extra"] = torch.zeros(2)
+
+
+def stale(facts: Facts, tensors: Tensors) -> None:
+    facts["round"] = 0
+
+
+def impossible_visits(facts: Facts, tensors: Tensors) -> None:
+    facts["visits"] = -5
+
+
+def garbage(facts: Facts, tensors: Tensors) -> None:
+    facts["garbage"] = True
+
+
+LEFT_OUT = [wrong_shape, wrong_type, missing, foreign, other_uplink, stale, impossible_visits, garbage]
+
+
+@pytest.mark.parametrize("change", LEFT_OUT)
+def test_a_bad_update_is_left_out_and_its_site_named(
+    change: Callable[[Facts, Tensors], None], data: Path, split: Federation, tmp_path: Path
+) -> None:
+    here = case(tmp_path, split, data, settings(), spoiling(change), minimum=2)
+    result = run_federation(here.grid, here.context)
+    assert list(result.history[2]["failed"]) == ["site-1"]
+    assert result.history[1]["failed"] == {}
+    assert_finite(result)
+
+
+@pytest.mark.parametrize("change", [not_a_number, infinite_uplink])
+def test_an_update_that_is_not_finite_is_recorded_as_diverged(
+    change: Callable[[Facts, Tensors], None], data: Path, split: Federation, tmp_path: Path
+) -> None:
+    here = case(tmp_path, split, data, settings(), spoiling(change), minimum=3)
+    result = run_federation(here.grid, here.context)
+    assert result.history[2]["diverged"] == [1]
+    assert result.history[2]["failed"] == {}
+    assert_finite(result)
+
+
+def test_a_bad_update_counts_as_little_as_an_absent_site(data: Path, split: Federation, tmp_path: Path) -> None:
+    """Whether it lies or is away, the model is that of the others."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    lying = case(tmp_path / "a", split, data, settings(), spoiling(wrong_shape, round=0), minimum=2)
+    away = case(tmp_path / "b", split, data, settings(), spoiling(garbage, round=0), minimum=2)
+    some, others = (run_federation(c.grid, c.context).model.state_dict() for c in (lying, away))
+    assert all(torch.equal(some[name], others[name]) for name in some)
+
+
+def test_a_silent_site_is_not_waited_for_beyond_the_time(data: Path, split: Federation, tmp_path: Path) -> None:
+    here = case(tmp_path, split, data, settings("fedavg"), minimum=2, round_timeout=0.2)
+
+    def fall_silent(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if asked["kind"] == "train":
+            here.grid.silent = {"site-2"}
+        return facts, answer
+
+    here.grid.meddle = fall_silent
+    result = run_federation(here.grid, here.context)
+    assert result.history[-1]["failed"] == {"site-2": "it did not answer within 0.2 s"}
+
+
+def test_too_few_good_updates_end_the_run_which_can_go_on(data: Path, split: Federation, tmp_path: Path) -> None:
+    here = case(tmp_path, split, data, settings(), spoiling(garbage), minimum=3, attempts=2)
+    with pytest.raises(UserError, match="round 2 failed 2 times for want of good updates"):
+        run_federation(here.grid, here.context)
+    again = case(tmp_path, split, data, settings(), minimum=3)
+    result = run_federation(again.grid, again.context)
+    assert [row["round"] for row in result.history] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("site_says", "line"),
+    [
+        ({"site": "site-0"}, "its key belongs to 'site-1', but its site.yaml says 'site-0'"),
+        ({"samples": 0}, "it says that it has 0 samples"),
+        ({"refused": "the data do not keep the federation's contract: …"}, "the data do not keep"),
+        ({"garbage": True}, "its message is garbage"),
+    ],
+)
+def test_a_site_is_let_in_or_told_why_not(
+    site_says: Facts, line: str, data: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = case(
+        tmp_path, split, data, settings("fedavg"), spoiling(lambda f, t: f.update(site_says), "hello"), minimum=2
+    )
+    result = run_federation(here.grid, here.context)
+    assert f"site-1 is not let in: {line}" in caplog.text
+    assert result.history[-1]["clients"] == [0, 2]
+
+
+def test_tests_and_surveys_that_cannot_be_are_left_out(
+    data: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lie(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if site != "site-1":
+            return facts, answer
+        if asked["kind"] == "evaluate":
+            return {"confusion": [[-1]]}, b""
+        if asked["kind"] == "survey":
+            return facts, to_bytes({"label_counts": torch.zeros(3)})
+        return facts, answer
+
+    here = case(tmp_path, split, data, settings("pkd"), lie, evaluation="sites", site_metrics="class", test_data=None)
+    result = run_federation(here.grid, here.context)
+    assert "the tests of site-1 are left out: the confusion matrix is not one of 10 classes" in caplog.text
+    assert "what site-1 tells of its labels is left out" in caplog.text
+    assert_finite(result)
+
+
+def assert_finite(result: Result) -> None:
+    assert all(bool(t.isfinite().all()) for t in result.model.state_dict().values())

@@ -1,0 +1,77 @@
+"""What sites agree on: classes as a set of names, the form of inputs, normalisation."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.errors import UserError
+from fedskew.flower.contract import Contract
+
+CONTRACT = Contract("image", ("cat", "dog", "owl"), (1, 2, 2), (0.3,), (0.2,))
+
+
+def site(classes: tuple[str, ...], y: list[int], shape: tuple[int, ...] = (1, 2, 2)) -> Dataset:
+    x = np.zeros((len(y), *shape), np.uint8)
+    samples = Samples(x, np.array(y))
+    return Dataset("site", "image", classes, samples, samples, mean=(0.9,) * shape[0], std=(0.9,) * shape[0])
+
+
+def test_classes_are_numbered_by_name_whatever_their_order() -> None:
+    admitted = CONTRACT.admit(site(("owl", "cat"), [0, 1, 1]))
+    assert admitted.classes == ("cat", "dog", "owl")
+    assert admitted.train.y.tolist() == [2, 0, 0]
+
+
+def test_normalisation_is_the_federation_s_not_the_site_s() -> None:
+    admitted = CONTRACT.admit(site(("cat", "dog"), [0, 1]))
+    assert (admitted.mean, admitted.std) == ((0.3,), (0.2,))
+
+
+def test_every_difference_is_told() -> None:
+    with pytest.raises(UserError) as refused:
+        CONTRACT.admit(site(("cat", "cow"), [0, 1], shape=(3, 2, 2)))
+    assert "classes 'cow' are not among 'cat', 'dog', 'owl'" in str(refused.value)
+    assert "inputs have shape [3, 2, 2], expected [1, 2, 2]" in str(refused.value)
+
+
+def test_other_kinds_are_told() -> None:
+    table = Samples(np.zeros((2, 4), np.float32), np.array([0, 1]))
+    with pytest.raises(UserError, match="they are of kind table, expected image"):
+        CONTRACT.admit(Dataset("site", "table", ("cat", "dog"), table, table))
+
+
+def test_texts_must_be_numbered_alike() -> None:
+    words = Samples(np.zeros((2, 4), np.int64), np.array([0, 1]))
+    contract = Contract("text", ("a", "b"), (4,), vocabulary=9, words="ag_news")
+    with pytest.raises(UserError, match="words are numbered by 'mine', expected 'ag_news'"):
+        contract.admit(Dataset("mine", "text", ("a", "b"), words, words, vocabulary=9))
+
+
+def test_it_survives_json_and_describes_a_dataset() -> None:
+    assert Contract.from_json(json.loads(json.dumps(CONTRACT.to_json()))) == CONTRACT
+    assert Contract.of(CONTRACT.blank()) == CONTRACT
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"kind": "sound"}, "contract.kind is 'sound'"),
+        ({"classes": ["a"]}, "expected two or more different names"),
+        ({"classes": ["a", "a"]}, "expected two or more different names"),
+        ({"shape": [0, 2, 2]}, "expected sizes such as"),
+        ({"mean": [0.1, 0.2]}, "other lengths than the 1 channels"),
+        ({"shape": "many"}, "cannot be read"),
+    ],
+)
+def test_a_contract_that_cannot_be_is_refused(changed: dict[str, object], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        Contract.from_json(CONTRACT.to_json() | changed)
+
+
+def test_one_without_classes_is_refused() -> None:
+    with pytest.raises(UserError, match="the contract has no 'classes'"):
+        Contract.from_json({"kind": "image", "shape": [1, 2, 2]})

@@ -1,0 +1,106 @@
+"""A site's own files: its configuration, what it keeps, and the socket of its worker."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedskew.cli import main
+from fedskew.errors import UserError
+from fedskew.flower.frames import receive_frame, send_frame
+from fedskew.flower.runtime import socket_path
+from fedskew.flower.site_config import load_site
+from fedskew.flower.site_state import SiteState
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "site.yaml").write_text(text)
+    return folder / "site.yaml"
+
+
+def own_data(folder: Path, classes: tuple[str, ...] = ("cat", "dog")) -> None:
+    x = np.random.default_rng(0).integers(0, 255, (20, 8, 8), np.uint8)
+    np.savez(folder / "scans.npz", x=x, y=np.arange(20) % len(classes), classes=list(classes))
+
+
+def test_data_lie_beside_the_file(tmp_path: Path) -> None:
+    own_data(tmp_path)
+    site = load_site(written(tmp_path, "name: a\ndata: {name: scans.npz, test_fraction: 0.5}"))
+    assert site.federation().sizes.tolist() == [10]
+    assert site.state_folder == tmp_path / "state"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("data: digits", "no 'name'"),
+        ("name: a", "no 'data'"),
+        ("name: a\ndata: digits\nstat: here", "did you mean 'state'"),
+        ("name: a\ndata: digits\nclient: -1", "client is -1"),
+        ("name: a\ndata: digits\nthreads: 0", "threads is 0"),
+        ("- 1", "expected keys such as name and data"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(text: str, line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=line):
+        load_site(written(tmp_path, text))
+
+
+def test_the_site_command_checks_data_against_the_federation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_data(tmp_path, ("dog", "cow"))
+    file = str(written(tmp_path, "name: a\ndata: scans.npz"))
+    init = ["federate", "init", str(tmp_path / "app"), "--sites", "a,b", "--shape", "1,8,8"]
+    assert main([*init, "--classes", "cat,dog"]) == 0
+    assert main(["federate", "site", file, "--check", str(tmp_path / "app")]) == 2
+    assert "classes 'cow' are not among 'cat', 'dog'" in capsys.readouterr().err
+    own_data(tmp_path, ("dog", "cat"))
+    assert main(["federate", "site", file, "--check", str(tmp_path / "app" / "pyproject.toml")]) == 0
+    told = capsys.readouterr().out
+    assert "a: 16 training samples (dog 8, cat 8)" in told
+    assert "reveals of labels: nothing" in told
+
+
+def test_the_newest_state_that_the_server_knows_of_is_kept(tmp_path: Path) -> None:
+    states = SiteState(tmp_path, "run")
+    for number in (1, 2, 3, 4):
+        states.write("global", number, {"c": torch.tensor([float(number)])}, oldest=number - 2)
+    assert [states.read("global", number) is not None for number in (1, 2, 3, 4)] == [False, True, True, True]
+    assert states.read("global", 4) == {"c": torch.tensor([4.0])}
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    states = SiteState(tmp_path, "run")
+    states.write("expert.0", 1, {"c": torch.zeros(3)}, oldest=0)
+    file = next(tmp_path.rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match="delete it to let the site start afresh"):
+        states.read("expert.0", 1)
+
+
+def test_the_worker_s_socket_lies_where_nobody_else_can_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = socket_path(tmp_path / ("deep" * 30) / "site.yaml", 12345)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert len(os.fsencode(path.name)) < 40
+    path.parent.chmod(0o755)
+    with pytest.raises(UserError, match="not a folder that only you can enter"):
+        socket_path(tmp_path / "site.yaml", 12345)
+
+
+def test_frames_arrive_whole_or_not_at_all() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        send_frame(one, {"a": [1, 2]}, b"x" * 1000)
+        assert receive_frame(other) == ({"a": [1, 2]}, b"x" * 1000)
+        one.sendall((5).to_bytes(8, "big") + (7).to_bytes(8, "big") + b"{}")
+        one.close()
+        with pytest.raises(EOFError):
+            receive_frame(other)

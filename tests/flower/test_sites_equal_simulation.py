@@ -1,0 +1,98 @@
+"""Whatever the method: sites that are asked by messages come to the model that the simulation comes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from in_process import case, small_data
+
+from fedskew.data import Dirichlet, Federation, federation
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.preparation import prepare
+from fedskew.experiment.run import Result, run_prepared
+from fedskew.flower.server_app import run_federation
+from fedskew.methods import METHODS
+
+BOUNDS = ("centralised", "local-only")
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def split(data: Path) -> Federation:
+    return federation(str(data), Dirichlet(beta=0.3, clients=3), seed=0)
+
+
+def settings(method: str, **changed: object) -> Config:
+    values = {"method": method, "rounds": 2, "local_epochs": 1, "engine": "plain", "device": "cpu", **changed}
+    return with_values(Config(), {"partition.clients": 3, "batch_size": 20, **values})
+
+
+def assert_same_model(some: Result, other: Result) -> None:
+    tensors, others = some.model.state_dict(), other.model.state_dict()
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, others[name], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in BOUNDS])
+def test_sites_come_to_the_simulated_model(method: str, data: Path, split: Federation, tmp_path: Path) -> None:
+    config = settings(method)
+    here = case(tmp_path, split, data, config)
+    apart = run_federation(here.grid, here.context)
+    together = run_prepared(prepare(config, split))
+    assert_same_model(apart, together)
+    assert apart.evaluation == together.evaluation
+    assert [row.get("loss") for row in apart.history] == [row.get("loss") for row in together.history]
+
+
+@pytest.mark.parametrize("changed", [{"augment": ["flip"]}, {"clients_per_round": 2}, {"model": "resnet8"}])
+def test_so_do_runs_with_other_settings(
+    changed: dict[str, object], data: Path, split: Federation, tmp_path: Path
+) -> None:
+    config = settings("fedvls", **changed)
+    here = case(tmp_path, split, data, config)
+    assert_same_model(run_federation(here.grid, here.context), run_prepared(prepare(config, split)))
+
+
+@pytest.mark.parametrize("method", BOUNDS)
+def test_bounds_are_refused_with_the_reason(method: str, data: Path, split: Federation, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"method '{method}' (pools all samples|has no common model)"):
+        case(tmp_path, split, data, settings(method))
+
+
+def test_sites_tests_add_up(data: Path, split: Federation, tmp_path: Path) -> None:
+    config = settings("fedavg")
+    here = case(tmp_path, split, data, config, evaluation="sites", site_metrics="class", test_data=None)
+    apart = run_federation(here.grid, here.context)
+    together = run_prepared(prepare(config, split))
+    # Every site of this trial tests on the whole test set: three times the simulation's counts.
+    assert (apart.evaluation.confusion == 3 * together.evaluation.confusion).all()
+    assert apart.history[-1]["sites"].keys() == set(here.names)
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_sites_states(data: Path, split: Federation, tmp_path: Path) -> None:
+    config = settings("scaffold", rounds=4)
+
+    class Killed(Exception):
+        pass
+
+    def die(site: str, asked: dict, facts: dict, answer: bytes) -> tuple[dict, bytes]:
+        if asked["kind"] == "train" and asked["key"]["round"] == 2 and site == "site-2":
+            raise Killed
+        return facts, answer
+
+    first = case(tmp_path, split, data, config, die)
+    with pytest.raises(Killed):  # two sites have their states of round 3 already, the server has not heard of them
+        run_federation(first.grid, first.context)
+    again = case(tmp_path, split, data, config)
+    resumed = run_federation(again.grid, again.context)
+    assert {message.facts["round"] for message in again.grid.sent if message.kind == "train"} == {2, 3}
+    assert_same_model(resumed, run_prepared(prepare(config, split)))

@@ -1,0 +1,119 @@
+"""The messages that leave a site hold what the method declares, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from in_process import Sent, case, small_data
+
+from fedskew.data import Dirichlet, Federation, federation
+from fedskew.experiment.config import Config, with_values
+from fedskew.flower.server_app import run_federation
+from fedskew.flower.tensors import from_bytes
+from fedskew.methods import METHODS
+from fedskew.methods.catalogue import Entry
+
+SECRETIVE = [e.name for e in METHODS.values() if e.sends == "model, sample count" and e.reveals == "nothing"]
+TRAINING_FACTS = {"round", "visits", "finite", "loss"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def split(data: Path) -> Federation:
+    return federation(str(data), Dirichlet(beta=0.2, clients=3), seed=1)
+
+
+def sent_by(method: str, folder: Path, data: Path, split: Federation, **own: object) -> list[Sent]:
+    config = with_values(
+        Config(),
+        {"method": method, "rounds": 1, "local_epochs": 1, "device": "cpu", "batch_size": 20, "partition.clients": 3},
+    )
+    here = case(folder, split, data, config, **own)
+    run_federation(here.grid, here.context)
+    return here.grid.sent
+
+
+def test_the_methods_that_keep_labels_home_are_those_one_expects() -> None:
+    assert {"fedavg", "fedvls", "fedlmd", "fedlmd-tf", "fedntd", "fedprox", "fedrs", "fedlc", "moon"} <= set(SECRETIVE)
+    assert not {"fedgr", "pkd", "fedconcat", "scaffold"} & set(SECRETIVE)
+
+
+@pytest.mark.parametrize("method", SECRETIVE)
+def test_of_a_method_that_declares_nothing_only_the_model_leaves(
+    method: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    messages = sent_by(method, tmp_path, data, split)
+    model = next(from_bytes(m.payload) for m in messages if m.kind == "train")
+    assert {name.partition("/")[0] for name in model} <= {"trained:params", "trained:buffers", "tally"}
+    for message in messages:
+        client = int(message.site.removeprefix("site-"))
+        assert set(message.facts) <= (TRAINING_FACTS if message.kind == "train" else {"site", "samples"})
+        assert not _holds(message, split.label_counts[client])
+
+
+def test_fedgr_sends_which_labels_there_are_but_not_how_many(data: Path, split: Federation, tmp_path: Path) -> None:
+    for message in sent_by("fedgr", tmp_path, data, split):
+        client = int(message.site.removeprefix("site-"))
+        assert not _holds(message, split.label_counts[client])
+        if message.kind == "train":
+            beside = {n: t for n, t in from_bytes(message.payload).items() if n.startswith("uplink/")}
+            assert list(beside) == ["uplink/label_presence"]
+            presence = beside["uplink/label_presence"]
+            assert presence.dtype == torch.bool
+            assert presence.tolist() == (split.label_counts[client] > 0).tolist()
+
+
+@pytest.mark.parametrize("method", ["pkd", "fedconcat"])
+def test_methods_that_declare_label_counts_send_them_once(
+    method: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    messages = sent_by(method, tmp_path, data, split)
+    told = [m for m in messages if _holds(m, split.label_counts[int(m.site.removeprefix("site-"))])]
+    assert [m.kind for m in told] == ["survey"] * 3
+    assert METHODS[method].reveals == "label counts"
+
+
+def test_what_a_site_keeps_never_leaves_it(data: Path, split: Federation, tmp_path: Path) -> None:
+    """SCAFFOLD's site keeps a control variate and sends its change."""
+    payloads = [from_bytes(m.payload) for m in sent_by("scaffold", tmp_path, data, split) if m.kind == "train"]
+    names = {name.partition("/")[2].partition("/")[0] for payload in payloads for name in payload}
+    assert "control_change" in names
+    assert "control" not in names
+    assert list((tmp_path / "site-0" / "state").rglob("global.round-1.safetensors"))
+
+
+def test_losses_and_tallies_stay_home_if_so_configured(data: Path, split: Federation, tmp_path: Path) -> None:
+    messages = [m for m in sent_by("pkd", tmp_path, data, split, share_loss=False) if m.kind == "train"]
+    assert all("loss" not in m.facts for m in messages)
+    assert not any(name.startswith("tally") for m in messages for name in from_bytes(m.payload))
+
+
+def test_totals_tell_nothing_by_class(data: Path, split: Federation, tmp_path: Path) -> None:
+    told = [m for m in sent_by("fedavg", tmp_path, data, split, site_metrics="total") if m.kind == "evaluate"]
+    assert told
+    assert all(set(m.facts) == {"right", "tested"} and m.payload == b"" for m in told)
+
+
+@pytest.mark.parametrize("entry", METHODS.values(), ids=lambda entry: entry.name)
+def test_what_is_sent_beside_the_model_is_declared(entry: Entry, data: Path, split: Federation, tmp_path: Path) -> None:
+    if entry.name in ("centralised", "local-only"):
+        pytest.skip("runs on one machine only")
+    messages = sent_by(entry.name, tmp_path, data, split)
+    beside = {n for m in messages if m.kind == "train" for n in from_bytes(m.payload) if n.startswith("uplink/")}
+    surveyed = any(m.kind == "survey" for m in messages)
+    assert bool(beside or surveyed) == (entry.sends != "model, sample count")
+
+
+def _holds(message: Sent, counts: np.ndarray) -> bool:
+    """Whether the message has these numbers anywhere."""
+    lists = [value for value in message.facts.values() if isinstance(value, list)]
+    tensors = from_bytes(message.payload).values() if message.payload else ()
+    found = [np.asarray(v).ravel() for v in lists] + [t.numpy().ravel() for t in tensors if t.numel() == len(counts)]
+    return any(len(v) == len(counts) and np.allclose(v.astype(float), counts) for v in found)
