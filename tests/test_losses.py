@@ -58,6 +58,10 @@ def expected_calibrated(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[in
     return weighted_ce(z, y, lambda c: n[c] / sum(n), one)
 
 
+def expected_batch_classes(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[int]) -> float:
+    return weighted_ce(z, y, lambda c: 1.0 if c in y else 0.0, one)
+
+
 def expected_margin(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[int]) -> float:
     return weighted_ce(z, y, lambda c: math.exp(-0.5 * n[c] ** -0.25) if n[c] else 0.0, one)
 
@@ -230,6 +234,7 @@ LOSSES: dict[str, tuple[Loss, Expected]] = {
         lambda z, t, y, n: losses.unbalanced_cross_entropy(z, y, n, gamma="normalised", vacant="code"),
         expected_unbalanced_code,
     ),
+    "batch classes": (lambda z, t, y, n: losses.batch_class_cross_entropy(z, y), expected_batch_classes),
     "vacant": (lambda z, t, y, n: losses.vacant_distillation(z, t, n, y), expected_vacant),
     "all classes": (lambda z, t, y, n: losses.distillation(z, t, y, 2.0), expected_distillation),
     "present": (lambda z, t, y, n: losses.present_distillation(z, t, y, n, 2.0), expected_present),
@@ -266,7 +271,7 @@ DIVERGENCES = [
     *("all classes", "present", "target", "vacant", "not true", "not true teacher-free"),
     *("label masking", "label masking paper", "teacher-free", "partial"),
 ]
-SHIFT_INVARIANT = ["cross_entropy", "smoothed", "focal", "calibrated", "margin", *DIVERGENCES]
+SHIFT_INVARIANT = ["cross_entropy", "smoothed", "focal", "calibrated", "margin", "batch classes", *DIVERGENCES]
 
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
