@@ -71,7 +71,14 @@ class RecordedRun:
 
     @property
     def label_counts(self) -> Counts | None:
-        return None if self.federation is None else np.array(self.federation["label_counts"], np.int64)
+        """None where nobody knows: in a federation across machines the sites keep them to themselves."""
+        counts = (self.federation or {}).get("label_counts")
+        return None if counts is None else np.array(counts, np.int64)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Of a federation across machines."""
+        return tuple((self.federation or {}).get("sites", ()))
 
     @property
     def classes(self) -> tuple[str, ...]:

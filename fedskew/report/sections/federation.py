@@ -15,6 +15,10 @@ BUBBLES_UP_TO = 30
 
 def federation(setting: Setting) -> Section:
     counts = setting.label_counts
+    sites = next((run.sites for run in setting.runs if run.sites), ())
+    if counts is None and sites:
+        words = [f"{len(sites)} sites: {', '.join(sites)}. Their label counts stayed with them, so there is no map."]
+        return Section("federation", "The federation", words)
     if counts is None:
         return Section("federation", "The federation", missing=[
             "the clients' label counts: the folder has no about.json and the data are not at hand; "
