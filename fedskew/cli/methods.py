@@ -12,7 +12,7 @@ from fedskew.cli.run import examples
 if TYPE_CHECKING:
     from fedskew.methods import Entry, Part
 
-EXAMPLES = ("fedskew methods", "fedskew methods 'fedlmd*'", "fedskew methods fedvls")
+EXAMPLES = ("fedskew methods", "fedskew methods 'fedlmd*'", "fedskew methods fedvls", "fedskew methods --combinations")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,6 +23,9 @@ def _command(
     pattern: Annotated[
         str, typer.Argument(metavar="PATTERN", help="a name, which is shown in detail, or a pattern such as 'fed*'")
     ] = "*",
+    combinations: Annotated[
+        bool, typer.Option("--combinations", help="which methods combine, as Markdown; the others are refused")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the methods. Join several with +: one objective, one regulariser, one solver, one server rule."""
@@ -30,6 +33,11 @@ def _command(
     from fedskew.errors import unknown
     from fedskew.methods import METHODS, listing
 
+    if combinations:
+        from fedskew.methods.combinations import table
+
+        typer.echo(table(), nl=False)
+        return
     entries = listing(pattern)
     if not entries:
         raise unknown("method", pattern, [name for e in METHODS.values() for name in (e.name, *e.aliases)])

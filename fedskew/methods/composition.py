@@ -57,7 +57,7 @@ class Method:
 
         One whose name two parts share is spelled with its slot, as in `server.beta`.
         """
-        named = [(_slot(type(part)), f.name, part) for part in self.parts for f in fields(part)]
+        named = [(slot_of(type(part)), f.name, part) for part in self.parts for f in fields(part)]
         owners = Counter(name for _, name, _ in named)
         return {f"{slot}.{name}" if owners[name] > 1 else name: getattr(part, name) for slot, name, part in named}
 
@@ -79,7 +79,7 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     chosen: dict[str, tuple[Entry, Part]] = {}
     for entry in entries:
         for part in entry.parts:
-            slot = _slot(part)
+            slot = slot_of(part)
             if slot in chosen:
                 raise UserError(
                     f"{chosen[slot][0].name!r} and {entry.name!r} both set the {slot}, so they cannot be combined; "
@@ -111,10 +111,11 @@ def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:
     check_part(type(given))
     registered = (entry.name for entry in METHODS.values() if entry.parts == (type(given),))
     name = next(registered, type(given).__name__.lower())
-    return Method(name, **{_slot(type(given)): given})  # type: ignore[arg-type]
+    return Method(name, **{slot_of(type(given)): given})  # type: ignore[arg-type]
 
 
-def _slot(part: type[Part]) -> str:
+def slot_of(part: type[Part]) -> str:
+    """The slot of a method that a part of this class fills."""
     return next(slot for slot, kinds in _SLOTS if issubclass(part, kinds))
 
 

@@ -12,7 +12,7 @@ from linear_clients import played, serve
 from fedskew.errors import UserError
 from fedskew.methods import METHODS, Method, ServerRule, Tensors, Updates, find, make_method
 from fedskew.methods.catalogue import _ALIASES, register
-from fedskew.methods.composition import _slot
+from fedskew.methods.composition import slot_of
 from fedskew.methods.fedlmd import FedLMD, FedLMDTf
 from fedskew.methods.fedprox import FedProx
 from fedskew.methods.fedvls import FedVLS
@@ -22,7 +22,7 @@ PAIRS = list(itertools.combinations((name for name in METHODS if name not in BOU
 
 
 def clash(first: str, second: str) -> set[str]:
-    return {_slot(part) for part in find(first).parts} & {_slot(part) for part in find(second).parts}
+    return {slot_of(part) for part in find(first).parts} & {slot_of(part) for part in find(second).parts}
 
 
 @pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if clash(*pair)])

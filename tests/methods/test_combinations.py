@@ -1,0 +1,63 @@
+"""The table of combinations: what it says is what is accepted and runs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from linear_clients import played, serve
+
+from fedskew.cli import main
+from fedskew.errors import UserError
+from fedskew.methods import METHODS, make_method
+from fedskew.methods.combinations import clash, kind, table
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
+
+KINDS = {name: kind(entry) for name, entry in METHODS.items()}
+
+
+def accepted(*names: str) -> bool:
+    try:
+        make_method("+".join(names))
+    except UserError:
+        return False
+    return True
+
+
+def test_the_page_is_what_the_catalogue_gives() -> None:
+    found = re.search(r"<!-- combinations -->\n(.*)<!-- end -->", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    assert found[1] == table(), "write what `fedskew methods --combinations` prints into docs/combinations.md"
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not main(["methods", "--combinations"])
+    assert capsys.readouterr().out == table()
+
+
+def test_a_pair_is_accepted_if_the_table_says_so() -> None:
+    for one, other in itertools.product(METHODS, METHODS):
+        assert accepted(one, other) == (not clash(KINDS[one], KINDS[other])), (one, other)
+
+
+def test_three_are_accepted_if_every_two_are() -> None:
+    triples = list(itertools.combinations(METHODS, 3))
+    for index in np.random.default_rng(0).permutation(len(triples))[:2000]:
+        names = triples[index]
+        pairs = itertools.combinations((KINDS[name] for name in names), 2)
+        assert accepted(*names) == all(not clash(*pair) for pair in pairs), names
+
+
+PAIRS = [pair for pair in itertools.combinations(METHODS, 2) if not clash(KINDS[pair[0]], KINDS[pair[1]])]
+
+
+@pytest.mark.parametrize("first", sorted({first for first, _ in PAIRS}))
+def test_every_combination_runs(first: str) -> None:
+    for _, second in (pair for pair in PAIRS if pair[0] == first):
+        states, rows = played(serve(f"{first}+{second}", rounds=2, local_epochs=1, lr=0.01))
+        assert all(row["diverged"] == [] for row in rows), second
+        assert all(p.isfinite().all() for p in states[-1].model.params.values()), second
