@@ -16,7 +16,8 @@ from torch import Tensor
 from fedskew.engine.layers import Between
 from fedskew.engine.network import Network
 from fedskew.engine.work import RoundWork, clipped, companion, companion_key, perturbation_key, targets_of
-from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained, asks_for
+from fedskew.methods.hooks import asks_for
+from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained
 
 
 @dataclass(frozen=True)

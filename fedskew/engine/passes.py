@@ -21,7 +21,8 @@ from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.work import OPENING, Assignment, RoundWork
 from fedskew.losses import IGNORE, cross_entropy
-from fedskew.methods.parts import Client, Outputs, Seen, Tensors, asks_for, pack
+from fedskew.methods.hooks import asks_for
+from fedskew.methods.parts import Client, Outputs, Seen, Tensors, pack
 from fedskew.randomness import fold
 
 When = Literal["opening", "closing"]

@@ -27,7 +27,8 @@ from fedskew.engine.work import (
     sgd_,
     targets_of,
 )
-from fedskew.methods.parts import Half, Outputs, Tensors, Trained, asks_for
+from fedskew.methods.hooks import asks_for
+from fedskew.methods.parts import Half, Outputs, Tensors, Trained
 from fedskew.randomness import fold
 
 

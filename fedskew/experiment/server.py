@@ -37,7 +37,7 @@ from fedskew.experiment.run_state import RunState, Trainee
 from fedskew.experiment.traffic import traffic
 from fedskew.experiment.workbench import Workbench, Workshop
 from fedskew.methods import Method, Part, Stage, Survey, Tensors, Updates, pack, unpack
-from fedskew.methods.parts import pass_visits, server_step
+from fedskew.methods.hooks import pass_visits, server_step
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models.concatenation import concatenated
 

@@ -13,7 +13,7 @@ from fedskew.engine import Engine, RoundResult, RoundWork
 from fedskew.errors import UserError
 from fedskew.methods import METHODS, Objective, Part, Schedule, Solver, find, listing, make_method, register
 from fedskew.methods.catalogue import _ALIASES
-from fedskew.methods.parts import pass_visits
+from fedskew.methods.hooks import pass_visits
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
