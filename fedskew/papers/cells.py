@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from fedskew.errors import UserError, unknown
@@ -136,7 +138,7 @@ def job(cell: Cell, seed: int, choice: Choice) -> Job:
     """The run that fills a cell, for one seed."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.place, cell.method, choice.variant) | {"seed": seed, **choice.values}
-    config = with_values(Config(), _with_few_checkpoints(values))
+    config = _config(json.dumps(values))
     label = f"{cell.paper}/{cell.table} {' '.join(filter(None, cell.place))} {cell.method} seed {seed}"
     update = rules.tables[cell.table].update
     if update is None:
@@ -148,14 +150,16 @@ def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: Choic
     """One round from a model that another method trained, each client's model tested before and after."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.place, trained_by, choice.variant) | {"seed": seed, **choice.values}
-    start = with_values(Config(), _with_few_checkpoints(values))
+    start = _config(json.dumps(values))
     return Job(with_values(config, {"rounds": 1, "eval_local": True}), label, start=start)
 
 
-def _with_few_checkpoints(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Ten in a run, unless the user says otherwise."""
-    rounds = int(values.get("rounds", Config.rounds))
-    return {"checkpoint_every": max(1, rounds // 10), **values}
+@lru_cache(maxsize=100_000)
+def _config(values: str) -> Config:
+    """From values in JSON; ten checkpoints in a run, unless the user says otherwise. Tables share many runs."""
+    dotted = json.loads(values)
+    rounds = int(dotted.get("rounds", Config.rounds))
+    return with_values(Config(), {"checkpoint_every": max(1, rounds // 10), **dotted})
 
 
 def wanted_rounds(cell: Cell, rules: Protocol) -> int:

@@ -42,6 +42,10 @@ class Spot:
         return [method for method in self.ranking if top - self.accuracy[method] <= CLOSE]
 
 
+def seeds_of(records: Records) -> list[int]:
+    return sorted({record.config.seed for record in records})
+
+
 def spots(records: Records, seeds: Sequence[int]) -> list[Spot]:
     """Of all federations with more than one method."""
     clients = int(protocol(PAPER).settings["partition.clients"])

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError
-from fedskew.papers.map_data import Spot, spots
+from fedskew.papers.map_data import Spot, seeds_of, spots
 from fedskew.papers.rerun import BASELINE
 from fedskew.sweep.records_file import read_folder
 
 _ACROSS = 5
-_SEEDS = range(10)
 
 
 def draw_maps(folder: str | Path) -> list[Path]:
     """A picture for each dataset that the records have; none without any."""
-    found = spots(read_folder(folder), _SEEDS)
+    records = read_folder(folder)
+    found = spots(records, seeds_of(records))
     pictures = []
     for dataset in dict.fromkeys(spot.dataset for spot in found):
         path = Path(folder) / f"map-{dataset}.png"

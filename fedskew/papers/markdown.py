@@ -12,8 +12,8 @@ from typing import Any
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.yaml_file import read_yaml
-from fedskew.papers.cells import Cell, Choice, missing_method, table_cells
-from fedskew.papers.map_data import guide, spots
+from fedskew.papers.cells import Cell, Choice, job, missing_method, table_cells
+from fedskew.papers.map_data import guide, seeds_of, spots
 from fedskew.papers.protocol import Protocol, protocol
 from fedskew.papers.rerun import Rerun, columns, order, rerun
 from fedskew.papers.selection import all_tables
@@ -21,8 +21,6 @@ from fedskew.papers.tables import row
 from fedskew.sweep.record import Record
 from fedskew.sweep.records_file import Records, read_folder
 
-SEEDS = range(10)
-"""Seeds that are looked for."""
 FINDINGS = "findings.yaml"
 _HEAD = """\
 # Results
@@ -37,19 +35,22 @@ method alike.
 def results_page(folder: str | Path) -> str:
     """The whole page."""
     records = read_folder(folder)
+    seeds = seeds_of(records)
     findings = _findings(Path(folder) / FINDINGS)
-    sections = [_HEAD, *_said(findings, "summary"), *_map(records)]
+    sections = [_HEAD, *_said(findings, "summary"), *_map(records, seeds)]
     for paper, table in all_tables():
         rules = protocol(paper)
+        if rules.extends is not None:  # a preprint, with the numbers of the paper
+            continue
         for variant in (None, *rules.variants):
-            sections += _section(rules, table, variant, records, findings)
+            sections += _section(rules, table, variant, records, seeds, findings)
     sections += [_machines(records)]
     return "\n".join(sections).rstrip() + "\n"
 
 
-def _map(records: Records) -> list[str]:
+def _map(records: Records, seeds: Sequence[int]) -> list[str]:
     """Which method for my federation, and the pictures."""
-    found = spots(records, SEEDS)
+    found = spots(records, seeds)
     if not found:
         return []
     datasets = dict.fromkeys(spot.dataset for spot in found)
@@ -79,14 +80,20 @@ def _said(findings: Mapping[str, str], key: str) -> list[str]:
 
 
 def _section(
-    rules: Protocol, table: str, variant: str | None, records: Records, findings: Mapping[str, str]
+    rules: Protocol,
+    table: str,
+    variant: str | None,
+    records: Records,
+    seeds: Sequence[int],
+    findings: Mapping[str, str],
 ) -> list[str]:
     """A table, if anything of it was rerun."""
     choice = Choice(variant=variant)
-    cells = table_cells(rules.name, table)
-    found = columns([rerun(cell, SEEDS, records, choice) for cell in cells])
+    datasets = {record.config.data for record in records}
+    cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
+    found = columns([rerun(cell, seeds, records, choice) for cell in cells])
     there = {place: column for place, column in found.items() if any(one.values for one in column)}
-    if not there:
+    if not any(_is_of_variant(one, choice) for column in there.values() for one in column):
         return []
     name = f"{rules.name}/{table}" + ("" if variant is None else f" {variant}")
     lines = [f"## {name}: {rules.tables[table].title}\n", f"{rules.citation}; {rules.reports}.\n"]
@@ -98,6 +105,13 @@ def _section(
     lines += _orders(there.values())
     missing = [cell for column in found.values() for cell in _missing(column)]
     return lines + _left_out(missing)
+
+
+def _is_of_variant(one: Rerun, choice: Choice) -> bool:
+    """Whether it was run at all, and not for another variant, from which this one does not differ there."""
+    if not one.values or choice.variant is None:
+        return bool(one.values)
+    return job(one.cell, 0, choice).identity != job(one.cell, 0, Choice()).identity
 
 
 def _by_metric(found: Iterable[Sequence[Rerun]]) -> list[list[Sequence[Rerun]]]:

@@ -55,6 +55,8 @@ class Protocol:
 
     name: str
     citation: str
+    extends: str | None
+    """The protocol that this one adds to."""
     reports: str
     settings: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
@@ -142,6 +144,7 @@ def protocol(name: str) -> Protocol:
     return Protocol(
         name=name,
         citation=content["citation"],
+        extends=content.get("extends"),
         reports=content["reports"],
         settings=content["settings"],
         datasets={dataset: {} for dataset in listed} if isinstance(listed, list) else listed,
@@ -164,7 +167,7 @@ def _content(name: str) -> dict[str, Any]:
     own: dict[str, Any] = parse_yaml((PROTOCOLS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
     if "extends" not in own:
         return own
-    base = _content(own.pop("extends"))
+    base = _content(own["extends"])
     return base | own | {"methods": base["methods"] | own.get("methods", {})}
 
 

@@ -35,9 +35,14 @@ def experiment(config: Config) -> dict[str, Any]:
     """The keys that decide a run's numbers, defaults of method and partition rule filled in."""
     mapping = {key: value for key, value in config.to_mapping().items() if key not in CIRCUMSTANCES}
     method = make_method(config.method, config.method_params)
-    if isinstance(method.objective, Schedule):
+    if plans_by_rounds(config):
         mapping["rounds"] = config.rounds
     return mapping | {"method": {"name": method.name, **method.params}, "partition": _partition(config)}
+
+
+def plans_by_rounds(config: Config) -> bool:
+    """Whether the method has stages, whose lengths may depend on the number of rounds."""
+    return isinstance(make_method(config.method, config.method_params).objective, Schedule)
 
 
 def identity(config: Config) -> str:

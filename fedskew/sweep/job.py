@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from fedskew.experiment.config import Config
@@ -25,7 +26,7 @@ class Job:
     start: Config | None = None
     """The run whose final model this one begins with; none: a new model."""
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """The same for jobs that are the same experiment."""
         return identity(self.config) + ("" if self.start is None else f"-after-{identity(self.start)}")

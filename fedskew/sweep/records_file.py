@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.experiment.durable import reporting_os_errors
+from fedskew.sweep.identity import plans_by_rounds
 from fedskew.sweep.job import Job
 from fedskew.sweep.record import Record
 
@@ -67,7 +68,7 @@ class Records:
 
     def longest(self, job: Job) -> Record | None:
         """The same, or else one with fewer rounds, of a method that plans by them."""
-        if found := self.get(job):
+        if (found := self.get(job)) or not plans_by_rounds(job.config):
             return found
         wanted = job.config.rounds
         fewer = sorted({r.config.rounds for r in self if r.config.rounds < wanted}, reverse=True)

@@ -1,0 +1,47 @@
+"""Paper and rerun side by side."""
+
+from __future__ import annotations
+
+from fedskew.papers.cells import Cell
+from fedskew.papers.published import Number
+from fedskew.papers.rerun import Rerun, order
+from fedskew.papers.tables import json_of, row, title
+from fedskew.sweep.record import Record
+
+
+def again(method: str, printed: float | None, *values: float, metric: str = "best", rounds: int = 200) -> Rerun:
+    number = Number("table3", "cifar10", "dirichlet:0.05", "", method, metric, printed, None, "")
+    cell = Cell("fedlmd", "table3", "cifar10", "dirichlet:0.05", "", method, metric, number)
+    return Rerun(cell, values, tuple(Record({"rounds": [0, rounds]}) for _ in values), 200)
+
+
+def test_an_order_holds_if_every_pair_does() -> None:
+    told = order([again("a", 30, 40), again("b", 50, 60), again("c", 40, 50)])
+    assert told is not None
+    assert told.holds
+    assert str(told) == "3 of 3 pairs in the paper's order, the same best"
+
+
+def test_an_order_that_does_not_hold_names_the_best() -> None:
+    told = order([again("a", 30, 70), again("b", 50, 60), again("c", 40, 50), again("d", None, 99)])
+    assert told is not None
+    assert not told.holds
+    assert str(told) == "1 of 3 pairs in the paper's order, best is a, not b"
+
+
+def test_less_may_be_better() -> None:
+    told = order([again("a", 3, 4, metric="drift diversity"), again("b", 5, 6, metric="drift diversity")])
+    assert told is not None
+    assert told.best_printed == told.best_rerun == "a"
+
+
+def test_one_method_has_no_order() -> None:
+    assert order([again("a", 3, 4), again("b", 3)]) is None
+
+
+def test_a_row_tells_mean_difference_and_what_was_shortened() -> None:
+    assert row(again("FedAvg", 33.02, 44.0, 46.0)) == ("FedAvg", "33.02", "45.00 ± 1.00", "+11.98", "2")
+    assert row(again("FedAvg", 33.02, 44.0, rounds=40))[2] == "44.00 (40 of 200 rounds)"
+    assert row(again("FedNova", None))[1:] == ("illegible", "–", "", "0")
+    assert title([again("FedAvg", 33.02)]) == "fedlmd/table3: cifar10 dirichlet:0.05, best (%)"
+    assert json_of(again("FedAvg", 33.02, 44.0))["difference"] == 44.0 - 33.02

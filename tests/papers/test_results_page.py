@@ -1,0 +1,87 @@
+"""A tiny cell rerun from end to end, and the page that is made of all records."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedskew.cli import main
+from fedskew.papers.map_data import Spot, guide
+from fedskew.papers.markdown import results_page
+from fedskew.sweep.records_file import read_folder
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def little_mnist(tmp_path: Path) -> Path:
+    """Files like MNIST's, of 800 and 100 images that can be told apart."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for part, n in (("train", 800), ("t10k", 100)):
+        labels = np.arange(n) % 10
+        images = rng.integers(0, 80, (n, 28, 28))
+        images[np.arange(n), labels * 2, :] = 255
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
+    return tmp_path
+
+
+def test_a_cell_is_rerun_kept_and_not_run_again(
+    little_mnist: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(little_mnist)
+    arguments = [
+        "reproduce", "fedvls/table1", "--dataset", "mnist", "--split", "dirichlet:0.5", "--methods", "fedavg,fedvls",
+        "--seeds", "2", "--rounds", "3", "--data-dir", ".", "--device", "cpu", "--workers", "1",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert "98.96" in said.out
+    assert "(3 of 50 rounds)" in said.out
+    assert "of 1 pairs in the paper's order" in said.out
+    records = list(read_folder("results"))
+    assert {(r.config.method, r.config.seed, r.rounds) for r in records} == {
+        (method, seed, 3) for method in ("fedavg", "fedvls") for seed in (0, 1)
+    }
+    assert {r.config.local_epochs for r in records} == {5}
+    assert {r.content["command"].split()[1] for r in records}
+    before = Path("results/fedvls.jsonl").read_bytes()
+    assert main(arguments) == 0
+    assert "4 of 4 runs are done already" in capsys.readouterr().err
+    assert Path("results/fedvls.jsonl").read_bytes() == before
+
+    page = results_page("results")
+    assert "## fedvls/table1: Dirichlet splits" in page
+    assert "mnist dirichlet:0.5" in page
+    fedavg = next(line for line in page.splitlines() if line.startswith("| FedAvg |"))
+    assert "98.96 ± 0.00 → " in fedavg
+    assert "(3 of 50 rounds)" in fedavg
+    assert "Not rerun: " in page
+    assert main(["results"]) == 0
+    assert Path("RESULTS.md").read_text() == page
+
+
+def test_our_own_page_is_what_its_generator_gives(request: pytest.FixtureRequest) -> None:
+    root = request.config.rootpath
+    assert (root / "RESULTS.md").read_text(encoding="utf-8") == results_page(root / "results")
+
+
+def test_a_guide_names_all_that_come_close() -> None:
+    spot = Spot("cifar10", 0.05, 0.1, {"FedAvg": 40.0, "FedVLS": 55.0, "FedLC": 54.2, "MOON": 39.0})
+    assert spot.best == ["FedVLS", "FedLC"]
+    assert spot.gain("MOON") == -1.0
+    assert "| cifar10 | 0.05 | 10% | 40.0 | FedVLS, FedLC | +15.0 |" in guide([spot])
+
+
+def test_a_finding_about_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "findings.yaml").write_text("fedlmd/table33: it holds\n")
+    with pytest.raises(Exception, match=r"unknown table 'fedlmd/table33'; did you mean 'fedlmd/table3'"):
+        results_page(tmp_path)
