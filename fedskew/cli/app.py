@@ -15,6 +15,7 @@ from fedskew.cli import (
     diagnose,
     export,
     federate,
+    figures,
     methods,
     models,
     partition,
@@ -72,5 +73,6 @@ for _module in (
     federate,
     report,
     diagnose,
+    figures,
 ):
     _module.add_to(app)

@@ -19,6 +19,8 @@ COLUMN, PAGE = 3.5, 7.2
 """Inches: one column and the full width of a two-column paper."""
 FORMATS = ("png", "svg", "pdf")
 MOST_LABELS = 30
+MOST_NUMBERS = 8
+"""Numbers on an axis, such as rounds."""
 STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -60,12 +62,30 @@ def save_figure(figure: Figure, target: Path) -> None:
             axes.set_title(_plain(chart.title))
         for axes in panels[len(figure.charts) :]:
             axes.remove()
+        _add_legends(picture, figure, list(panels[: len(figure.charts)]))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             stamp = {} if target.suffix.lower() == ".png" else _no_date(target.suffix.lower())
             picture.savefig(target, dpi=300, metadata=stamp)
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
+    """One below all panels that show the same series; curves that stand alone have room for their own."""
+    wanted = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
+    named = [p for p in wanted if 1 < len(p.get_legend_handles_labels()[1]) <= MOST_LABELS]
+    if not named:
+        return
+    labels = {tuple(p.get_legend_handles_labels()[1]) for p in named}
+    alone = len(panels) == 1 and isinstance(figure.charts[0], Lines)
+    if len(labels) > 1 or alone:
+        for axes in named:
+            axes.legend(frameon=False)
+        return
+    handles, names = named[0].get_legend_handles_labels()
+    columns = 5 if len(panels) > 1 or figure.wide else 3
+    picture.legend(handles, names, loc="outside lower center", ncols=min(columns, len(names)), frameon=False)
 
 
 def checked_formats(text: str) -> list[str]:
@@ -114,8 +134,6 @@ def _(chart: Lines, axes: Any) -> None:
     axes.grid(alpha=0.3, linewidth=0.5)
     if chart.y_range:
         axes.set_ylim(*chart.y_range)
-    if len(chart.lines) > 1 and not chart.thin:
-        axes.legend(frameon=False)
 
 
 @draw.register
@@ -144,8 +162,6 @@ def _(chart: Bars, axes: Any) -> None:
     _axes(axes, chart.category_label, chart.value_label)
     if chart.value_range:
         axes.set_ylim(*chart.value_range)
-    if len(chart.series) > 1:
-        axes.legend(frameon=False)
 
 
 @draw.register
@@ -155,7 +171,7 @@ def _(chart: Heat, axes: Any) -> None:
         row, column = np.nonzero(np.ma.filled(cells, 0))
         values = np.asarray(cells[row, column], np.float64)
         across = max(cells.shape)
-        area = (900 / across) * values / values.max(initial=1) * 10 / across + 1
+        area = min(130.0, 40_000 / across**2) * values / values.max(initial=1) + 1
         marks = axes.scatter(column, row, s=area, c=values, cmap=f"{AMOUNT}_r", vmin=0)
         axes.set_xlim(-0.7, cells.shape[1] - 0.3)
         axes.set_ylim(cells.shape[0] - 0.3, -0.7)
@@ -195,13 +211,11 @@ def _(chart: Points, axes: Any) -> None:
         )
     axes.set_xticks([])
     axes.set_yticks([])
-    if len(chart.clouds) <= 20:
-        axes.legend(frameon=False, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def _named(axes: Any, side: str, names: Any) -> None:
-    if len(names) > MOST_LABELS:
-        every = -(-len(names) // 10)
+    if len(names) > (MOST_NUMBERS if side == "x" and all(map(str.isdigit, names)) else MOST_LABELS):
+        every = -(-len(names) // MOST_NUMBERS)
         places = range(0, len(names), every)
         names = [names[i] for i in places]
     else:

@@ -61,12 +61,12 @@ def _kinds(who: list[Contender]) -> Bars:
 
 
 def _by_class(setting: Setting, who: list[Contender]) -> Bars:
-    series = [BarSeries(c.label, _class_means(c), style=c.style) for c in who]
+    series = [BarSeries(c.label, class_means(c), style=c.style) for c in who]
     title = "local models after their update"
     return Bars("local-class", title, "class", "accuracy %", setting.classes, series, (0, 100))
 
 
-def _class_means(contender: Contender) -> list[float | None]:
+def class_means(contender: Contender) -> list[float | None]:
     rows = [one["class_accuracy"] for run in contender.runs for row in _rows(run)[-1:] for one in row["local"]]
     table = np.array([[np.nan if a is None else 100 * a for a in row] for row in rows], np.float64)
     return [number(float(np.mean(known))) if len(known := c[np.isfinite(c)]) else None for c in table.T]

@@ -1,0 +1,1 @@
+"""The papers' figures from one's own runs."""

@@ -1,0 +1,108 @@
+"""Figures with bars: by class, by setting, by part of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedskew.errors import UserError
+from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure
+from fedskew.report.charts.table import number
+from fedskew.report.contenders import Contender, Setting
+from fedskew.report.recorded import RecordedRun, Row
+from fedskew.report.sections.local import NEEDED, class_means
+from fedskew.report.sections.section import percent
+
+
+def local_update(settings: Sequence[Setting]) -> Figure:
+    """For each method: what the first client of the last tested round was sent, and what it made of it."""
+    panels: list[Chart] = []
+    for setting in settings:
+        for c in setting.contenders:
+            run, row = last_local_row(c)
+            one = row["local"][0]
+            series = [
+                BarSeries("initial global model", [percent(a) for a in row["local_before"]], style=0),
+                BarSeries("updated local model", [percent(a) for a in one["class_accuracy"]], style=1),
+            ]
+            aggregated = run.evaluations[row["model_round"]].accuracy
+            title = f"{c.label}, client {one['client']}; aggregated {100 * aggregated:.1f} %"
+            panels.append(Bars(f"update-{c.style}", title, "class", "accuracy %", setting.classes, series, (0, 100)))
+    return Figure("local-update", "Class by class before and after a local update", panels, min(2, len(panels)))
+
+
+def local_and_aggregated(settings: Sequence[Setting]) -> Figure:
+    """Accuracy by class: mean over the clients after their update, and of the aggregated model."""
+    panels = []
+    for i, setting in enumerate(settings):
+        for c in setting.contenders:
+            last_local_row(c)
+        after = [BarSeries(c.label, class_means(c), style=c.style) for c in setting.contenders]
+        whole = [BarSeries(c.label, _mean(c), style=c.style) for c in setting.contenders if c.tested]
+        for key, title, series in (("local", "after local update", after), ("global", "after aggregation", whole)):
+            panels.append(Bars(f"{key}-{i}", title, "class", "accuracy %", setting.classes, series, (0, 100)))
+    return Figure("local-and-global", "Class by class after local updates and after aggregation", panels, 2)
+
+
+def _mean(contender: Contender) -> list[float | None]:
+    return [number(100 * v) for v in contender.class_accuracy().mean(axis=0)]
+
+
+def last_local_row(contender: Contender) -> tuple[RecordedRun, Row]:
+    """Of the first run that has one; refuses a method without."""
+    for run in contender.runs:
+        rows = [row for row in run.evaluated if row.get("local")]
+        if rows:
+            return run, rows[-1]
+    raise UserError(f"{contender.label}: {NEEDED}")
+
+
+def by_setting(settings: Sequence[Setting]) -> Figure:
+    """Methods side by side in every setting."""
+    labels = list(dict.fromkeys(c.label for s in settings for c in s.contenders))
+    series = [
+        BarSeries(label, [_accuracy(s, label) for s in settings], [_spread(s, label) for s in settings], i)
+        for i, label in enumerate(labels)
+    ]
+    names = [s.label for s in settings]
+    chart = Bars("by-setting", "accuracy by setting", "setting", "accuracy %", names, series, (0, 100))
+    return Figure("by-setting", "Methods under several splits", [chart], wide=True)
+
+
+def by_part(settings: Sequence[Setting]) -> Figure:
+    """A bar for each variant of a method, a panel for each setting: an ablation."""
+    panels = []
+    for i, setting in enumerate(settings):
+        labels = [c.label for c in setting.contenders]
+        values = [_accuracy(setting, label) for label in labels]
+        one = BarSeries("accuracy", values, [_spread(setting, label) for label in labels])
+        panels.append(Bars(f"part-{i}", setting.label, "variant", "accuracy %", labels, [one]))
+    return Figure("ablation", "What each part contributes", panels, min(2, len(panels)))
+
+
+def _accuracy(setting: Setting, label: str) -> float | None:
+    found = next((c for c in setting.contenders if c.label == label and c.tested), None)
+    return None if found is None else number(100 * found.accuracy)
+
+
+def _spread(setting: Setting, label: str) -> float | None:
+    found = next((c for c in setting.contenders if c.label == label and len(c.tested) > 1), None)
+    spread = None if found is None else found.over_seeds(lambda e: 100 * e.accuracy)
+    return None if spread is None else number(spread.std)
+
+
+def around_mean(settings: Sequence[Setting]) -> Figure:
+    """Accuracy by class minus their mean, with the gap from best to worst."""
+    panels = []
+    for i, setting in enumerate(settings):
+        for c in setting.contenders:
+            if not c.tested:
+                continue
+            mean = c.class_accuracy().mean(axis=0)
+            values = [number(100 * v) for v in mean - np.nanmean(mean)]
+            gap = 100 * (np.nanmax(mean) - np.nanmin(mean))
+            title = f"{setting.label}, {c.label}: Δ {gap:.1f}" if len(settings) > 1 else f"{c.label}: Δ {gap:.1f}"
+            series = [BarSeries(c.label, values, style=c.style)]
+            panels.append(Bars(f"around-{i}-{c.style}", title, "class", "accuracy − mean", setting.classes, series))
+    return Figure("around-mean", "Class by class around the mean; Δ from worst to best", panels, min(3, len(panels)))

@@ -1,0 +1,87 @@
+"""Every figure of the papers that can be drawn from runs: what it shows, which runs it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedskew.errors import unknown
+from fedskew.report.charts.chart import Figure
+from fedskew.report.contenders import Setting
+from fedskew.report.figures import bars, curves, heats, sweeps
+
+Draw = Callable[[Sequence[Setting]], Figure]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure of a paper."""
+
+    name: str
+    shows: str
+    wants: str
+    """The runs, as options of `fedskew compare` or a grid of `fedskew sweep`."""
+    draw: Draw
+
+
+_ENTRIES = (
+    Entry("fedvls/1", "class by class: the global model that was sent and one client's update of it (feded: Fig. 1)",
+          "--methods fedavg,fedlc,fedvls --eval-local, with --beta 0.1; another run with --partition iid",
+          bars.local_update),
+    Entry("fedvls/2", "confusion matrix of one client's model after its update (also Fig. 6)",
+          "--methods fedavg,fedvls --eval-local", heats.local_confusion),
+    Entry("fedvls/3", "accuracy over rounds, a panel for each split and dataset",
+          "compare once for each --data and --beta", curves.accuracy_by_setting),
+    Entry("fedvls/4", "curves for several participations, local epochs, numbers of clients (also Fig. 8)",
+          "a sweep over clients_per_round, local_epochs or partition.clients", curves.accuracy_by_setting),
+    Entry("fedvls/5", "as fedvls/1, of all methods", "--methods ... --eval-local", bars.local_update),
+    Entry("fedvls/7", "samples by client and class, a panel for each split (feded: Fig. 3)",
+          "a run for each split", heats.maps),
+    Entry("fedvls/9", "accuracy by class after local updates, mean over clients, and after aggregation (feded: Fig. 4)",
+          "--methods ... --eval-local", bars.local_and_aggregated),
+    Entry("fedvls/lambda", "accuracy over the weight of the distillation",
+          "a sweep over method.distill_weight", sweeps.over_keys),
+    Entry("fedvls/ablation", "accuracy without each part of the loss",
+          "runs of fedvls with distill_weight or suppress_weight 0", bars.by_part),
+    Entry("fedlmd/2", "labels of the sampled clients and predictions, round × class",
+          "--methods fedavg,fedlmd --clients 100 --clients-per-round 10", heats.labels_and_predictions),
+    Entry("fedlmd/4", "accuracy over rounds of FedAvg with and without distillation",
+          "--methods fedavg,fedkd", curves.accuracy_by_setting),
+    Entry("fedlmd/5", "methods without a teacher under several splits",
+          "--methods fedavg,fedrs,fedlmd-tf, once for each split", bars.by_setting),
+    Entry("fedlmd/6", "accuracy over rounds, a panel for each α", "compare once for each --beta",
+          curves.accuracy_by_setting),
+    Entry("fedlmd/7", "accuracy over local epochs and over clients a round",
+          "a sweep over local_epochs and clients_per_round", sweeps.over_keys),
+    Entry("fedlmd/8", "accuracy over the round at which FedLMD-Tf becomes FedLMD",
+          "a sweep over method.switch_round of fedlmd-switch", sweeps.over_keys),
+    Entry("fedlmd/9", "accuracy over temperature × weight",
+          "a sweep over method.temperature and method.beta of fedlmd and fedlmd-tf", sweeps.grid),
+    Entry("fedlmd/10", "samples by client and class, 100 clients", "a run for each --beta", heats.maps),
+    Entry("fedgr/1", "label, quantity and double imbalance of 10 clients",
+          "runs with --partition fedgr-label, fedgr-quantity, fedgr-double", heats.maps),
+    Entry("fedgr/2", "methods under the three imbalances", "the same with several methods", bars.by_setting),
+    Entry("fedgr/4", "accuracy over the strength of the gravitation", "a sweep over method.gravity", sweeps.over_keys),
+    Entry("fedgr/5", "t-SNE of features", "--methods fedavg,fedgr", heats.embeddings),
+    Entry("pkd/2", "accuracy by class minus the mean, with the gap",
+          "runs of centralised and of fedavg with --partition balanced and one-class, and several models",
+          bars.around_mean),
+    Entry("pkd/3", "distances of features, mean probabilities, flow of predictions by class",
+          "a run of fedavg", heats.insides),
+    Entry("pkd/4", "best and worst class over rounds, a panel for each setting",
+          "runs with --clients-per-round 10 and 100, and --partition one-class", curves.best_and_worst),
+    Entry("pkd/5", "classes of the confusable group over rounds", "a run of fedavg or pkd", curves.confusable_group),
+    Entry("pkd/6", "how often each class is taken for each other, over rounds", "a run of fedavg",
+          curves.prediction_flow),
+    Entry("pkd/8", "worst class over rounds", "--methods fedavg,pkd", curves.worst_by_setting),
+    Entry("pkd/9", "accuracy over rounds and computation, expert activations", "--methods fedavg,pkd",
+          curves.computation),
+)  # fmt: skip
+
+FIGURES: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def find(name: str) -> Entry:
+    if name not in FIGURES:
+        raise unknown("figure", name, FIGURES)
+    return FIGURES[name]

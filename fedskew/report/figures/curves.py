@@ -1,0 +1,143 @@
+"""Figures with curves over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fedskew.errors import UserError
+from fedskew.methods.pkd import weak_groups
+from fedskew.report.charts.chart import Figure, Line, Lines
+from fedskew.report.charts.table import number
+from fedskew.report.contenders import Contender, Setting
+from fedskew.report.recorded import RecordedRun
+from fedskew.report.sections.curves import accuracy, cost, worst_class
+from fedskew.report.sections.experts import activations
+from fedskew.report.sections.section import Point, first_tested, lines, percent
+
+
+def accuracy_by_setting(settings: Sequence[Setting]) -> Figure:
+    """A panel for each setting, a curve for each method."""
+    panels = [
+        Lines(f"accuracy-{i}", s.label, "round", "accuracy %", lines(s.contenders, accuracy))
+        for i, s in enumerate(settings)
+    ]
+    return Figure("accuracy", "Accuracy over the rounds", panels, min(3, len(panels)))
+
+
+def worst_by_setting(settings: Sequence[Setting]) -> Figure:
+    panels = [
+        Lines(f"worst-{i}", s.label, "round", "worst class, accuracy %", lines(s.contenders, worst_class))
+        for i, s in enumerate(settings)
+    ]
+    return Figure("worst", "The worst class over the rounds", panels, min(3, len(panels)))
+
+
+def best_and_worst(settings: Sequence[Setting]) -> Figure:
+    """Of each setting's first method: the best and the worst class, round by round."""
+    panels = []
+    for i, setting in enumerate(settings):
+        contender = setting.contenders[0]
+        drawn = [
+            Line(name, line.x, line.y, line.low, line.high, style)
+            for style, (name, curve) in enumerate((("best class", best_class), ("worst class", worst_class)))
+            for line in lines([contender], curve)
+        ]
+        title = f"{setting.label}: {contender.label}" if len(settings) > 1 else contender.label
+        panels.append(Lines(f"best-worst-{i}", title, "round", "accuracy %", drawn, (0, 100)))
+    return Figure("best-worst", "Best and worst class over the rounds", panels, min(3, len(panels)))
+
+
+def best_class(run: RecordedRun) -> Iterator[Point]:
+    for t, evaluation in run.evaluations.items():
+        yield t, percent(evaluation.best_class)
+
+
+def confusable_group(settings: Sequence[Setting]) -> Figure:
+    """For each method, the classes that are confused most with one another, round by round."""
+    panels = []
+    for setting in settings:
+        for contender in setting.contenders:
+            run = _run(contender)
+            drawn = [Line(setting.classes[c], sorted(run.evaluations), _of_class(run, c), style=c) for c in _group(run)]
+            panels.append(Lines(f"group-{contender.style}", contender.label, "round", "accuracy %", drawn, (0, 100)))
+    return Figure("group", "Accuracy of confusable classes over the rounds", panels, min(2, len(panels)))
+
+
+def _group(run: RecordedRun) -> list[int]:
+    """PKD's first group, or else the group that it would find in the last confusion matrix."""
+    noted = (run.rows[-1].get("notes") or {}).get("groups")
+    if noted:
+        return list(noted[0])
+    assert run.last is not None
+    counts = run.last.confusion.astype(np.float64)
+    groups = weak_groups(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)), 2.0)
+    return list(groups[0])
+
+
+def _of_class(run: RecordedRun, c: int) -> list[float | None]:
+    return [percent(run.evaluations[t].class_accuracy[c]) for t in sorted(run.evaluations)]
+
+
+def prediction_flow(settings: Sequence[Setting]) -> Figure:
+    """P(predicted j | class i) over the rounds, a curve for every pair of different classes."""
+    panels = []
+    for setting in settings:
+        for contender in setting.contenders:
+            run = _run(contender)
+            rounds = sorted(run.evaluations)
+            shares = np.stack([_shares(run, t) for t in rounds])
+            drawn = [
+                Line(f"{setting.classes[i]} → {setting.classes[j]}", rounds,
+                     [number(v, 2) for v in shares[:, i, j]], style=i)
+                for i in range(shares.shape[1]) for j in range(shares.shape[2]) if i != j
+            ]  # fmt: skip
+            key = f"flow-{contender.style}"
+            panels.append(Lines(key, contender.label, "round", "predicted as another class, %", drawn, thin=True))
+    return Figure("flow", "How often each class is taken for each other", panels, min(2, len(panels)))
+
+
+def _shares(run: RecordedRun, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    counts = run.evaluations[t].confusion.astype(np.float64)
+    shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = (
+        100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    )
+    return shares
+
+
+def computation(settings: Sequence[Setting]) -> Figure:
+    """Accuracy over rounds, over the global model's own computation, over all of it, and how often experts spoke."""
+    who = [c for setting in settings for c in setting.contenders]
+    panels = [
+        Lines("over-rounds", "rounds", "round", "accuracy %", lines(who, accuracy)),
+        Lines("over-compute", "computation, global model", "plain local rounds", "accuracy %",
+              [_over_compute(c, False) for c in who]),
+        Lines("over-total", "computation, all stages", "plain local rounds", "accuracy %",
+              [_over_compute(c, True) for c in who]),
+    ]  # fmt: skip
+    if found := lines(who, activations):
+        panels.append(Lines("activations", "expert activations", "round", "% of sample visits", found))
+    return Figure("computation", "Accuracy over rounds and computation", panels, 2)
+
+
+def _over_compute(contender: Contender, all_stages: bool) -> Line:
+    run = _run(contender)
+    if all_stages:
+        spent = cost(run, "compute")
+    else:
+        own, spent = 0.0, {0: 0.0}
+        for row in run.rows:
+            if row.get("model", "global") == "global":
+                own += row.get("compute") or 0.0
+                spent[row.get("model_round", 0)] = own
+    rounds = sorted(run.evaluations)
+    accuracies = [percent(run.evaluations[t].accuracy) for t in rounds]
+    return Line(contender.label, [round(spent[t], 4) for t in rounds], accuracies, style=contender.style)
+
+
+def _run(contender: Contender) -> RecordedRun:
+    run = first_tested(contender)
+    if run is None:
+        raise UserError(f"{contender.label}: no round was tested in {contender.runs[0].folder}")
+    return run

@@ -1,0 +1,85 @@
+"""Figures with maps: who has what, what is predicted, what the models look like inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedskew.errors import UserError
+from fedskew.report.charts.chart import Chart, Figure, Heat
+from fedskew.report.charts.table import number
+from fedskew.report.contenders import Setting
+from fedskew.report.figures.bars import last_local_row
+from fedskew.report.model_outputs import model_outputs
+from fedskew.report.sections.features import cloud_chart, distance_chart, probability_chart
+from fedskew.report.sections.federation import partition_map
+from fedskew.report.sections.predictions import confusion_chart, on_one_scale, predicted, sampled_labels
+from fedskew.report.sections.section import first_tested
+
+
+def maps(settings: Sequence[Setting]) -> Figure:
+    """Samples by client and class, a panel for each setting."""
+    panels = []
+    for i, setting in enumerate(settings):
+        if setting.label_counts is None:
+            raise UserError(f"{setting.runs[0].folder}: its label counts are not known and the data are not at hand")
+        panels.append(partition_map(f"map-{i}", setting.label, setting.label_counts, setting.classes))
+    return Figure("maps", "Samples by client and class", panels, min(2, len(panels)), wide=True)
+
+
+def labels_and_predictions(settings: Sequence[Setting]) -> Figure:
+    """Labels of each round's clients, and what each method predicts after the round."""
+    panels: list[Heat] = []
+    for setting in settings:
+        runs = [(c, run) for c in setting.contenders if (run := first_tested(c))]
+        held = sampled_labels(runs[0][1], setting) if runs else None
+        panels += [held] if held else []
+        panels += [predicted(c, run, setting) for c, run in runs]
+    return Figure("predictions", "Labels of the sampled clients and predictions", on_one_scale(panels), 3)
+
+
+def local_confusion(settings: Sequence[Setting]) -> Figure:
+    """For each method, how the first client's model of the last round takes classes for one another."""
+    panels = []
+    for setting in settings:
+        for c in setting.contenders:
+            _, row = last_local_row(c)
+            one = row["local"][0]
+            if "confusion" not in one:
+                raise UserError(f"{c.label}: the matrices of local models are recorded in the last round of a run only")
+            counts = np.array(one["confusion"], np.float64)
+            shares = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+            cells = [[number(v, 1) for v in r] for r in shares]
+            title = f"{c.label}, client {one['client']}"
+            panels.append(Heat(f"local-confusion-{c.style}", title, "true class", "predicted class", "%",
+                               setting.classes, setting.classes, cells, "share"))  # fmt: skip
+    return Figure("local-confusion", "Confusion of a local model on the test set", panels, min(2, len(panels)))
+
+
+def embeddings(settings: Sequence[Setting]) -> Figure:
+    """t-SNE of the features of each method's model."""
+    panels: list[Chart] = []
+    for setting in settings:
+        for c in setting.contenders:
+            run = first_tested(c)
+            if run is None:
+                raise UserError(f"{c.label}: no finished run, hence no model")
+            outputs = model_outputs(run)
+            panels.append(cloud_chart(f"tsne-{c.style}", c.label, outputs.tsne, outputs, setting))
+    return Figure("tsne", "t-SNE of the features", panels, min(2, len(panels)))
+
+
+def insides(settings: Sequence[Setting]) -> Figure:
+    """Distances of the classes' features, mean probabilities, and where predictions flow."""
+    panels: list[Chart] = []
+    for setting in settings:
+        for c in setting.contenders:
+            run = first_tested(c)
+            if run is None:
+                raise UserError(f"{c.label}: no finished run, hence no model")
+            outputs = model_outputs(run)
+            panels += [distance_chart(c, outputs, setting), probability_chart(c, outputs, setting)]
+            panels.append(replace(confusion_chart(c, setting), written=False))
+    return Figure("insides", "Feature distances, mean probabilities and predictions by class", panels, 3)

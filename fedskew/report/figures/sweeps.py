@@ -1,0 +1,97 @@
+"""Figures over what was varied: one key as curves, two as a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.metrics.summary import mean_std
+from fedskew.report.charts.chart import Figure, Heat, Line, Lines
+from fedskew.report.charts.table import number
+from fedskew.report.contenders import Contender, Setting, flat
+
+
+def over_keys(settings: Sequence[Setting]) -> Figure:
+    """A panel for each number that was varied, a curve for each method (and each value of the others)."""
+    points = _points(settings)
+    keys = _numeric(points)
+    if not keys:
+        raise UserError("nothing that is a number differs between these runs; expected runs of a sweep")
+    panels = [_curve(key, points, [k for k in _varied(points) if k != key]) for key in keys]
+    return Figure("over-keys", "Accuracy over what was varied", panels, min(2, len(panels)))
+
+
+def grid(settings: Sequence[Setting]) -> Figure:
+    """Two numbers that were varied against each other, a panel for each method."""
+    points = _points(settings)
+    keys = _numeric(points)
+    if len(keys) < 2:
+        raise UserError(f"these runs vary in {', '.join(keys) or 'no number'}; expected two numbers that vary")
+    down, across = keys[:2]
+    panels = []
+    for i, method in enumerate(dict.fromkeys(values["method.name"] for values, _ in points)):
+        own = [(values, c) for values, c in points if values["method.name"] == method]
+        rows, columns = (sorted({values[key] for values, _ in own if key in values}) for key in (down, across))
+        cells = [[_mean([c for v, c in own if (v.get(down), v.get(across)) == (r, k)]) for k in columns] for r in rows]
+        rows_named, columns_named = ([f"{value:g}" for value in values] for values in (rows, columns))
+        panels.append(
+            Heat(f"grid-{i}", str(method), _short(down), _short(across), "accuracy %", rows_named, columns_named, cells,
+                 "share", written=True)
+        )  # fmt: skip
+    return Figure("grid", "Accuracy over two parameters", panels, min(2, len(panels)))
+
+
+Point = tuple[dict[str, Any], Contender]
+
+
+def _points(settings: Sequence[Setting]) -> list[Point]:
+    return [(flat(c.runs[0].config), c) for setting in settings for c in setting.contenders if c.tested]
+
+
+def _varied(points: Sequence[Point]) -> list[str]:
+    """Keys that differ; a method's own parameter differs if it does among the runs of that method."""
+    keys = dict.fromkeys(key for values, _ in points for key in values)
+    found = []
+    for key in keys:
+        by_method: dict[str, set[str]] = {}
+        for values, _ in points:
+            if key in values:
+                name = values["method.name"] if key.startswith("method.") else ""
+                by_method.setdefault(name, set()).add(str(values[key]))
+        if key != "method.name" and any(len(values) > 1 for values in by_method.values()):
+            found.append(key)
+    return found
+
+
+def _numeric(points: Sequence[Point]) -> list[str]:
+    def is_number(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+
+    return [key for key in _varied(points) if all(is_number(values[key]) for values, _ in points if key in values)]
+
+
+def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
+    curves: dict[str, dict[float, list[float]]] = {}
+    for values, contender in points:
+        if key not in values:
+            continue
+        rest = ", ".join(f"{_short(k)}={values[k]}" for k in others if k in values)
+        name = f"{values['method.name']}{', ' + rest if rest else ''}"
+        found = curves.setdefault(name, {}).setdefault(float(values[key]), [])
+        found += [100 * a for a in contender.by_seed(lambda e: e.accuracy).values()]
+    drawn = []
+    for i, (name, at) in enumerate(curves.items()):
+        x = sorted(at)
+        drawn.append(Line(name, x, [number(mean_std(at[v]).mean) for v in x],
+                          [number(min(at[v])) for v in x], [number(max(at[v])) for v in x], i))  # fmt: skip
+    return Lines(f"over-{_short(key)}", f"over {_short(key)}", _short(key), "accuracy %", drawn)
+
+
+def _mean(found: Sequence[Contender]) -> float | None:
+    values = [a for c in found for a in c.by_seed(lambda e: e.accuracy).values()]
+    return number(100 * sum(values) / len(values)) if values else None
+
+
+def _short(key: str) -> str:
+    return key.rpartition(".")[2]

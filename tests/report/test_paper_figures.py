@@ -1,0 +1,97 @@
+"""Every figure of the papers is drawn from runs, or says in one line which runs it wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_up_runs import made_up
+
+from fedskew.cli import main
+from fedskew.errors import UserError
+from fedskew.report.charts.chart import Heat, Lines
+from fedskew.report.charts.matplotlib_view import save_figure
+from fedskew.report.contenders import Setting, settings
+from fedskew.report.figures.catalogue import FIGURES, find
+from fedskew.report.recorded import gather
+
+SWEEPS = [name for name, entry in FIGURES.items() if entry.draw.__module__.endswith("sweeps")]
+
+
+@pytest.fixture(scope="module")
+def real(comparison: Path) -> list[Setting]:
+    return settings(gather([comparison]).runs)
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in SWEEPS])
+def test_a_figure_is_drawn_from_real_runs(name: str, real: list[Setting], tmp_path: Path) -> None:
+    figure = find(name).draw(real)
+    assert figure.charts
+    assert all(chart.table().rows for chart in figure.charts)
+    save_figure(figure, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+def test_every_figure_that_the_facts_list_is_there() -> None:
+    listed = {
+        "fedvls": "1 2 3 4 5 7 9 lambda ablation",
+        "fedlmd": "2 4 5 6 7 8 9 10",
+        "fedgr": "1 2 4 5",
+        "pkd": "2 3 4 5 6 8 9",
+    }
+    assert {f"{paper}/{n}" for paper, numbers in listed.items() for n in numbers.split()} == FIGURES.keys()
+
+
+def test_a_sweep_over_one_number_is_a_curve_for_each_method() -> None:
+    weights = (0.05, 0.1, 0.5)
+    runs = [made_up("fedvls", s, [w, 0.5], **{"method.distill_weight": w}) for w in weights for s in (0, 1)]
+    (chart,) = find("fedvls/lambda").draw(settings(runs)).charts
+    assert isinstance(chart, Lines)
+    (line,) = chart.lines
+    assert list(line.x) == list(weights)
+    assert line.y == pytest.approx([50 * (w + 0.5) for w in weights])
+
+
+def test_a_sweep_over_two_numbers_is_a_grid() -> None:
+    runs = [
+        made_up("fedlmd", 0, [t / 10, b / 10], **{"method.temperature": float(t), "method.beta": float(b)})
+        for t in (1, 3) for b in (2, 4, 8)
+    ]  # fmt: skip
+    (chart,) = find("fedlmd/9").draw(settings(runs)).charts
+    assert isinstance(chart, Heat)
+    assert (chart.rows, chart.columns) == (["1", "3"], ["2", "4", "8"])
+    assert chart.values[1][2] == pytest.approx(100 * (0.3 + 0.8) / 2)
+
+
+def test_local_figures_want_local_tests() -> None:
+    with pytest.raises(UserError, match="--eval-local"):
+        find("fedvls/1").draw(settings([made_up("fedavg", 0, [0.5, 0.5])]))
+
+
+def test_sweep_figures_want_a_sweep() -> None:
+    with pytest.raises(UserError, match="expected runs of a sweep"):
+        find("fedgr/4").draw(settings([made_up("fedgr", 0, [0.5, 0.5])]))
+    with pytest.raises(UserError, match="expected two numbers that vary"):
+        find("fedlmd/9").draw(settings([made_up("fedlmd", 0, [0.5, 0.5])]))
+
+
+def test_the_local_matrix_is_that_of_the_last_round(real: list[Setting], comparison: Path) -> None:
+    (fedavg, *_) = find("fedvls/2").draw(real).charts
+    assert isinstance(fedavg, Heat)
+    assert all(sum(v for v in row if v) == pytest.approx(100, abs=1) for row in fedavg.values)
+
+
+def test_the_command_lists_draws_and_refuses(
+    comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["figures", "--list"]) == 0
+    assert "fedlmd/2" in capsys.readouterr().out
+    assert main(["figures", "fedlmd/2", str(comparison)]) == 0
+    assert Path("fedlmd-2.pdf").read_bytes().startswith(b"%PDF")
+    assert main(["figures", "pkd/8", str(comparison), "-o", "numbers.csv"]) == 0
+    assert Path("numbers.csv").read_text().startswith("series,round,")
+    assert main(["figures", "fedlmd/22", str(comparison)]) == 2
+    assert "did you mean 'fedlmd/2'" in capsys.readouterr().err
+    assert main(["figures", "fedlmd/2"]) == 2
+    assert "needs runs" in capsys.readouterr().err
