@@ -21,6 +21,9 @@ One value may be set for one run: `flwr run . --run-config "rounds=20"`.
 
 The name that a key is registered with is the site's name: a site cannot pass for another.
 
+Flower's open build has no user accounts: whoever reaches this port can start runs, that is, have code executed at every
+site. Beyond a trial, let it listen on 127.0.0.1 and put the reverse proxy of fedskew's docs/deploy.md in front.
+
 ## On every site
 
 Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then

@@ -1,0 +1,104 @@
+"""docs/deploy.md and the installed Flower agree: its commands exist, its files are read, its names are known.
+
+That `fedskew` commands exist is for tests/test_docs.py to say.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import typer
+from test_docs import Block, blocks
+
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.site_config import load_site
+
+DOCS = Path(__file__).parents[2] / "docs"
+DEPLOY = DOCS / "deploy.md"
+TEXT = DEPLOY.read_text(encoding="utf-8")
+
+
+def commands(program: str) -> list[list[str]]:
+    """The arguments of a program's commands in the document."""
+    lines = [line for block in blocks(DEPLOY) if block.language == "bash" for line in _lines(block)]
+    return [words[1:] for words in lines if words and words[0] == program]
+
+
+def _lines(block: Block) -> list[list[str]]:
+    return [shlex.split(line, comments=True) for line in block.text.replace("\\\n", " ").splitlines()]
+
+
+def _superlink(arguments: list[str]) -> None:
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+
+    given = _parse_args_run_superlink().parse_args(arguments)
+    assert given.enable_supernode_auth
+    assert not given.insecure
+    assert (given.host, given.port) == ("127.0.0.1", 9093)
+
+
+def _flwr(arguments: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Flower's own use of typer
+        from flwr.cli.app import app
+
+    command: Any = typer.main.get_command(app)
+    name, context = "flwr", None
+    while hasattr(command, "get_command"):
+        context = command.make_context(name, list(arguments), parent=context, resilient_parsing=True)
+        name, *arguments = arguments
+        command = command.get_command(context, name)
+        assert command is not None, name
+    command.make_context(name, arguments, parent=context)
+
+
+@pytest.mark.parametrize(("program", "parse", "least"), [("flower-superlink", _superlink, 1), ("flwr", _flwr, 5)])
+def test_flower_knows_the_commands(program: str, parse: Callable[[list[str]], None], least: int) -> None:
+    found = commands(program)
+    assert len(found) >= least
+    for arguments in found:
+        parse(arguments)
+
+
+def test_commands_in_the_text_exist() -> None:
+    mentioned = set(re.findall(r"`flwr ((?:supernode )?[a-z]+)", TEXT))
+    assert mentioned >= {"log", "stop", "supernode unregister", "supernode list"}
+    numbered = {"log", "stop", "supernode unregister"}
+    for words in mentioned - {"supernode register"}:  # which is among the commands above, with its arguments
+        _flwr([*words.split(), *(["7"] if words in numbered else [])])
+
+
+def test_ports_are_those_of_the_proxy() -> None:
+    proxy = (DOCS / "nginx.conf").read_text(encoding="utf-8")
+    assert "listen 9092 ssl;" in proxy
+    assert "server 127.0.0.1:9093;" in proxy
+    (connection,) = (tomllib.loads(block.text) for block in blocks(DEPLOY) if block.language == "toml")
+    default = connection["superlink"]["default"]
+    assert connection["superlink"][default]["address"] == "127.0.0.1:9093"
+    (connect,) = re.findall(r"--superlink (\S+) --keys", TEXT)
+    assert connect == "fl.example.org:9092"
+
+
+def test_settings_and_the_site_s_file_are_read(tmp_path: Path) -> None:
+    known = {field.name for field in fields(FederationSettings)}
+    assert set(re.findall(r"`federation\.(\w+)`", TEXT)) | set(re.findall(r"--federation (\w+)=", TEXT)) <= known
+    (site,) = (block.text for block in blocks(DEPLOY) if block.language == "text")
+    (tmp_path / "site.yaml").write_text(site, encoding="utf-8")
+    assert load_site(tmp_path / "site.yaml").data_params == {"label": "diagnosis"}
+
+
+def test_the_proxy_s_calls_are_as_many_as_the_text_says() -> None:
+    (listed,) = re.findall(r"\^/v1/fleet/\(([a-z|-]+)\)", (DOCS / "nginx.conf").read_text(encoding="utf-8"))
+    assert len(listed.split("|")) == 10
+    assert "the ten calls" in TEXT
