@@ -79,14 +79,14 @@ class Federation:
         command = [program("flwr"), *arguments]
         return subprocess.run(command, env=environment(self.folder), capture_output=True, text=True, check=False)
 
-    def status(self, method: str, path: str, port: int | None = None) -> int:
+    def status(self, method: str, path: str, port: int | None = None, body: bytes = b"") -> int:
         """What is answered to a request line that no client library has put straight."""
         context = ssl.create_default_context(cafile=str(self.keys.authority))
         connection = http.client.HTTPSConnection("localhost", port or self.proxy, context=context, timeout=PATIENCE)
         try:
             connection.putrequest(method, path, skip_accept_encoding=True)
-            connection.putheader("Content-Length", "0")
-            connection.endheaders()
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
             return connection.getresponse().status
         finally:
             connection.close()
@@ -233,3 +233,13 @@ def test_plain_text_is_refused(federation: Federation) -> None:
     connection.request("POST", "/v1/fleet/pull-messages")
     assert connection.getresponse().status == 400
     connection.close()
+
+
+@with_nginx
+def test_a_piece_of_a_model_is_not_too_large(federation: Federation) -> None:
+    from flwr.common.constant import FAB_MAX_SIZE, FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+
+    largest = max(FAB_MAX_SIZE, FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)
+    body = bytes(largest + largest // 8)  # and what is around it
+    assert federation.status("POST", "/v1/fleet/push-object", body=body) != 413
+    assert federation.status("POST", "/v1/fleet/push-object", body=bytes(17 * 2**20)) == 413
