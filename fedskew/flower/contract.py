@@ -11,11 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset, Kind, Samples
 from fedskew.errors import UserError
 
 _SHOWN = 8
+
+Array = npt.NDArray[np.generic]
+Scaling = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Contract:
     shape: tuple[int, ...]
     """Of one input: channels, height, width of images, columns of a table, words of a text."""
     mean: tuple[float, ...] = ()
-    """Of images scaled to [0, 1], per channel."""
+    """Of images scaled to [0, 1], per channel; of a table, per column: none, and every site takes its own."""
     std: tuple[float, ...] = ()
     vocabulary: int = 0
     words: str = ""
@@ -42,6 +46,13 @@ class Contract:
             raise UserError(f"contract.shape is {list(self.shape)!r}; expected sizes such as [1, 28, 28]")
         if self.kind == "image" and not len(self.mean) == len(self.std) == self.shape[0]:
             raise UserError(f"contract.mean and contract.std have other lengths than the {self.shape[0]} channels")
+        if self.kind == "table" and not len(self.mean) == len(self.std) in (0, self.shape[0]):
+            raise UserError(f"contract.mean and contract.std have other lengths than the {self.shape[0]} columns")
+
+    @property
+    def scaling(self) -> Scaling:
+        """Mean and deviation of a table's columns."""
+        return tuple(zip(self.mean, self.std, strict=True)) if self.kind == "table" else ()
 
     @classmethod
     def of(cls, dataset: Dataset) -> Contract:
@@ -51,8 +62,8 @@ class Contract:
             kind=dataset.kind,
             classes=dataset.classes,
             shape=dataset.input_shape,
-            mean=dataset.mean if image else (),
-            std=dataset.std if image else (),
+            mean=dataset.mean if image else tuple(mean for mean, _ in dataset.scaling),
+            std=dataset.std if image else tuple(std for _, std in dataset.scaling),
             vocabulary=dataset.vocabulary,
             words=dataset.name if text else "",
         )
@@ -83,21 +94,35 @@ class Contract:
             raise UserError(f"the data do not keep the federation's contract: {'; '.join(differences)}")
         number = {name: place for place, name in enumerate(self.classes)}
         renumbered = np.array([number[name] for name in dataset.classes], dtype=np.int64)
+        train, test = (
+            Samples(self._scaled(part.x, dataset.scaling), renumbered[part.y]) for part in (dataset.train, dataset.test)
+        )
         return replace(
             dataset,
             classes=self.classes,
-            train=Samples(dataset.train.x, renumbered[dataset.train.y]),
-            test=Samples(dataset.test.x, renumbered[dataset.test.y]),
+            train=train,
+            test=test,
             mean=self.mean if self.kind == "image" else dataset.mean,
             std=self.std if self.kind == "image" else dataset.std,
+            scaling=self.scaling or dataset.scaling,
         )
+
+    def _scaled(self, x: Array, own: Scaling) -> Array:
+        """A table's columns by the federation's mean and deviation instead of the site's own."""
+        if not self.scaling or own == self.scaling:
+            return x
+        mean, std = np.array(own or ((0.0, 1.0),)).T
+        raw = np.asarray(x, np.float64) * std + mean
+        scaled: Array = ((raw - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        return scaled
 
     def blank(self) -> Dataset:
         """A dataset of this form with one empty input per class, for one who has no data: the server."""
         numbers = np.dtype({"image": "u1", "table": "f4", "text": "i8"}[self.kind])
         samples = Samples(np.zeros((len(self.classes), *self.shape), numbers), np.arange(len(self.classes)))
         dataset = Dataset("federation", self.kind, self.classes, samples, samples, vocabulary=self.vocabulary)
-        return replace(dataset, mean=self.mean, std=self.std) if self.kind == "image" else dataset
+        normalised = replace(dataset, mean=self.mean, std=self.std) if self.kind == "image" else dataset
+        return replace(normalised, scaling=self.scaling)
 
     def _differences(self, dataset: Dataset) -> list[str]:
         found = []

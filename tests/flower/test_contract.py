@@ -44,6 +44,42 @@ def test_other_kinds_are_told() -> None:
         CONTRACT.admit(Dataset("site", "table", ("cat", "dog"), table, table))
 
 
+def table(raw: list[list[float]], scaling: tuple[tuple[float, float], ...]) -> Dataset:
+    """As a loader standardises it."""
+    mean, std = np.array(scaling or ((0.0, 1.0),)).T
+    rows = Samples(((np.array(raw) - mean) / std).astype(np.float32), np.array([0, 1]))
+    return Dataset("site", "table", ("cat", "dog"), rows, rows, scaling=scaling)
+
+
+@pytest.mark.parametrize("own", [((7.0, 2.0), (100.0, 30.0)), ((0.0, 5.0), (-1.0, 0.5)), ()])
+def test_a_table_s_columns_are_scaled_alike_at_all_sites(own: tuple[tuple[float, float], ...]) -> None:
+    contract = Contract("table", ("cat", "dog"), (2,), mean=(5.0, 90.0), std=(4.0, 20.0))
+    admitted = contract.admit(table([[9.0, 130.0], [5.0, 70.0]], own))
+    np.testing.assert_allclose(admitted.train.x, [[1, 2], [0, -1]], rtol=1e-5, atol=1e-5)
+    assert admitted.train.x.dtype == np.float32
+    assert admitted.scaling == ((5.0, 4.0), (90.0, 20.0))
+
+
+def test_a_table_that_is_scaled_so_already_keeps_its_bits() -> None:
+    given = table([[0.1, 130.0], [5.0, 0.7]], ((5.0, 3.0), (90.0, 7.0)))
+    assert Contract.of(given).admit(given).train.x is given.train.x
+
+
+def test_without_the_federation_s_scaling_every_site_keeps_its_own() -> None:
+    given = table([[9.0, 130.0], [5.0, 70.0]], ((5.0, 4.0), (90.0, 20.0)))
+    admitted = Contract("table", ("cat", "dog"), (2,)).admit(given)
+    assert np.array_equal(admitted.train.x, given.train.x)
+    assert admitted.scaling == given.scaling
+
+
+def test_the_scaling_of_a_table_survives_json_and_describes_a_dataset() -> None:
+    contract = Contract("table", ("cat", "dog"), (2,), mean=(5.0, 90.0), std=(4.0, 20.0))
+    assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
+    assert Contract.of(contract.blank()) == contract
+    with pytest.raises(UserError, match="other lengths than the 2 columns"):
+        Contract("table", ("cat", "dog"), (2,), mean=(5.0,), std=(4.0,))
+
+
 def test_texts_must_be_numbered_alike() -> None:
     words = Samples(np.zeros((2, 4), np.int64), np.array([0, 1]))
     contract = Contract("text", ("a", "b"), (4,), vocabulary=9, words="ag_news")
