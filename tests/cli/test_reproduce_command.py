@@ -1,0 +1,72 @@
+"""`fedskew reproduce` and `fedskew results`: what they list and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedskew.papers import cost
+
+
+@pytest.fixture(autouse=True)
+def _no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_rate", lambda *_: 1000.0)
+
+
+def test_the_list_has_every_paper_and_what_its_tables_cost(cli) -> None:
+    out = cli("reproduce", "--list").out
+    for said in ("fedlmd/table3: best accuracy and speed-up", "fedvls/table17", "pkd/table3", "--variant code"):
+        assert said in out
+    assert "M local steps, about" in out
+
+
+def test_a_tables_list_has_its_printed_numbers(cli) -> None:
+    told = cli("reproduce", "fedlmd/table3", "--list", "--dataset", "cifar10", "--split", "dirichlet:0.05",
+               "--methods", "fedavg,fedlmd", "--json").json  # fmt: skip
+    assert [line["what"] for line in told] == ["cifar10 dirichlet:0.05 FedAvg", "cifar10 dirichlet:0.05 FedLMD"]
+    assert told[0]["about"] == "best 33.02, speed-up 1"
+    # 200 rounds, 5 epochs, 10 clients of 500 images in batches of 50
+    assert told[0]["steps"] == 200 * 5 * 10
+    assert told[0]["seconds"] == pytest.approx(200 * 5 * 10 * 500 / 1000)
+    assert told[1]["seconds"] == pytest.approx(told[0]["seconds"] * 4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "no table; expected one such as fedlmd/table3"),
+        (("fedlmdd/table3",), "unknown paper 'fedlmdd'; did you mean 'fedlmd'"),
+        (("fedlmd/tabel3",), "unknown table of fedlmd 'tabel3'; did you mean 'table3'"),
+        (("fedlmd/table3", "--dataset", "cifar"), "unknown dataset of this table 'cifar'; did you mean 'cifar10'"),
+        (("fedlmd/table3", "--methods", "fedlmdx"), "did you mean 'fedlmd'"),
+        (("fedlmd/table3", "--variant", "cdoe"), "did you mean 'code'"),
+        (("fedlmd/table3", "--seeds", "0"), "seeds is '0'; expected"),
+        (("--plan", "none.yaml"), "cannot read none.yaml"),
+    ],
+)
+def test_a_mistake_is_one_line(cli, arguments: tuple[str, ...], complaint: str) -> None:
+    outcome = cli("reproduce", *arguments)
+    assert outcome.status == 2
+    assert complaint in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("plan", "complaint"),
+    [
+        ("tables: fedlmd/table3\n", "expected a list of entries"),
+        ("- {tables: fedlmd/table3, datasets: cifar10}\n", "entry 1: unknown key 'datasets'; did you mean 'dataset'"),
+        ("- fedlmd/table3\n", "entry 1: 'fedlmd/table3'; expected a mapping"),
+    ],
+)
+def test_a_plan_that_is_none_is_named(cli, plan: str, complaint: str) -> None:
+    Path("plan.yaml").write_text(plan)
+    outcome = cli("reproduce", "--plan", "plan.yaml")
+    assert outcome.status == 2
+    assert complaint in outcome.err
+
+
+def test_a_page_of_nothing_says_nothing(cli) -> None:
+    assert cli("results").status == 0
+    assert "##" not in Path("RESULTS.md").read_text().replace("## Machines", "")

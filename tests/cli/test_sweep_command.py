@@ -1,0 +1,88 @@
+"""`fedskew sweep`."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedskew.cli.sweep import EXAMPLES
+
+GRID = """
+data: digits
+partition: {rule: dirichlet, clients: 4, beta: 0.5}
+rounds: 2
+local_epochs: 1
+grid:
+  method: [fedavg, fedprox]
+  lr: [0.05, 0.1]
+seeds: 1
+"""
+
+
+@pytest.fixture
+def grid(cli) -> Path:
+    path = Path("grid.yaml")
+    path.write_text(GRID)
+    return path
+
+
+def test_a_sweep_has_one_tidy_table(cli, grid: Path) -> None:
+    outcome = cli("sweep", "grid.yaml", "--workers", "1", "--quiet")
+    assert outcome.status == 0, outcome.err
+    rows = list(csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines()))
+    assert [(row["method"], row["lr"], row["status"], row["rounds"]) for row in rows] == [
+        (method, lr, "finished", "2") for method in ("fedavg", "fedprox") for lr in ("0.05", "0.1")
+    ]
+    parquet = pytest.importorskip("pyarrow.parquet").read_table("runs/grid/table.parquet")
+    assert [str(value) for value in parquet.column("accuracy").to_pylist()] == [row["accuracy"] for row in rows]
+    assert "1/1" in outcome.out
+
+
+def test_a_grown_grid_runs_what_is_new(cli, grid: Path) -> None:
+    cli("sweep", "grid.yaml", "--workers", "1", "--quiet")
+    grid.write_text(GRID.replace("fedprox]", "fedprox, fedlc]"))
+    outcome = cli("sweep", "grid.yaml", "--workers", "1")
+    assert "4 of 6 runs are done already" in outcome.err
+    assert len(list(csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines()))) == 6
+
+
+def test_a_failed_run_is_listed_and_fails_the_command(cli, grid: Path) -> None:
+    grid.write_text(GRID.replace("lr: [0.05, 0.1]", "model: [dnn, cnn, mobilenetv3]"))
+    outcome = cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--no-folders")
+    assert outcome.status == 1
+    listed = [line for line in outcome.err.splitlines() if line.startswith("failed: ")]
+    assert len(listed) == 2
+    assert all("mobilenetv3" in line for line in listed)
+    statuses = [row["status"] for row in csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines())]
+    assert sorted(statuses) == ["failed", "failed", "finished", "finished", "finished", "finished"]
+
+
+def test_time_may_be_up(cli, grid: Path) -> None:
+    outcome = cli("sweep", "grid.yaml", "--workers", "1", "--time-limit", "0.0001", "--json")
+    assert outcome.status == 0
+    assert {line["status"] for line in outcome.json} == {"unfinished"}
+    assert "4 runs are not done; the same command continues" in outcome.err
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_help_work(cli, grid: Path, example: str) -> None:
+    assert example in cli("sweep", "--help").out
+    assert cli(*shlex.split(example)[1:]).status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--workers", "0"), "workers is '0'; expected"),
+        (("--time-limit", "-3"), "time_limit is '-3'; expected"),
+        (("--set", "lrr=1"), "unknown key 'lrr'; did you mean 'lr'"),
+    ],
+)
+def test_a_mistake_is_one_line(cli, grid: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    outcome = cli("sweep", "grid.yaml", *arguments)
+    assert outcome.status == 2
+    assert complaint in outcome.err
+    assert len(outcome.err.splitlines()) == 1
