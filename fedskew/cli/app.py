@@ -16,6 +16,7 @@ from fedskew.cli import (
     export,
     federate,
     figures,
+    live,
     methods,
     models,
     partition,
@@ -74,5 +75,6 @@ for _module in (
     report,
     diagnose,
     figures,
+    live,
 ):
     _module.add_to(app)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from fedskew.cli.flags import CONFIGURATION, FLAGS, TRAINING, Json, Quiet, Settings, takes_settings
+from fedskew.cli.observing import Live, Log, Onlookers
 from fedskew.cli.run import RUNS, examples, seed_range
 from fedskew.errors import UserError
 
@@ -45,6 +46,8 @@ def _command(
         str, typer.Option("--out", metavar="FOLDER", help="the folder of the runs' folders",
                           rich_help_panel=CONFIGURATION)
     ] = RUNS,
+    live: Live = False,
+    log: Log = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -58,7 +61,7 @@ def _command(
 
     comparison = read_comparison(settings, methods, seeds)
     runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
-    results = run_all(runs, Path(out), as_json or quiet)
+    results = run_all(runs, Path(out), as_json or quiet, Onlookers(live, log))
     report(results, runs[0].federation, as_json)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedskew.cli.flags import CONFIGURATION, FLAGS, TRAINING, Json, Quiet, Settings, takes_settings
+from fedskew.cli.observing import Live, Log, Onlookers
 
 if TYPE_CHECKING:
     from fedskew.data import Federation
@@ -45,6 +46,8 @@ def _command(
         typer.Option("--out", metavar="FOLDER", help="the run's folder (default: runs/NAME-OF-THE-RUN); with --seeds, "
                      "the folder of the runs' folders", rich_help_panel=CONFIGURATION, show_default=False),
     ] = None,
+    live: Live = False,
+    log: Log = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -54,12 +57,12 @@ def _command(
     config = settings.config()
     numbers = seed_range(config, seeds)
     if len(numbers) == 1:
-        _one(config, out, as_json, quiet)
+        _one(config, out, as_json, quiet, Onlookers(live, log))
         return
     from fedskew.cli.several_runs import report, run_all
 
     runs = prepare_comparison(config, [config], numbers)
-    results = run_all(runs, Path(out or RUNS), as_json or quiet)
+    results = run_all(runs, Path(out or RUNS), as_json or quiet, Onlookers(live, log))
     report(results, runs[0].federation, as_json)
 
 
@@ -71,7 +74,8 @@ def seed_range(config: Config, seeds: str | int | None) -> list[int]:
     return list(range(config.seed, config.seed + number))
 
 
-def _one(config: Config, out: str | None, as_json: bool, quiet: bool) -> None:
+def _one(config: Config, out: str | None, as_json: bool, quiet: bool, onlookers: Onlookers) -> None:
+    from fedskew.cli.observing import observing
     from fedskew.cli.progress import watching
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.cli.threads import use_threads
@@ -83,8 +87,9 @@ def _one(config: Config, out: str | None, as_json: bool, quiet: bool) -> None:
     prepared = prepare(config)
     folder = Path(out) if out else Path(RUNS) / run_name(prepared.config)
     use_threads(prepared.config)
-    with watching(lambda _: folder, 1, as_json or quiet) as watch:
-        result = run_prepared(prepared, folder, [watch])
+    quietly = as_json or quiet
+    with observing(onlookers, lambda _: folder, [folder]) as trackers, watching(lambda _: folder, 1, quietly) as watch:
+        result = run_prepared(prepared, folder, [watch, *trackers])
     if as_json:
         print_json(_json(result, prepared.federation))
     else:

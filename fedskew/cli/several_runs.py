@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedskew.cli.observing import NOBODY, Onlookers, observing
 from fedskew.cli.progress import watching
 from fedskew.cli.terminal import print_json, stdout
 from fedskew.cli.threads import use_threads
@@ -16,11 +17,16 @@ from fedskew.experiment.preparation import Prepared
 from fedskew.report.comparison_table import class_accuracy_table, comparison_table
 
 
-def run_all(runs: Sequence[Prepared], out: Path, quiet: bool) -> list[MethodResults]:
+def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, onlookers: Onlookers = NOBODY) -> list[MethodResults]:
     """Run what is not finished yet, each in a folder of its own under `out`."""
+
+    def folder_of(prepared: Prepared) -> Path:
+        return out / run_name(prepared.config)
+
     use_threads(runs[0].config)
-    with watching(lambda prepared: out / run_name(prepared.config), len(runs), quiet) as watch:
-        return compare(runs, out, [watch])
+    folders = [folder_of(prepared) for prepared in runs]
+    with observing(onlookers, folder_of, folders) as trackers, watching(folder_of, len(runs), quiet) as watch:
+        return compare(runs, out, [watch, *trackers])
 
 
 def report(results: Sequence[MethodResults], federation: Federation, as_json: bool) -> None:

@@ -1,0 +1,115 @@
+"""A web server for one reader: on the loopback address, only reading, only for pages that it served itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from fedskew.live.state import LiveState
+from fedskew.report.page.render import plotly_program
+
+ADDRESS = "127.0.0.1"
+USUAL_PORT = 8765
+GRACE = 5.0
+"""Seconds that readers have to fetch the last state."""
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class LiveServer:
+    """Serves the page of some folders until it is closed."""
+
+    def __init__(self, paths: Sequence[str | Path], port: int | None = None) -> None:
+        self.state = LiveState(paths)
+        self.ended = threading.Event()
+        """Set when no more will be written: readers are told once more, then they stop asking."""
+        self._waiting = threading.Event()
+        self._server = _listen(port, _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self._server.server_address[1]}/"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def asked(self, after: int) -> dict[str, Any]:
+        """The state for a reader who has version `after`."""
+        ended = self.ended.is_set()
+        told = self.state.current(after) | {"finished": ended}
+        if ended:
+            self._waiting.clear()
+        else:
+            self._waiting.set()
+        return told
+
+    def let_go(self) -> None:
+        """After the end: wait until the reader, if there is one, has fetched the last state."""
+        self.ended.set()
+        deadline = time.monotonic() + GRACE
+        while self._waiting.is_set() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _listen(port: int | None, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    """On the port that was asked for; else on the usual one, or if that is taken, on any."""
+    if port is not None:
+        return ThreadingHTTPServer((ADDRESS, port), handler)
+    try:
+        return ThreadingHTTPServer((ADDRESS, USUAL_PORT), handler)
+    except OSError:
+        return ThreadingHTTPServer((ADDRESS, 0), handler)
+
+
+def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        """GET only; another site's name for this address is refused, so that no foreign page can read it."""
+
+        def do_GET(self) -> None:
+            if _host(self.headers.get("Host", "")) not in (ADDRESS, "localhost"):
+                self.send_error(403)
+                return
+            asked = urlsplit(self.path)
+            if asked.path == "/":
+                self._send("text/html", live.state.page())
+            elif asked.path == "/plotly.js":
+                self._send("text/javascript", plotly_program())
+            elif asked.path == "/state.json":
+                version = parse_qs(asked.query).get("after", ["0"])[0]
+                self._send("application/json", json.dumps(live.asked(int(version) if version.isdecimal() else 0)))
+            else:
+                self.send_error(404)
+
+        def _send(self, kind: str, text: str) -> None:
+            content = text.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("Content-Security-Policy", _POLICY)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Nobody wants a line for every request."""
+
+    return Handler
+
+
+def _host(header: str) -> str:
+    return header.rpartition(":")[0] if ":" in header else header

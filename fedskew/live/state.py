@@ -1,0 +1,75 @@
+"""What the page of runs under way shows now; made anew only when something was written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.report.document import Document, document
+from fedskew.report.page.render import body, charts, page
+from fedskew.report.recorded import find_runs, gather
+
+FILES = ("rounds.jsonl", "summary.json")
+"""Those that grow as a run goes on."""
+
+
+class LiveState:
+    """Follows run folders, which need not exist yet."""
+
+    def __init__(self, paths: Sequence[str | Path]) -> None:
+        self._paths = list(paths)
+        self._lock = threading.Lock()
+        self._seen: tuple[object, ...] = ("nothing",)
+        self._told: dict[str, Any] = {}
+        self._version = 0
+
+    def page(self) -> str:
+        """The frame, with what there is now."""
+        return page(self._document()[0], live=True)
+
+    def current(self, after: int) -> dict[str, Any]:
+        """What changed since a version; the same version again means nothing did."""
+        with self._lock:
+            written = self._written()
+            if written != self._seen:
+                shown, standing = self._document()
+                self._seen = written
+                self._version += 1
+                self._told = {"body": str(body(shown)), "standing": standing, **charts(shown)}
+            if after == self._version:
+                return {"version": self._version, "standing": self._told["standing"]}
+            return {"version": self._version, **self._told}
+
+    def _written(self) -> tuple[object, ...]:
+        found = []
+        for folder in self._folders():
+            for path in (folder / name for name in FILES):
+                status = path.stat() if path.exists() else None
+                found.append((str(path), status and (status.st_size, status.st_mtime_ns)))
+        return tuple(found)
+
+    def _folders(self) -> list[Path]:
+        folders: list[Path] = []
+        for path in self._paths:
+            try:
+                folders += find_runs([path])
+            except UserError:  # not begun yet
+                continue
+        return folders
+
+    def _document(self) -> tuple[Document, str]:
+        folders = self._folders()
+        if not folders:
+            return Document("fedskew", [], None, ["nothing is there yet: the first round has not begun"]), "waiting"
+        try:
+            gathered = gather(folders)
+        except UserError as error:
+            return Document("fedskew", [], None, [str(error)]), "waiting"
+        done = sum(run.finished for run in gathered.runs)
+        going = [f"{run.config.method} seed {run.seed}: round {run.rows[-1]['round']}"
+                 for run in gathered.runs if not run.finished and run.rows]  # fmt: skip
+        standing = f"{done} of {len(gathered.runs)} runs finished" if len(gathered.runs) > 1 else ""
+        return document(gathered, with_features=False), ", ".join(filter(None, [standing, *going[:3]])) or "finished"

@@ -1,0 +1,1 @@
+"""Rounds told to tools that people have already: TensorBoard, MLflow, Weights & Biases; always offline."""

@@ -1,0 +1,42 @@
+"""The live page in a real browser: it draws new rounds by itself, and says when the run has ended."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import fedskew as fs
+from fedskew.live.server import LiveServer
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install fedskew[dev]")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+
+def test_the_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    server = LiveServer([tmp_path / "run"], port=0)
+    server.start()
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=FLAGS)
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        errors: list[str] = []
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(server.url)
+        page.get_by_text("nothing is there yet").wait_for()
+        fed = fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0))
+        fs.run(fed, "fedavg", rounds=2, local_epochs=1, out=tmp_path / "run")
+        page.get_by_text("fedavg recognises").wait_for()
+        page.wait_for_function("document.getElementById('chart-accuracy')?.data?.[0].x.length === 3")
+        server.ended.set()
+        page.wait_for_function("document.getElementById('live').textContent === 'finished'")
+        assert errors == []
+        browser.close()
+    server.let_go()
+    server.close()

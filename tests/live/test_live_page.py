@@ -1,0 +1,122 @@
+"""The page of a run that goes on: it keeps up, it is for this machine only, it ends with the run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import fedskew as fs
+from fedskew.cli import main
+from fedskew.experiment.run import Callback
+from fedskew.live.process import live_page
+from fedskew.live.server import LiveServer
+from fedskew.live.state import LiveState
+
+
+def get(url: str, path: str, host: str | None = None) -> tuple[int, str, dict[str, str]]:
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+    connection.request("GET", path, headers={} if host is None else {"Host": host})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text, dict(answer.getheaders())
+
+
+def state(url: str, after: int = 0) -> Any:
+    return json.loads(get(url, f"/state.json?after={after}")[1])
+
+
+def run(folder: Path, rounds: int = 2, *callbacks: Callback) -> None:
+    fed = fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0))
+    fs.run(fed, "fedavg", rounds=rounds, local_epochs=1, out=folder, callbacks=callbacks)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[LiveServer]:
+    server = LiveServer([tmp_path / "run"], port=0)
+    server.start()
+    yield server
+    server.close()
+
+
+def test_it_waits_for_a_run_that_has_not_begun(served: LiveServer) -> None:
+    status, html, _ = get(served.url, "/")
+    assert status == 200
+    assert "nothing is there yet" in html
+    assert state(served.url)["standing"] == "waiting"
+
+
+def test_it_keeps_up_with_the_rounds(served: LiveServer, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Reader(Callback):
+        def on_round(self, row: dict[str, Any], rounds_ahead: int) -> None:
+            seen.append(state(served.url, seen[-1]["version"] if seen else 0))
+
+    run(tmp_path / "run", 3, Reader())
+    assert [told["version"] for told in seen] == [1, 2, 3]
+    assert [told["standing"] for told in seen] == [f"fedavg seed 0: round {t}" for t in (1, 2, 3)]
+    assert [len(told["charts"]["accuracy"]["data"][0]["x"]) for told in seen] == [2, 3, 4]
+    assert not any(told["finished"] for told in seen)
+
+
+def test_nothing_new_is_said_in_a_few_bytes(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    live = LiveState([tmp_path / "run"])
+    told = live.current(0)
+    assert live.current(told["version"]).keys() == {"version", "standing"}
+    assert live.current(0) == told
+
+
+def test_other_names_paths_and_verbs_are_refused(served: LiveServer) -> None:
+    assert get(served.url, "/", host="evil.example:8765")[0] == 403
+    assert get(served.url, "/", host="localhost:1")[0] == 200
+    assert get(served.url, "/../../etc/passwd")[0] == 404
+    place = urlsplit(served.url)
+    assert place.hostname == "127.0.0.1"
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
+    connection.request("POST", "/")
+    assert connection.getresponse().status == 501
+    connection.close()
+
+
+def test_the_page_may_load_nothing_from_elsewhere(served: LiveServer) -> None:
+    assert "default-src 'none'" in get(served.url, "/")[2]["Content-Security-Policy"]
+
+
+def test_a_taken_port_is_refused_if_it_was_asked_for(served: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    port = urlsplit(served.url).port
+    assert main(["live", "runs", "--port", str(port)]) == 2
+    assert f"cannot serve on port {port}" in capsys.readouterr().err
+
+
+def test_the_page_s_process_ends_with_the_run_and_tells_the_last_state(tmp_path: Path) -> None:
+    with live_page([tmp_path / "run"]) as url:
+        run(tmp_path / "run")
+        assert "charts" in state(url)
+    with pytest.raises(OSError, match="refused"):
+        state(url)
+
+
+def test_run_live_tells_its_address_and_leaves_nobody_behind(tmp_path: Path) -> None:
+    arguments = ["run", "--live", "--rounds", "2", "--clients", "3", "--local-epochs", "1", "--out", "run"]
+    program = "import sys; from fedskew.cli import main; sys.exit(main(sys.argv[1:]))"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "live on http://127.0.0.1:" in ended.stderr
+    url = next(word for word in ended.stderr.split() if word.startswith("http://"))
+    with pytest.raises(OSError, match="refused"):
+        state(url)

@@ -1,0 +1,90 @@
+"""Trackers tell other tools every round, also after a resume; what is not installed is one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedskew as fs
+from fedskew.cli import main
+from fedskew.tracking.choice import TRACKERS, make_trackers
+from fedskew.tracking.tracker import scalars
+
+ROUNDS = 3
+
+
+def tracked(names: str, folder: Path) -> fs.Result:
+    fed = fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0))
+    return fs.run(
+        fed, "fedavg", rounds=ROUNDS, local_epochs=1, out=folder, callbacks=make_trackers(names, lambda _: folder)
+    )
+
+
+def test_a_round_s_numbers_have_names_that_tools_group_by() -> None:
+    row: dict[str, Any] = {"loss": 0.5, "lr": 0.1, "diverged": [], "compute": 1.0, "seconds": 2.0}
+    row |= {"bytes": {"up": 3, "down": 4}, "evaluation": {"accuracy": 0.25, "class_accuracy": [0.5, None]}}
+    told = scalars(row)
+    assert told["train/loss"] == 0.5
+    assert told["cost/bytes"] == 7
+    assert told["test/accuracy"] == 0.25
+    assert told["class/0"] == 0.5
+    assert "class/1" not in told
+    assert "test/accuracy" not in scalars(row | {"model": "expert.0"})
+
+
+def test_tensorboard_reads_every_round(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    result = tracked("tensorboard", tmp_path / "run")
+    events = accumulator.EventAccumulator(str(tmp_path / "run/tensorboard"))
+    events.Reload()
+    accuracies = events.Scalars("test/accuracy")
+    assert [event.step for event in accuracies] == [1, 2, 3]
+    assert accuracies[-1].value == pytest.approx(result.accuracy)
+    assert "configuration/text_summary" in events.Tags()["tensors"]
+
+
+def test_a_run_that_is_finished_is_not_told_again(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    tracked("tensorboard", tmp_path / "run")
+    files = set((tmp_path / "run/tensorboard").iterdir())
+    tracked("tensorboard", tmp_path / "run")
+    assert set((tmp_path / "run/tensorboard").iterdir()) == files
+
+
+def test_mlflow_has_every_round(tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking", reason="MLflow is not installed")
+    result = tracked("mlflow", tmp_path / "runs/one")
+    client = tracking.MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("fedskew").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "test/accuracy")
+    assert sorted(metric.step for metric in history) == [1, 2, 3]
+    assert run.data.metrics["test/accuracy"] == pytest.approx(result.accuracy)
+    assert run.data.params["method.name"] == "fedavg"
+    assert run.info.status == "FINISHED"
+
+
+def test_wandb_writes_a_folder_and_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    tracked("wandb", tmp_path / "runs/one")
+    (run,) = (tmp_path / "runs/wandb").glob("offline-run-*")
+    assert list(run.glob("*.wandb"))
+
+
+@pytest.mark.parametrize("name", sorted(TRACKERS))
+def test_a_tool_that_is_not_installed_is_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in ("torch.utils.tensorboard", "mlflow", "mlflow.tracking", "wandb"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["run", "--rounds", "1", "--log", name]) == 2
+    assert f"--log {name} needs" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_an_unknown_tool_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--rounds", "1", "--log", "tensorbored"]) == 2
+    assert "did you mean 'tensorboard'" in capsys.readouterr().err
