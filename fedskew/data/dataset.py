@@ -53,6 +53,8 @@ class Dataset:
     """Names of the domains that the samples come from, such as mnist and svhn."""
     scaling: tuple[tuple[float, float], ...] = ()
     """Of a table: mean and deviation of each column, by which its loader standardised it; empty if it did not."""
+    columns: tuple[str, ...] = ()
+    """Of a table: its columns' names, in order, where its file tells them."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -53,7 +53,8 @@ def inputs(dataset: Dataset) -> dict[str, Any]:
     normalised = {"mean": list(dataset.mean), "std": list(dataset.std)} if dataset.kind == "image" else {}
     scaling = {"scaling": [list(column) for column in dataset.scaling]} if dataset.scaling else {}
     shape = {"kind": dataset.kind, "shape": list(dataset.input_shape), "vocabulary": dataset.vocabulary}
-    return {**shape, **normalised, **scaling}
+    columns = {"columns": list(dataset.columns)} if dataset.columns else {}
+    return {**shape, **normalised, **scaling, **columns}
 
 
 def command() -> str:

@@ -117,7 +117,9 @@ def _inputs(run: FinishedRun, with_words: bool) -> str:
     elif form["kind"] == "table":
         inside = "Standardising the columns is inside `model.py` and `model.onnx`; `model.json` has the numbers."
         by_user = "The columns were not standardised by fedskew: give them as in training."
-        told = f"Rows of {form['shape'][0]} numbers, {_array(run)}. {inside if form.get('scaling') else by_user}"
+        columns = f": {', '.join(map(_cell, form['columns']))}" if form.get("columns") else ""
+        scaled = inside if form.get("scaling") else by_user
+        told = f"Rows of {form['shape'][0]} numbers, {_array(run)}{columns}. {scaled}"
     else:
         known = "`words.txt` lists the words from number 2 on." if with_words else "The list of words is not included."
         told = (

@@ -34,6 +34,8 @@ class Contract:
     """Of images scaled to [0, 1], per channel; of a table, per column: none, and every site takes its own."""
     std: tuple[float, ...] = ()
     vocabulary: int = 0
+    columns: tuple[str, ...] = ()
+    """Of a table: its columns in order; none, and nobody checks that sites mean the same by them."""
     words: str = ""
     """Of text: the dataset whose training part numbers the words."""
 
@@ -48,6 +50,8 @@ class Contract:
             raise UserError(f"contract.mean and contract.std have other lengths than the {self.shape[0]} channels")
         if self.kind == "table" and not len(self.mean) == len(self.std) in (0, self.shape[0]):
             raise UserError(f"contract.mean and contract.std have other lengths than the {self.shape[0]} columns")
+        if self.columns and not len(set(self.columns)) == len(self.columns) == self.shape[0]:
+            raise UserError(f"contract.columns is {list(self.columns)!r}; expected {self.shape[0]} different names")
 
     @property
     def scaling(self) -> Scaling:
@@ -65,6 +69,7 @@ class Contract:
             mean=dataset.mean if image else tuple(mean for mean, _ in dataset.scaling),
             std=dataset.std if image else tuple(std for _, std in dataset.scaling),
             vocabulary=dataset.vocabulary,
+            columns=dataset.columns,
             words=dataset.name if text else "",
         )
 
@@ -78,6 +83,7 @@ class Contract:
                 mean=tuple(map(float, value.get("mean", ()))),
                 std=tuple(map(float, value.get("std", ()))),
                 vocabulary=int(value.get("vocabulary") or 0),
+                columns=tuple(map(str, value.get("columns") or ())),
                 words=str(value.get("words") or ""),
             )
         except KeyError as error:
@@ -92,10 +98,12 @@ class Contract:
         """A site's data as the federation counts them; a UserError says in which ways they differ."""
         if differences := self._differences(dataset):
             raise UserError(f"the data do not keep the federation's contract: {'; '.join(differences)}")
+        dataset = self._ordered(dataset)
         number = {name: place for place, name in enumerate(self.classes)}
         renumbered = np.array([number[name] for name in dataset.classes], dtype=np.int64)
         train, test = (
-            Samples(self._scaled(part.x, dataset.scaling), renumbered[part.y]) for part in (dataset.train, dataset.test)
+            replace(part, x=self._scaled(part.x, dataset.scaling), y=renumbered[part.y])
+            for part in (dataset.train, dataset.test)
         )
         return replace(
             dataset,
@@ -106,6 +114,15 @@ class Contract:
             std=self.std if self.kind == "image" else dataset.std,
             scaling=self.scaling or dataset.scaling,
         )
+
+    def _ordered(self, dataset: Dataset) -> Dataset:
+        """With the columns of a table in the contract's order."""
+        if not self.columns or dataset.columns in ((), self.columns):
+            return dataset
+        order = [dataset.columns.index(name) for name in self.columns]
+        train, test = (replace(part, x=part.x[:, order]) for part in (dataset.train, dataset.test))
+        scaling = tuple(dataset.scaling[place] for place in order) if dataset.scaling else ()
+        return replace(dataset, train=train, test=test, scaling=scaling, columns=self.columns)
 
     def _scaled(self, x: Array, own: Scaling) -> Array:
         """A table's columns by the federation's mean and deviation instead of the site's own."""
@@ -122,7 +139,7 @@ class Contract:
         samples = Samples(np.zeros((len(self.classes), *self.shape), numbers), np.arange(len(self.classes)))
         dataset = Dataset("federation", self.kind, self.classes, samples, samples, vocabulary=self.vocabulary)
         normalised = replace(dataset, mean=self.mean, std=self.std) if self.kind == "image" else dataset
-        return replace(normalised, scaling=self.scaling)
+        return replace(normalised, scaling=self.scaling, columns=self.columns)
 
     def _differences(self, dataset: Dataset) -> list[str]:
         found = []
@@ -132,6 +149,11 @@ class Contract:
             found.append(f"classes {_listed(foreign)} are not among {_listed(self.classes)}")
         if dataset.input_shape != self.shape:
             found.append(f"inputs have shape {list(dataset.input_shape)}, expected {list(self.shape)}")
+        if self.columns and dataset.columns:
+            if unknown := [name for name in dataset.columns if name not in self.columns]:
+                found.append(f"columns {_listed(unknown)} are not among {_listed(self.columns)}")
+            if missing := [name for name in self.columns if name not in dataset.columns]:
+                found.append(f"columns {_listed(missing)} are missing")
         if self.kind == dataset.kind == "text" and dataset.name != self.words:
             found.append(
                 f"words are numbered by {dataset.name!r}, expected {self.words!r}: sites must share one numbering"

@@ -325,6 +325,7 @@ def test_a_csv_of_numbers_is_a_table(tmp_path: Path, packed: bool) -> None:
         path.write_bytes(lzma.compress(IRIS.encode()))
     data = load(path)
     assert (data.kind, data.classes, data.input_shape) == ("table", ("a", "b"), (2,))
+    assert data.columns == ("width", "height")
     assert (len(data.train), len(data.test)) == (8, 2)
     np.testing.assert_allclose(data.train.x[:, 0], data.train.x[:, 1], rtol=1e-6)
 

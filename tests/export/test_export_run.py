@@ -143,6 +143,11 @@ def test_classes_of_few_clients_are_named() -> None:
     assert "**No client held a\\|b.**" in card
 
 
+def test_the_columns_of_a_table_are_named_in_order() -> None:
+    inputs = {"kind": "table", "shape": [2], "vocabulary": 0, "columns": ["age", "pressure"]}
+    assert "Rows of 2 numbers, float64, [n, 2]: age, pressure." in model_card(finished("dnn", inputs), None, False)
+
+
 def test_batch_statistics_are_warned_of() -> None:
     assert "depends on the other samples" in model_card(finished("resnet10", form("resnet10")), None, with_words=False)
     assert "depends on the other" not in model_card(finished("resnet18", form("resnet18")), None, with_words=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,6 +79,26 @@ def test_the_scaling_of_a_table_survives_json_and_describes_a_dataset() -> None:
     assert Contract.of(contract.blank()) == contract
     with pytest.raises(UserError, match="other lengths than the 2 columns"):
         Contract("table", ("cat", "dog"), (2,), mean=(5.0,), std=(4.0,))
+
+
+def test_columns_are_known_by_name_whatever_their_order() -> None:
+    contract = Contract("table", ("cat", "dog"), (2,), (5.0, 90.0), (4.0, 20.0), columns=("age", "pressure"))
+    given = replace(table([[130.0, 9.0], [70.0, 5.0]], ((100.0, 30.0), (7.0, 2.0))), columns=("pressure", "age"))
+    admitted = contract.admit(given)
+    np.testing.assert_allclose(admitted.train.x, [[1, 2], [0, -1]], rtol=1e-5, atol=1e-5)
+    assert admitted.columns == ("age", "pressure")
+    assert Contract.of(contract.blank()) == contract
+    assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
+
+
+def test_other_columns_are_told() -> None:
+    contract = Contract("table", ("cat", "dog"), (2,), columns=("age", "pressure"))
+    given = replace(table([[1.0, 2.0], [3.0, 4.0]], ()), columns=("age", "weight"))
+    with pytest.raises(UserError) as refused:
+        contract.admit(given)
+    assert "columns 'weight' are not among 'age', 'pressure'; columns 'pressure' are missing" in str(refused.value)
+    with pytest.raises(UserError, match="expected 2 different names"):
+        Contract("table", ("cat", "dog"), (2,), columns=("age", "age"))
 
 
 def test_texts_must_be_numbered_alike() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,9 @@ def load_tables(
         pixels = [_numbers(table, inputs.names) for table in tables]
     kind, x = inputs_of(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
     parts = [Part(v, y, table.where) for v, y, table in zip(x, labels, tables, strict=True)]
-    return assemble(name, kind, parts, classes, test_fraction)
+    dataset = assemble(name, kind, parts, classes, test_fraction)
+    named = kind == "table" and dataset.input_shape == (len(inputs.names),)
+    return replace(dataset, columns=inputs.names) if named else dataset
 
 
 def csv_table(path: Path) -> Table:
