@@ -41,8 +41,8 @@ class FedConcat(Schedule):
     """None given: the run's rounds; the published program takes 1000 after 50 of the encoders."""
     head_batches: int = 3
     """Of each client in a round of the head."""
-    head_start: Literal["joined", "random"] = "joined"
-    """As the clusters' heads side by side, or anew."""
+    head_start: Literal["random", "joined"] = "random"
+    """Anew, or as the clusters' heads side by side, as the published program has it where there are many classes."""
     largest: float | None = None
     """No cluster has more than so many times its even share of the clients; the published program takes 1.2 where there
     are many classes."""

@@ -64,6 +64,15 @@ def test_every_method(method: str, precision: str) -> None:
     assert difference < TOLERANCE[precision]
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_on_text(method: str) -> None:
+    federation = text_federation()
+    model = make_model("fasttext", Inputs(federation.dataset.input_shape, 4, federation.dataset.vocabulary))
+    lr = 0.07 if any(name in method for name in KEEP_MOVES) else 0.01
+    difference = disagreement(federation, method, model, PARAMS.get(method), clients_per_round=3, lr=lr)
+    assert difference < TOLERANCE["float64"]
+
+
 LARGE = {"vgg11": 32, "mobilenetv2": 16, "resnet18": 8, "resnet18-imagenet": 32, "resnet10": 8}
 """Models that are slow in a test, with images as small as their BatchNorm stays well-conditioned on."""
 

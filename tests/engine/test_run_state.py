@@ -22,7 +22,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "centralised": {},
     "local-only": {},
     "fedconcat+fedavgm": {"clusters": 2, "encoder_rounds": 1},
-    "fedconcat+scaffold": {"clusters": 2, "encoder_rounds": 2, "head_rounds": 3, "head_start": "random"},
+    "fedconcat+scaffold": {"clusters": 2, "encoder_rounds": 2, "head_rounds": 3, "head_start": "joined"},
     "scaffold": {},
     "fedyogi": {},
     "feddyn": {},

@@ -79,7 +79,7 @@ def test_no_cluster_is_larger_than_allowed(largest: float) -> None:
 
 def test_encoders_then_a_head_on_all_of_them() -> None:
     fed, rounds = federation(PAIRED), 2
-    states, rows = played(serve("fedconcat", {"clusters": 2}, federation=fed, rounds=rounds))
+    states, rows = played(serve("fedconcat", {"clusters": 2, "head_start": "joined"}, federation=fed, rounds=rounds))
     assert [(row["stage"], row["model"]) for row in rows] == [
         *[("encoder 0", "encoder.0")] * 2,
         *[("encoder 1", "encoder.1")] * 2,
