@@ -9,6 +9,7 @@ TLS tells sites that the server is the right one; a node's key tells the server 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -106,12 +107,15 @@ def _check_sites(sites: Sequence[str]) -> None:
 
 
 def _checked_host(host: str) -> str:
-    if not certificates.is_address(host) and not _HOST.fullmatch(host):
+    """In the one spelling that certificates are compared by."""
+    if certificates.is_address(host):
+        return str(ipaddress.ip_address(host))
+    if not _HOST.fullmatch(host):
         raise UserError(
             f"host {host!r} is neither a host's name nor an address; expected one without scheme and port, "
             "such as fl.example.org or 10.0.0.5"
         )
-    return host
+    return host.lower()
 
 
 def _make_server(made: Credentials, hosts: list[str], days: int) -> None:

@@ -105,6 +105,13 @@ def test_a_site_is_added_and_everything_else_stays(made: Credentials) -> None:
     assert made.node("east").private.is_file()
 
 
+@pytest.mark.parametrize("host", ["FL.Example.org", "10.1.2.3", "0:0:0:0:0:0:0:1"])
+def test_another_spelling_of_a_host_is_no_new_host(made: Credentials, host: str) -> None:
+    before = made.certificate.read_bytes()
+    make_credentials(made.folder, SITES, [host])
+    assert made.certificate.read_bytes() == before
+
+
 def test_a_new_host_is_added_to_the_old_ones_under_the_same_authority(made: Credentials) -> None:
     authority = made.authority.read_bytes()
     make_credentials(made.folder, SITES, ["fl.example.net"])
