@@ -37,7 +37,7 @@ class FPL(Regulariser):
     """Features drawn to the prototypes of their class, clustered over clients."""
 
     temperature: float = 0.02
-    """Published with lr 0.01 and clients that all take part; with longer steps a higher one holds (docs/fidelity.md)."""
+    """Published with lr 0.01 and all clients in every round; else a higher one may be wanted (docs/fidelity.md)."""
 
     needs_features = True
     sends = "mean feature of each class"
