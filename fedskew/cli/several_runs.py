@@ -40,7 +40,7 @@ def report(results: Sequence[MethodResults], federation: Federation, as_json: bo
     console.print(class_accuracy_table(results, classes, console.width))
     folders = {folder.parent for result in results for r in result.results if (folder := r.folder)}
     for folder in sorted(folders):
-        console.print(f"runs kept in {folder}", markup=False, soft_wrap=True)
+        console.print(f"runs kept in {folder}; to look at them: fedskew report {folder}", markup=False, soft_wrap=True)
 
 
 def _json(results: Sequence[MethodResults], federation: Federation) -> dict[str, Any]:

@@ -27,7 +27,12 @@ def local(setting: Setting) -> Section:
     ]
     figures = [
         Figure("kinds", "Accuracy by kind of class, before and after local training", [_kinds(who)]),
-        Figure("local-class", "Accuracy by class after local training, mean over clients", [_by_class(setting, who)]),
+        Figure(
+            "local-class",
+            "Accuracy by class before and after local training, mean over clients",
+            _by_class(setting, who),
+            2,
+        ),
         Figure("forgetting", "Mean accuracy on a client's vacant classes after its training", [_vacant(who)]),
     ]
     if drifting := lines(who, drift):
@@ -60,14 +65,26 @@ def _kinds(who: list[Contender]) -> Bars:
     return Bars("kinds", "by kind of class", "kind of class", "accuracy %", categories, series, (0, 100))
 
 
-def _by_class(setting: Setting, who: list[Contender]) -> Bars:
-    series = [BarSeries(c.label, class_means(c), style=c.style) for c in who]
-    title = "local models after their update"
-    return Bars("local-class", title, "class", "accuracy %", setting.classes, series, (0, 100))
+def _by_class(setting: Setting, who: list[Contender]) -> list[Bars]:
+    sides = (("before", "models as they were sent", _sent), ("after", "local models after their update", class_means))
+    return [
+        Bars(f"local-class-{when}", title, "class", "accuracy %", setting.classes,
+             [BarSeries(c.label, of(c), style=c.style) for c in who], (0, 100))
+        for when, title, of in sides
+    ]  # fmt: skip
+
+
+def _sent(contender: Contender) -> list[float | None]:
+    return _means([row["local_before"] for run in contender.runs for row in _rows(run)[-1:]])
 
 
 def class_means(contender: Contender) -> list[float | None]:
-    rows = [one["class_accuracy"] for run in contender.runs for row in _rows(run)[-1:] for one in row["local"]]
+    """Of the local models after their update, over clients and seeds."""
+    found = [one["class_accuracy"] for run in contender.runs for row in _rows(run)[-1:] for one in row["local"]]
+    return _means(found)
+
+
+def _means(rows: list[list[float | None]]) -> list[float | None]:
     table = np.array([[np.nan if a is None else 100 * a for a in row] for row in rows], np.float64)
     return [number(float(np.mean(known))) if len(known := c[np.isfinite(c)]) else None for c in table.T]
 
