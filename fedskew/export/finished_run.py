@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.run_folder import RunFolder
+from fedskew.methods import make_method
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models import MODELS, Inputs, check_model, make_model
 from fedskew.models.concatenation import encoders_of, side_by_side
@@ -89,6 +90,7 @@ def read_run(path: str | Path, model: nn.Module | None = None) -> FinishedRun:
         raise UserError(f"{folder.path} is not finished; give its command again, and export it then")
     if about is None or "inputs" not in about.get("federation", {}):
         raise UserError(f"{folder.path} is of an earlier version, which did not note the form of inputs; run it again")
+    _require_common_model(config, summary)
     form = about["federation"]["inputs"]
     inputs = Inputs(tuple(form["shape"]), len(about["federation"]["classes"]), form["vocabulary"])
     module = _fresh(config, inputs, folder.path) if model is None else copy.deepcopy(model)
@@ -97,6 +99,17 @@ def read_run(path: str | Path, model: nn.Module | None = None) -> FinishedRun:
     module = side_by_side(module, noted.get("encoders", 0)).to("cpu", torch.float32)
     _fill(module, tensors, folder.model_path)
     return FinishedRun(folder.path, config, summary, about, module.eval())
+
+
+def _require_common_model(config: Config, summary: dict[str, Any]) -> None:
+    """Refuse the run of a method that averages no models."""
+    try:
+        method = make_method(config.method, config.method_params)
+    except UserError:  # an object of the user's program, whose stages nobody knows here
+        return
+    stages = method.stages(config.rounds, config.local_epochs, summary.get("notes", {}))
+    if stages[-1].cohort == "alone":
+        raise UserError(f"{config.method!r} leaves every client with a model of its own; there is none to export")
 
 
 def _fresh(config: Config, inputs: Inputs, folder: Path) -> nn.Module:

@@ -268,6 +268,13 @@ def test_a_folder_without_a_finished_run_is_refused(run: Result, tmp_path: Path,
     assert not (tmp_path / "model").exists()
 
 
+def test_a_run_without_a_common_model_is_refused(tmp_path: Path) -> None:
+    federation = fs.federation("digits", fs.IID(clients=2))
+    fs.run(federation, "local-only", "dnn", rounds=1, local_epochs=1, out=tmp_path / "run")
+    with pytest.raises(UserError, match="'local-only' leaves every client with a model of its own"):
+        export_run(tmp_path / "run", tmp_path / "model")
+
+
 def test_an_unknown_format_has_its_nearest(run: Result, tmp_path: Path) -> None:
     assert run.folder is not None
     with pytest.raises(UserError, match="did you mean 'onnx'"):
