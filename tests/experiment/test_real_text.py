@@ -36,7 +36,7 @@ def _split(name: str) -> Federation:
 def test_it_runs_the_same_on_both_engines(name: str, method: str) -> None:
     fed = _split(name)
     plain, stacked = (
-        run(fed, method, rounds=3, clients_per_round=5, lr=0.5, local_epochs=1, engine=engine, device="cpu")
+        run(fed, method, rounds=3, clients_per_round=5, lr=0.1, local_epochs=1, engine=engine, device="cpu")
         for engine in ("plain", "stacked")
     )
     assert plain.config.model == "fasttext"
