@@ -47,6 +47,13 @@ def batch_mean(per_sample: Tensor, targets: Tensor | None) -> Tensor:
     return torch.where(valid, per_sample, 0.0).sum() / valid.sum().clamp(min=1)
 
 
+def _members(logits: Tensor, group: Sequence[int]) -> Tensor:
+    """[C]: which classes are of the group. A list as an index would be copied from the host at every step, which a
+    CUDA graph cannot repeat."""
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    return torch.stack([classes == c for c in group]).any(dim=0)
+
+
 def _is_target(logits: Tensor, targets: Tensor) -> Tensor:
     classes = torch.arange(logits.shape[-1], device=logits.device)
     return classes == _index(targets).unsqueeze(-1)
@@ -178,9 +185,7 @@ def own_label_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tenso
 
 def group_cross_entropy(logits: Tensor, targets: Tensor, group: Sequence[int]) -> Tensor:
     """CE with the softmax restricted to the classes of `group`: how a PKD expert learns."""
-    outside = torch.ones(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    outside[list(group)] = False
-    return cross_entropy(logits.masked_fill(outside, -math.inf), targets)
+    return cross_entropy(logits.masked_fill(~_members(logits, group), -math.inf), targets)
 
 
 # -- distillation -----------------------------------------------------------------------------------------
@@ -288,9 +293,9 @@ def partial_distillation(
     active = active_experts(logits, targets, groups)
     total = torch.zeros_like(logits[..., 0])
     for expert, group in enumerate(groups):
-        members = list(group)
-        log_p = (expert_logits[expert].detach()[..., members] / temperature).log_softmax(dim=-1)
-        log_q = (logits[..., members] / temperature).log_softmax(dim=-1)
+        expert_own, own = (torch.stack([z[..., c] for c in group], dim=-1) for z in (expert_logits[expert], logits))
+        log_p = (expert_own.detach() / temperature).log_softmax(dim=-1)
+        log_q = (own / temperature).log_softmax(dim=-1)
         first, second = (log_q, log_p) if reverse else (log_p, log_q)
         total = total + active[expert] * (first.exp() * (first - second)).sum(dim=-1)
     taught = targets if mean_over == "batch" else torch.where(active.any(dim=0), targets, IGNORE)
@@ -299,9 +304,7 @@ def partial_distillation(
 
 def active_experts(logits: Tensor, targets: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     """`[G, B]` booleans: which expert teaches which sample; at most one each."""
-    membership = torch.zeros(len(groups), logits.shape[-1], dtype=torch.bool, device=logits.device)
-    for expert, group in enumerate(groups):
-        membership[expert, list(group)] = True
+    membership = torch.stack([_members(logits, group) for group in groups])
     wrong = (logits.argmax(dim=-1) != targets) & _valid(targets)
     both = membership[:, _index(targets)] & membership[:, logits.argmax(dim=-1)] & wrong
     return both & (both.cumsum(dim=0) == 1)

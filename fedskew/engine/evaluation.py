@@ -102,6 +102,7 @@ class _Batch:
     def __call__(self, memory: Memory) -> None:
         data, progress = self.data.holding(memory["data"]), memory["progress"]
         rows = progress["first"] + torch.arange(self.size, device=data.y.device)
+        rows = rows % len(data)  # a program is tried out some times before it is captured
         params, buffers = (
             {n: t[0] for n, t in layout.views(memory[kind]).items()}
             for layout, kind in zip(self.layouts, ("params", "buffers"), strict=True)

@@ -58,6 +58,7 @@ def compiled(step: Step, memory: Memory, longest_expression: int | None = None) 
 
     with _ONE_CAPTURE_AT_A_TIME, torch.no_grad():  # fx changes torch's own modules while it records
         recorded = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    _expect_no_copies_from_the_host(recorded, leaves[0].device)
     options: dict[str, Any] = {} if longest_expression is None else {"realize_opcount_threshold": longest_expression}
     program = torch.compile(recorded, dynamic=False, fullgraph=True, options=options or None)
 
@@ -66,3 +67,12 @@ def compiled(step: Step, memory: Memory, longest_expression: int | None = None) 
             program(*tree_flatten(memory)[0])
 
     return run
+
+
+def _expect_no_copies_from_the_host(recorded: torch.fx.GraphModule, device: torch.device) -> None:
+    """A tensor that the step makes from Python numbers lies on the host; a graph would copy from there what has long
+    been overwritten."""
+    made = [value for value in vars(recorded).values() if isinstance(value, Tensor)]
+    made += [*recorded.buffers(), *recorded.parameters()]
+    if device.type != "cpu" and any(t.device.type == "cpu" and t.dim() for t in made):
+        raise RuntimeError("it makes tensors from numbers on the host at every step")

@@ -32,6 +32,7 @@ def test_batches_count_what_a_pass_counts(model: nn.Module, recorded: bool, monk
     counted = Evaluator(network, data).confusion(state)
     assert np.array_equal(memory["progress"]["cells"].view(4, 4).numpy(), counted)
     assert counted.sum() == 100
+    program(memory)  # as before it is captured: more often than there are samples
 
 
 def test_a_model_is_read_by_its_names_not_by_their_order() -> None:

@@ -22,6 +22,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Server
 from fedskew.losses import cross_entropy
+from fedskew.methods import METHODS as CATALOGUE
 from fedskew.methods.parts import Client, Notes, Objective, Outputs, Schedule, Stage
 
 METHODS = ["fedavg", "fedvls", "scaffold", "fedgr", "fedlmd+scaffold", "pkd"]
@@ -32,8 +33,9 @@ DECAY = {"lr": 0.01, "lr_decay": 0.5}
 """A learning rate that memory must be told anew each round."""
 
 
-def stacked(method: str, **options: Any) -> Server:
-    this = server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **DECAY)
+def stacked(method: str, rounds: int | None = None, **options: Any) -> Server:
+    settings = DECAY if rounds is None else {**DECAY, "rounds": rounds}
+    this = server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **settings)
     this.engine = StackedEngine(this.network, this._workshop.train, 2, **options)
     return this
 
@@ -160,21 +162,49 @@ def test_how_many_fit_is_known_beforehand(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps run as the operations that the compiler is given."""
-    monkeypatch.setattr(torch, "compile", lambda program, **options: program)
+def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
+    """Steps run as the operations that the compiler is given, which are listed."""
+    programs: list[torch.fx.GraphModule] = []
+
+    def take(program: torch.fx.GraphModule, **options: Any) -> torch.fx.GraphModule:
+        programs.append(program)
+        return program
+
+    monkeypatch.setattr(torch, "compile", take)
 
     def ready(self: Any, step: Any) -> Callable[[int], None]:
         run = execution.compiled(replace(step, fused=False), self.memory)
         return lambda _: run(self.memory)  # memory itself says which batch is next
 
     monkeypatch.setattr(Program, "_ready", ready)
+    return programs
 
 
 @pytest.mark.usefixtures("recorded_steps")
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_compiled_is_the_step(method: str) -> None:
     assert distance(finished(stacked(method))[0], plain(method)) < 1e-9
+
+
+@pytest.mark.parametrize("method", [m for m in CATALOGUE if m != "fedconcat"])  # whose network holds frozen encoders
+def test_no_step_makes_tensors_from_numbers_on_the_host(
+    method: str, recorded_steps: list[torch.fx.GraphModule]
+) -> None:
+    """A CUDA graph would copy from where they once were."""
+    finished(stacked(method, rounds=3 if method == "pkd" else 1))
+    assert recorded_steps
+    for program in recorded_steps:
+        execution._expect_no_copies_from_the_host(program, torch.device("cuda"))
+
+
+def test_a_step_that_makes_tensors_from_numbers_on_the_host_is_not_compiled() -> None:
+    def step(memory: execution.Memory) -> None:
+        memory["params"]["x"].mul_(torch.tensor([2.0, 3.0]))
+
+    memory = {"params": {"x": torch.ones(2)}}
+    program = execution.make_fx(lambda x: step({"params": {"x": x}}), tracing_mode="fake")(memory["params"]["x"])
+    with pytest.raises(RuntimeError, match="numbers on the host"):
+        execution._expect_no_copies_from_the_host(program, torch.device("cuda"))
 
 
 def test_bare_steps_train_the_round_s_clients() -> None:
