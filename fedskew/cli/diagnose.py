@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "fedskew diagnose --data digits --partition dirichlet --beta 0.05 --clients 10",
-    "fedskew diagnose --partition shards --clients 20 --save start.yaml -o diagnosis.html",
+    "fedskew diagnose --partition shards --save start.yaml -o diagnosis.html",
 )
 MOST_ROWS = 12
 """Of a table in the terminal; the page and --json have them all."""

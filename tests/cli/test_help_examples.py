@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-COMMANDS = ("demo", "run", "compare", "partition", "methods", "models", "datasets", "partitions", "bench")
+COMMANDS = ("demo", "run", "compare", "partition", "methods", "models", "datasets", "partitions", "bench", "diagnose")
 EXAMPLES = [
     (command, example) for command in COMMANDS for example in importlib.import_module(f"fedskew.cli.{command}").EXAMPLES
 ]
