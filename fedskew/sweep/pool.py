@@ -107,14 +107,20 @@ class _Pool:
             for said in worker.said():
                 if "outcome" in said:
                     self._watcher.on_outcome(worker.job, Outcome.from_json(said["outcome"]))
+                    if said["spent"]:
+                        self._replace(place, waiting)
+                        return
                     self._next(place, waiting)
                 else:
                     self._watcher.on_progress(worker.job, said["done"], said["total"], said["accuracy"])
         except EOFError:
-            self._remove(place)
             self._watcher.on_outcome(worker.job, Outcome("failed", reason=worker.why_it_died()))
-            worker.kill()
-            self._start(place, waiting)
+            self._replace(place, waiting)
+
+    def _replace(self, place: int, waiting: deque[Job]) -> None:
+        """A new process in the place of one that is of no more use."""
+        self._remove(place).kill()
+        self._start(place, waiting)
 
     def _next(self, place: int, waiting: deque[Job]) -> None:
         if waiting:

@@ -44,7 +44,21 @@ def _serve(jobs: TextIO, answers: TextIO) -> None:
 
     for line in jobs:
         asked = json.loads(line)
-        answer({"outcome": execute(Job.from_json(asked["job"]), Terms(**asked["terms"]), tell).to_json()})
+        outcome = execute(Job.from_json(asked["job"]), Terms(**asked["terms"]), tell)
+        answer({"outcome": outcome.to_json(), "spent": outcome.status == "failed" and not _gpu_answers()})
+
+
+def _gpu_answers() -> bool:
+    """An operation that went wrong on a GPU leaves a process that can use it no more."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

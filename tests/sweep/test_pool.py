@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +65,27 @@ def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Pa
     assert watcher.ended["doomed"].status == "failed"
     assert "killed by signal 9" in watcher.ended["doomed"].reason
     assert watcher.ended["a"].status == watcher.ended["b"].status == "finished"
+
+
+def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path: Path, monkeypatch) -> None:
+    processes: dict[str, int] = {}
+    give, said = WorkerProcess.give, WorkerProcess.said
+
+    def noted(self: WorkerProcess, job: Job, terms: Terms) -> None:
+        processes[job.label] = self._process.pid
+        give(self, job, terms)
+
+    def as_if_spent(self: WorkerProcess) -> Iterator[dict[str, Any]]:
+        for line in said(self):
+            assert line.get("spent", False) is False
+            yield line | {"spent": True} if "spent" in line else line
+
+    monkeypatch.setattr(WorkerProcess, "give", noted)
+    monkeypatch.setattr(WorkerProcess, "said", as_if_spent)
+    watcher = Noting()
+    run_jobs([tiny_job(str(seed), seed=seed) for seed in range(4)], Terms(), 2, watcher, tmp_path / "logs")
+    assert [outcome.status for outcome in watcher.ended.values()] == ["finished"] * 4
+    assert len(set(processes.values())) == 4
 
 
 def test_after_the_deadline_everything_is_stopped(tiny_job, tmp_path: Path) -> None:
