@@ -33,7 +33,7 @@ from fedskew.methods import (
     robust,
     scaffold,
 )
-from fedskew.methods.catalogue import METHODS, Entry, find, listing, method, register
+from fedskew.methods.catalogue import METHODS, Entry, find, is_bound, listing, method, register
 from fedskew.methods.composition import Method, make_method
 from fedskew.methods.parts import (
     Client,
@@ -99,6 +99,7 @@ __all__ = [
     "find",
     "focal_loss",
     "fpl",
+    "is_bound",
     "label_smoothing",
     "listing",
     "make_method",

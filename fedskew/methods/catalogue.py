@@ -53,6 +53,13 @@ class Entry:
 
 
 METHODS: dict[str, Entry] = {}
+
+
+def is_bound(name: str) -> bool:
+    """Whether a method of that name is a bound, which no comparison can win."""
+    return name in METHODS and METHODS[name].stands_alone
+
+
 _ALIASES: dict[str, str] = {}
 
 P = TypeVar("P", bound=type[Part])

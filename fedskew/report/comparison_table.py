@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.experiment.compare import MethodResults
+from fedskew.methods import is_bound
 from fedskew.metrics.summary import MeanStd
 from fedskew.report.run_summary import colour
 
@@ -16,7 +17,7 @@ LOST = 0.05
 
 
 def comparison_table(results: Sequence[MethodResults], classes: Sequence[str]) -> Table:
-    """One row a method, in the order given; the best accuracy is marked."""
+    """One row a method, in the order given; the best accuracy of a method that is no bound is marked."""
     seeds = len(results[0].results)
     table = Table(title=_title(results), title_justify="left")
     table.add_column("method", no_wrap=True)
@@ -24,9 +25,10 @@ def comparison_table(results: Sequence[MethodResults], classes: Sequence[str]) -
         table.add_column(heading, justify="right", no_wrap=seeds < 3)
     table.add_column(f"classes lost (< {100 * LOST:.0f} %)")
     table.add_column("time", justify="right", no_wrap=True)
-    top = max(result.accuracy.mean for result in results)
+    methods = [result for result in results if not is_bound(result.method)]
+    top = max((result.accuracy.mean for result in methods), default=None)
     for result in results:
-        marked = len(results) > 1 and result.accuracy.mean == top
+        marked = len(results) > 1 and result in methods and result.accuracy.mean == top
         table.add_row(
             Text(result.method + (" *" if marked else ""), style="bold" if marked else ""),
             _spread(result.accuracy, seeds),
@@ -36,7 +38,8 @@ def comparison_table(results: Sequence[MethodResults], classes: Sequence[str]) -
             f"{sum(r.seconds for r in result.results):.1f} s",
         )
     if len(results) > 1:
-        table.caption = "* the highest accuracy after the last round"
+        bounds = "" if len(methods) == len(results) else "; bounds do not compete"
+        table.caption = f"* the highest accuracy after the last round{bounds}"
         table.caption_justify = "left"
     if diverged := sum(r.diverged for result in results for r in result.results):
         note = f"{diverged} client updates were not finite and left out"

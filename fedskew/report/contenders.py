@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.experiment.config import Config
+from fedskew.methods import is_bound
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.report.recorded import Counts, RecordedRun
@@ -90,7 +91,8 @@ class Setting:
 
     @property
     def ranking(self) -> list[Contender]:
-        """Those with a result, the best first: on the seeds that all of them have, or else by their own means."""
+        """Those with a result, the best first: on the seeds that all of them have, or else by their own means; bounds,
+        which are no methods, last."""
         common = self.common_seeds
 
         def score(contender: Contender) -> float:
@@ -98,7 +100,7 @@ class Setting:
             kept = [a for seed, a in values.items() if seed in common] or list(values.values())
             return sum(kept) / len(kept)
 
-        return sorted((c for c in self.contenders if c.tested), key=lambda c: -score(c))
+        return sorted((c for c in self.contenders if c.tested), key=lambda c: (is_bound(c.method), -score(c)))
 
     @property
     def common_seeds(self) -> set[int]:

@@ -44,6 +44,17 @@ def test_the_comparison_has_mean_and_spread(results):
     assert "mean ± standard deviation of 2 seeds" in text
 
 
+def test_a_bound_cannot_win(results):
+    fed = fs.federation("digits", fs.Dirichlet(clients=6, beta=0.5), 0)
+    bound = MethodResults("centralised", (fs.run(fed, "centralised", rounds=2, local_epochs=1),))
+    method = MethodResults("fedavg", (results[0].results[0],))
+    text = printed(comparison_table([bound, method], CLASSES), 100)
+    assert bound.accuracy.mean > method.accuracy.mean
+    assert "fedavg *" in text
+    assert "centralised *" not in text
+    assert "bounds do not compete" in text
+
+
 def test_of_more_classes_than_fit_the_worst_are_shown(results):
     text = printed(class_accuracy_table(results, CLASSES, 30), 30)
     mean = np.mean([[a or 0 for a in r.class_accuracy] for r in results], axis=0)
