@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedskew.cli.campaigns import NoFolders, TimeLimit, Workers, conclude, positive, run_campaign, whole
-from fedskew.cli.flags import CONFIGURATION, TRAINING, Json, Quiet
+from fedskew.cli.flags import CONFIGURATION, MACHINE, TRAINING, Json, Quiet
 from fedskew.cli.run import examples
+from fedskew.cli.sweep_search import TRIALS, searched
+from fedskew.errors import unknown
 
 if TYPE_CHECKING:
     from fedskew.sweep.campaign import Campaign
@@ -25,31 +27,46 @@ def add_to(app: typer.Typer) -> None:
     app.command("sweep", epilog=examples(EXAMPLES))(_command)
 
 
+def _option(flag: str, metavar: str, help: str, panel: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=help, rich_help_panel=panel, show_default=False)
+
+
+_Grid = Annotated[
+    str, typer.Argument(metavar="FILE.YAML", help="a configuration with `grid`, or with `search`, and `seeds`")
+]
+_Settings = Annotated[
+    list[str] | None, _option("--set", "KEY=VALUE", "any key, instead of the file's; repeatable", CONFIGURATION)
+]
+_Rounds = Annotated[str | None, _option("--rounds", "N", "communication rounds", TRAINING)]
+_Seeds = Annotated[str | None, _option("--seeds", "N", "instead of the file's", TRAINING)]
+_Search = Annotated[
+    str | None,
+    _option("--search", "optuna", "search the file's `search` on a validation part of the training data", TRAINING),
+]
+_Trials = Annotated[str | None, _option("--trials", "N", "points that a search tries (default: 20)", TRAINING)]
+_Out = Annotated[
+    str | None, _option("--out", "FOLDER", "where runs and table are kept (default: runs/FILE)", CONFIGURATION)
+]
+_Ray = Annotated[
+    str | None, _option("--ray", "ADDRESS", "run on that Ray cluster; local: a trial one on this machine", MACHINE)
+]
+
+
 def _command(
-    grid: Annotated[str, typer.Argument(metavar="GRID.YAML", help="a configuration with `grid` and `seeds`")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="any key, instead of the file's; repeatable",
-                     rich_help_panel=CONFIGURATION, show_default=False),
-    ] = None,
-    rounds: Annotated[
-        str | None, typer.Option("--rounds", metavar="N", help="communication rounds", rich_help_panel=TRAINING,
-                                 show_default=False),
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N", help="instead of the file's", rich_help_panel=TRAINING,
-                                 show_default=False),
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FOLDER", help="where runs and table are kept (default: runs/GRID)",
-                                 rich_help_panel=CONFIGURATION, show_default=False),
-    ] = None,
+    grid: _Grid,
+    settings: _Settings = None,
+    rounds: _Rounds = None,
+    seeds: _Seeds = None,
+    search: _Search = None,
+    trials: _Trials = None,
+    out: _Out = None,
     workers: Workers = None,
     time_limit: TimeLimit = None,
     no_folders: NoFolders = False,
+    ray: _Ray = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run every combination of a grid's values. The same command again continues; finished runs are not run again."""
     from fedskew.experiment.about import command
     from fedskew.experiment.config import assigned
@@ -58,16 +75,21 @@ def _command(
     from fedskew.sweep.grid import read_grid
     from fedskew.sweep.records_file import Records, RecordsFile
 
+    if search not in (None, "optuna"):
+        raise unknown("search", str(search), ("optuna",))
     values = assigned(settings or ()) | ({} if rounds is None else {"rounds": rounds})
-    points = read_grid(grid, values, seeds).points()
     folder = Path(out) if out else Path("runs") / Path(grid).stem
     kept = RecordsFile(folder / RECORDS)
     campaign = Campaign(
         lambda _: kept, Records(kept.read()), folder, not no_folders, whole("workers", workers),
-        positive("time_limit", time_limit), command(),
+        positive("time_limit", time_limit), command(), ray,
     )  # fmt: skip
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
+    if search is not None:
+        searched(grid, values, seeds, whole("trials", trials) or TRIALS, campaign, as_json, quiet)
+        return
+    points = read_grid(grid, values, seeds).points()
     run_campaign(campaign, [point.job for point in points], as_json or quiet)
     _report(points, campaign, folder, as_json)
     conclude(campaign)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedskew.sweep.job import Job, Outcome, Terms
 from fedskew.sweep.pool import Watcher, run_jobs, usual_workers
+from fedskew.sweep.ray_pool import run_jobs_on_ray
 from fedskew.sweep.records_file import Records, RecordsFile
 
 
@@ -28,15 +29,19 @@ class Campaign:
     time_limit: float | None = None
     """Seconds after which runs stop, to be continued by the same command."""
     command: str = ""
+    ray: str | None = None
+    """The address of a Ray cluster to run on, instead of this machine."""
     failures: dict[str, str] = field(default_factory=dict)
     """By label, the reason."""
     stopped: list[str] = field(default_factory=list)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    """Of everything that was run, by label."""
 
     def todo(self, jobs: Iterable[Job]) -> list[Job]:
         """Those without a record of as many rounds as they ask for, each experiment once."""
         wanted: dict[str, Job] = {}
         for job in jobs:
-            done = self.known.get(job)
+            done = self.known.get(job) if job.validation is None else None
             if done is not None and done.rounds >= job.config.rounds:
                 continue
             before = wanted.get(job.identity)
@@ -50,11 +55,17 @@ class Campaign:
         if not todo:
             return
         deadline = None if self.time_limit is None else time.time() + self.time_limit
-        terms = Terms(str(self.folder) if self.with_folders else None, deadline, command=self.command)
+        folder = str(self.folder.absolute()) if self.with_folders else None
+        terms = Terms(folder, deadline, command=self.command)
+        keeping = _Keeping(self, watcher)
+        if self.ray is not None:
+            run_jobs_on_ray(todo, terms, self.ray, keeping)
+            return
         workers = usual_workers(todo[0].config.device, len(todo)) if self.workers is None else self.workers
-        run_jobs(todo, terms, workers, _Keeping(self, watcher), self.folder / "logs")
+        run_jobs(todo, terms, workers, keeping, self.folder / "logs")
 
     def take(self, job: Job, outcome: Outcome) -> None:
+        self.outcomes[job.label] = outcome
         if outcome.record is not None and job.validation is None:
             self.file_of(job).append(outcome.record)
             self.known.add(outcome.record)

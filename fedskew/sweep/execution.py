@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import time
 import traceback
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedskew.engine.auto import usual_engine
@@ -22,6 +24,7 @@ from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run import Callback, run_prepared
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.sweep.federations import shared_federation
+from fedskew.sweep.identity import identity
 from fedskew.sweep.job import Job, Outcome, Terms
 from fedskew.sweep.record import Record
 
@@ -40,7 +43,7 @@ def execute(job: Job, terms: Terms, tell: Tell) -> Outcome:
     try:
         watch.check_time()
         prepared = _prepared(job, terms)
-        folder = _folder(prepared, terms)
+        folder = _folder(job, prepared, terms)
         result = run_prepared(prepared, folder, [watch])
         outcome = Outcome("finished", _record(job, prepared, result.history, terms))
         if folder is not None:
@@ -54,6 +57,14 @@ def execute(job: Job, terms: Terms, tell: Tell) -> Outcome:
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return Outcome("failed", reason=f"{said} ({Path(place.filename).name}, line {place.lineno})")
+    finally:
+        _free()
+
+
+def _free() -> None:
+    """What the run held of a GPU, before others need it: its graphs are in cycles."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _prepared(job: Job, terms: Terms) -> Prepared:
@@ -72,17 +83,23 @@ _trained_models: dict[str, nn.Module] = {}
 def _trained(job: Job, terms: Terms) -> nn.Module:
     """The final model of the run that the job begins with; several jobs of this process may begin with it."""
     assert job.start is not None
-    prepared = _prepared(replace(job, config=job.start, start=None), terms)
-    name = run_name(prepared.config)
+    before = replace(job, config=job.start, start=None)
+    name = f"{before.identity} {before.config.rounds} {before.validation}"
     if name not in _trained_models:
         _trained_models.clear()
+        prepared = _prepared(before, terms)
         watch = _Watch(terms.deadline, lambda *_: None)
-        _trained_models[name] = run_prepared(prepared, _folder(prepared, terms), [watch]).model
+        _trained_models[name] = run_prepared(prepared, _folder(before, prepared, terms), [watch]).model
     return _trained_models[name]
 
 
-def _folder(prepared: Prepared, terms: Terms) -> Path | None:
-    return None if terms.folder is None else Path(terms.folder) / run_name(prepared.config)
+def _folder(job: Job, prepared: Prepared, terms: Terms) -> Path | None:
+    """Apart from those of runs that have the same configuration and yet other data or another beginning."""
+    if terms.folder is None:
+        return None
+    apart = "" if job.validation is None else f"validation-{job.validation:g}"
+    begun = "" if job.start is None else f"-after-{identity(job.start)}"
+    return Path(terms.folder) / apart / f"{run_name(prepared.config)}{begun}"
 
 
 class _Watch(Callback):
@@ -113,7 +130,7 @@ def _partial(job: Job, prepared: Prepared | None, rows: list[Row], terms: Terms)
     """What a stopped run knows by now: of all its rounds, if they are on disk."""
     if prepared is None:
         return None
-    folder = _folder(prepared, terms)
+    folder = _folder(job, prepared, terms)
     known = rows if folder is None else RunFolder(folder).rounds()
     reached = any("evaluation" in row and row["round"] > 0 and row.get("model") == "global" for row in known)
     return _record(job, prepared, known, terms) if reached else None

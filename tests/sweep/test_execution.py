@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,15 @@ def test_validation_is_cut_from_the_training_data_and_the_test_set_is_out_of_rea
     rows = {row.tobytes() for row in usual.dataset.test.x}
     assert not any(row.tobytes() in rows for row in held.x)
     assert np.bincount(held.y, minlength=10).min() > 0
+
+
+def test_a_run_on_validation_data_is_not_taken_for_one_on_the_test_set(tiny_job, tmp_path: Path) -> None:
+    job, terms = tiny_job(), Terms(str(tmp_path))
+    judged, tested = (execute(replace(job, validation=part), terms, quietly).record for part in (0.25, None))
+    assert judged is not None
+    assert tested is not None
+    assert judged.content["split"] != tested.content["split"]
+    assert tested.curve == execute(job, Terms(), quietly).record.curve
 
 
 def test_a_split_that_takes_long_is_drawn_once(tiny_job, monkeypatch: pytest.MonkeyPatch) -> None:
