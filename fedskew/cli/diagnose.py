@@ -88,7 +88,7 @@ def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Co
 
 
 def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Config | None) -> None:
-    from fedskew.cli.report import write_page
+    from fedskew.cli.report import write_text
     from fedskew.diagnosis.page import diagnosis_document
     from fedskew.diagnosis.start import starting_config, to_yaml
     from fedskew.experiment.config import Config
@@ -98,7 +98,7 @@ def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Confi
     title = f"Diagnosis of {Path(counts).name if counts else setting_name(given) if given else 'a federation'}"
     config = given if given is not None else Config()
     start = starting_config(found.method, len(found.counts.clients), config, Path(counts) if counts else None)
-    write_page(target, page(diagnosis_document(found, title, to_yaml(start))))
+    write_text(target, page(diagnosis_document(found, title, to_yaml(start))))
 
 
 def _show(found: Diagnosis) -> None:

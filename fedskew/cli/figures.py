@@ -33,6 +33,7 @@ def _command(
     listing: Annotated[bool, typer.Option("--list", help="list the figures and the runs that each wants")] = False,
 ) -> None:  # fmt: skip
     """Draw a figure of the papers, in their layout, from runs on disk."""
+    from fedskew.cli.report import write_text
     from fedskew.cli.terminal import stdout
     from fedskew.errors import UserError
     from fedskew.report.contenders import settings
@@ -48,25 +49,12 @@ def _command(
     target = Path(out or f"{name.replace('/', '-')}.pdf")
     figure = entry.draw(settings(gather(runs).runs))
     if target.suffix.lower() == ".csv":
-        _save_numbers(target, [chart.table().csv() for chart in figure.charts])
+        write_text(target, "\n".join(chart.table().csv() for chart in figure.charts))
     else:
         from fedskew.report.charts.matplotlib_view import save_figure
 
         save_figure(figure, target)
     stdout().print(f"{figure.caption}: {target}", markup=False, soft_wrap=True)
-
-
-def _save_numbers(target: Path, tables: list[str]) -> None:
-    from fedskew.experiment.durable import replace_file, reporting_os_errors
-
-    with reporting_os_errors("write", target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    content = "\n".join(tables).encode()
-    replace_file(target, lambda draft: _put(draft, content))
-
-
-def _put(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def _list() -> None:

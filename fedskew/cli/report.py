@@ -53,7 +53,7 @@ def _command(
     gathered = gather(runs)
     notice(f"reading {len(gathered.runs)} runs" + (", drawing features" if features else ""))
     content = document(gathered, features)
-    size = write_page(target, page(content))
+    size = write_text(target, page(content))
     if figures:
         _save(content.figures, Path(figures), kinds)
     console = stdout()
@@ -75,11 +75,11 @@ def page_path(out: str) -> Path:
     return target
 
 
-def write_page(target: Path, html: str) -> int:
+def write_text(target: Path, text: str) -> int:
     """Whole or not at all; its bytes."""
     from fedskew.experiment.durable import replace_file, reporting_os_errors
 
-    content = html.encode()
+    content = text.encode()
     with reporting_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
     replace_file(target, lambda draft: _put(draft, content))

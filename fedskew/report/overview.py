@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedskew.metrics.summary import mean_std
-from fedskew.report.charts.chart import Chart, Figure, Heat, Line, Lines
+from fedskew.report.charts.chart import Figure, Heat
 from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.contenders import Contender, Setting, flat, varied_keys
+from fedskew.report.figures.sweeps import curves_over
 from fedskew.report.sections.section import Section
-
-MOST_LINES = 12
 
 
 def overview(found: Sequence[Setting]) -> Section:
@@ -26,8 +24,7 @@ def overview(found: Sequence[Setting]) -> Section:
         *_winners(found),
     ]
     columns = [*keys, "method", "finished", "runs", "accuracy %", "±", "worst class %", "seconds"]
-    numeric = [key for key in keys if _is_numeric(key, found)]
-    charts: list[Chart] = [_over(key, found, keys) for key in numeric]
+    charts = curves_over(found)
     figures = [Figure("over-keys", "Accuracy over what was varied", charts, 2)] if charts else []
     if len(found) > 1 and all(len(s.contenders) > 1 for s in found):
         figures.append(Figure("winners", "Accuracy by setting and method", [_grid(found)], wide=True))
@@ -64,31 +61,6 @@ def _row(contender: Contender, keys: Sequence[str]) -> list[Cell]:
 
 def _cell(value: Any) -> Cell:
     return value if isinstance(value, str | int | float) or value is None else str(value)
-
-
-def _is_numeric(key: str, found: Sequence[Setting]) -> bool:
-    values = [flat(setting.config).get(key) for setting in found]
-    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-
-
-def _over(key: str, found: Sequence[Setting], keys: Sequence[str]) -> Lines:
-    """A line for each method at each combination of the other keys."""
-    curves: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for setting in found:
-        values = flat(setting.config)
-        others = ", ".join(f"{k.rpartition('.')[2]}={values.get(k)}" for k in keys if k != key)
-        for contender in setting.contenders:
-            for accuracy in contender.by_seed(lambda e: e.accuracy).values():
-                of = curves.setdefault((contender.label, others), {})
-                of.setdefault(float(values[key]), []).append(100 * accuracy)
-    drawn = []
-    for i, ((label, others), points) in enumerate(list(curves.items())[:MOST_LINES]):
-        x = sorted(points)
-        means = [number(mean_std(points[v]).mean) for v in x]
-        drawn.append(Line(f"{label}, {others}" if others else label, x, means,
-                          [number(min(points[v])) for v in x], [number(max(points[v])) for v in x], i))  # fmt: skip
-    name = key.rpartition(".")[2]
-    return Lines(f"over-{name}", f"accuracy over {name}", name, "accuracy %", drawn)
 
 
 def _grid(found: Sequence[Setting]) -> Heat:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy as np
 from fedskew.errors import UserError
 from fedskew.report.charts.chart import Chart, Figure, Heat
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Setting
+from fedskew.report.contenders import Contender, Setting
 from fedskew.report.figures.bars import last_local_row
-from fedskew.report.model_outputs import model_outputs
+from fedskew.report.model_outputs import ModelOutputs, model_outputs
 from fedskew.report.sections.features import cloud_chart, distance_chart, probability_chart
 from fedskew.report.sections.federation import partition_map
 from fedskew.report.sections.predictions import confusion_chart, on_one_scale, predicted, sampled_labels
@@ -60,26 +60,27 @@ def local_confusion(settings: Sequence[Setting]) -> Figure:
 
 def embeddings(settings: Sequence[Setting]) -> Figure:
     """t-SNE of the features of each method's model."""
-    panels: list[Chart] = []
-    for setting in settings:
-        for c in setting.contenders:
-            run = first_tested(c)
-            if run is None:
-                raise UserError(f"{c.label}: no finished run, hence no model")
-            outputs = model_outputs(run)
-            panels.append(cloud_chart(f"tsne-{c.style}", c.label, outputs.tsne, outputs, setting))
+    panels = [
+        cloud_chart(f"tsne-{c.style}", c.label, outputs.tsne, outputs, setting)
+        for setting, c, outputs in _outputs(settings)
+    ]
     return Figure("tsne", "t-SNE of the features", panels, min(2, len(panels)))
 
 
 def insides(settings: Sequence[Setting]) -> Figure:
     """Distances of the classes' features, mean probabilities, and where predictions flow."""
     panels: list[Chart] = []
-    for setting in settings:
-        for c in setting.contenders:
-            run = first_tested(c)
-            if run is None:
-                raise UserError(f"{c.label}: no finished run, hence no model")
-            outputs = model_outputs(run)
-            panels += [distance_chart(c, outputs, setting), probability_chart(c, outputs, setting)]
-            panels.append(replace(confusion_chart(c, setting), written=False))
+    for setting, c, outputs in _outputs(settings):
+        panels += [distance_chart(c, outputs, setting), probability_chart(c, outputs, setting)]
+        panels.append(replace(confusion_chart(c, setting), written=False))
     return Figure("insides", "Feature distances, mean probabilities and predictions by class", panels, 3)
+
+
+def _outputs(settings: Sequence[Setting]) -> Iterator[tuple[Setting, Contender, ModelOutputs]]:
+    """Of each method's first run; refuses one without a model."""
+    for setting in settings:
+        for contender in setting.contenders:
+            run = first_tested(contender)
+            if run is None:
+                raise UserError(f"{contender.label}: no finished run, hence no model")
+            yield setting, contender, model_outputs(run)

@@ -11,15 +11,22 @@ from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting, flat
 
+MOST_LINES = 12
+"""That one panel can show."""
+
 
 def over_keys(settings: Sequence[Setting]) -> Figure:
-    """A panel for each number that was varied, a curve for each method (and each value of the others)."""
-    points = _points(settings)
-    keys = _numeric(points)
-    if not keys:
+    """A panel for each number that was varied."""
+    panels = curves_over(settings)
+    if not panels:
         raise UserError("nothing that is a number differs between these runs; expected runs of a sweep")
-    panels = [_curve(key, points, [k for k in _varied(points) if k != key]) for key in keys]
     return Figure("over-keys", "Accuracy over what was varied", panels, min(2, len(panels)))
+
+
+def curves_over(settings: Sequence[Setting]) -> list[Lines]:
+    """For each number that was varied, a curve of each method (and of each value of the others)."""
+    points = _points(settings)
+    return [_curve(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
 
 
 def grid(settings: Sequence[Setting]) -> Figure:
@@ -81,7 +88,7 @@ def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
         found = curves.setdefault(name, {}).setdefault(float(values[key]), [])
         found += [100 * a for a in contender.by_seed(lambda e: e.accuracy).values()]
     drawn = []
-    for i, (name, at) in enumerate(curves.items()):
+    for i, (name, at) in enumerate(list(curves.items())[:MOST_LINES]):
         x = sorted(at)
         drawn.append(Line(name, x, [number(mean_std(at[v]).mean) for v in x],
                           [number(min(at[v])) for v in x], [number(max(at[v])) for v in x], i))  # fmt: skip
