@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,12 +79,12 @@ def _check(app: str, name: str, held: Federation) -> None:
 def _connect(file: Path, superlink: str, folder: Path) -> None:
     from fedskew.cli.terminal import notice
     from fedskew.flower.credentials import NodeKeys
-    from fedskew.flower.processes import environment, free_ports
-    from fedskew.flower.supernode import require_keys, require_trusted_server, supernode_command
+    from fedskew.flower.processes import free_ports
+    from fedskew.flower.supernode import require_keys, require_trusted_server, run_supernode, supernode_command
 
     keys = NodeKeys(folder)
     require_keys(keys)
     require_trusted_server(superlink, keys)
     command = supernode_command(file, superlink, keys, free_ports(1)[0])
     notice(" ".join(command))
-    os.execvpe(command[0], command, environment({}))
+    run_supernode(command, keys)

@@ -14,6 +14,7 @@ from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row, Server
 from fedskew.experiment.workbench import Workbench
 from fedskew.flower.model_message import model_tensors
+from fedskew.flower.privacy import SENSITIVITY, epsilon, refuse_unbounded
 from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_tests import SiteTests
@@ -38,6 +39,8 @@ class FederationServer(Server):
     ) -> None:
         super().__init__(federation, method, model, config)
         self._sites, self._settings = sites, settings
+        if settings.privacy != "none":
+            refuse_unbounded(settings.privacy, method, config.average, self.network.state().buffers)
         self._run = config_hash(config)
         self._conclusions: dict[str, dict[str, Any]] = {}
         self._remote = SitesEngine(sites, settings, sites.say)
@@ -65,7 +68,16 @@ class FederationServer(Server):
         row["failed"] = {self._sites.names[client]: reason for client, reason in failures.items()}
         if not self._settings.share_loss:
             row["loss"] = None
+        if self._settings.privacy != "none":
+            row["privacy"] = self._spent(after.round)
         return after, row
+
+    def _spent(self, rounds: int) -> dict[str, Any]:
+        """What a site that took part in every round has spent."""
+        own = self._settings
+        reached = epsilon(rounds, own.noise, own.delta, SENSITIVITY[own.privacy])
+        self._sites.say(f"{own.privacy} privacy of a site so far: ε = {reached:.3g} at δ = {own.delta:g}")
+        return {"kind": own.privacy, "epsilon": reached, "delta": own.delta}
 
     def client_bytes(self, start: RunState, there: int) -> int:  # noqa: ARG002
         """What clients keep is kept by the sites."""

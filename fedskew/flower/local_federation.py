@@ -56,15 +56,24 @@ class LocalFederation:
         return self.folder / "sites" / site / "site.yaml"
 
     def start(self) -> None:
-        """Everything but a run."""
+        """Everything but a run, from nothing."""
+        self._database.unlink(missing_ok=True)
         self.start_superlink()
         self.register()
         for site in self.sites:
             self.start_site(site)
 
+    @property
+    def _database(self) -> Path:
+        return self.folder / "superlink.db"
+
     def start_superlink(self) -> None:
+        """The server; one that was killed knows the sites' keys again."""
+        if self.superlink is not None:
+            self.superlink.kill()
         keys = self.keys.folder.resolve()
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"]
+        command += ["--database", str(self._database)]
         command += ["--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")]
         command += ["--ssl-keyfile", str(keys / "server.key")]
         self.superlink = self._started("superlink", command)
@@ -85,6 +94,8 @@ class LocalFederation:
             raise UserError(f"the key of {site} was not registered: {process.last_lines(1)}")
 
     def start_site(self, site: str) -> Process:
+        if site in self.nodes:
+            self.nodes[site].kill()
         port = self._runtime_ports[self.sites.index(site)]
         command = supernode_command(self.site_file(site), f"127.0.0.1:{self.port}", self.keys.node(site), port)
         self.nodes[site] = self._started(site, command)

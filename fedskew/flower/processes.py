@@ -62,9 +62,14 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def said(self) -> str:
+        """All that it said since it was started."""
+        with self.log.open(encoding="utf-8", errors="replace") as file:
+            file.seek(self.began_at)
+            return file.read()
+
     def last_lines(self, number: int = 5) -> str:
-        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
-        return "\n".join(text.strip().splitlines()[-number:])
+        return "\n".join(self.said().strip().splitlines()[-number:])
 
     def require_running(self) -> None:
         if not self.running:
@@ -84,10 +89,10 @@ class Process:
         return None
 
     def kill(self) -> None:
-        """At once, as a power cut would."""
-        if self.running:
-            self._process.kill()
-            self._process.wait()
+        """At once, with what it started and left behind."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 def end_all(processes: Sequence[Process]) -> None:

@@ -65,6 +65,12 @@ class FederationSettings:
     test_data: str | None = _option(
         None, optional(_data), "the server's test data, for evaluation = server: a name, a path, or {name: …}"
     )
+    privacy: str = _option(
+        "none", choice("none", "central", "local"), "noise on the sites' updates, by the server or by the sites"
+    )
+    clip: float = _option(1.0, real(above=0), "largest norm of a site's change, where there is noise")
+    noise: float = _option(1.0, real(above=0), "noise multiplier z: deviation of the noise over clip")
+    delta: float = _option(1e-5, real(above=0, below=1), "δ of the (ε, δ) that is told")
     folder: str = _option("runs/federation", text, "the run's folder on the server")
 
     def __post_init__(self) -> None:
@@ -78,6 +84,13 @@ class FederationSettings:
                 f"federation.site_metrics is {self.site_metrics!r}; expected 'class', as the sites' tests are the only "
                 "ones, or federation.evaluation = 'server' with federation.test_data"
             )
+        if self.privacy == "local" and (self.share_loss or self.evaluation == "sites" or self.site_metrics != "none"):
+            raise UserError(
+                "federation.privacy is 'local' while sites tell losses or metrics without noise; expected share_loss = "
+                "false, site_metrics = 'none' and evaluation = 'server'"
+            )
+        if self.privacy == "local" and self.attempts > 1:
+            raise refuse("federation.attempts", self.attempts, "1 with local privacy: every attempt is a release")
         if self.evaluation == "server" and self.test_data is None:
             raise UserError("federation.evaluation is 'server' without federation.test_data; expected a path or a name")
 

@@ -25,11 +25,12 @@ from fedskew.experiment.preparation import inputs_of
 from fedskew.experiment.workbench import Workbench, Workshop
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import model_of, result_tensors
+from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts
-from fedskew.methods import Stage, Tensors, make_method, unpack
+from fedskew.methods import Stage, Tensors, make_method, pack, unpack
 from fedskew.models import make_model
 from fedskew.models.concatenation import concatenated
 
@@ -82,7 +83,13 @@ class Site:
         told: Facts = {"round": model_round, "visits": int(result.visits[0]), "finite": bool(np.isfinite(loss))}
         if facts["share_loss"] and told["finite"]:
             told["loss"] = loss
-        return told, to_bytes(result_tensors(result, work.sent, facts["share_loss"]))
+        leaving = result_tensors(result, work.sent, facts["share_loss"])
+        if facts["noise"] is not None:
+            clip, multiplier = facts["noise"]
+            sent = {name: t.cpu() for name, t in work.sent.params.items()}
+            own = {name: t.cpu() for name, t in unpack("trained:params", leaving).items()}
+            leaving |= pack("trained:params", private_change(own, sent, clip, multiplier * clip, noise_source()))
+        return told, to_bytes(leaving)
 
     def _evaluate(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
         tensors = place.on_device(from_bytes(payload))

@@ -19,7 +19,7 @@ from fedskew.flower.wire import Facts, Garbled, from_records, to_records
 _POLL_SECONDS = 0.5
 _ASK_AGAIN_SECONDS = 30.0
 _HELLO_SECONDS = 600.0
-_SPARE_SECONDS = 60.0
+_SPARE_SECONDS = 5.0
 
 _TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 

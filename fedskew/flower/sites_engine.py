@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ import torch
 from fedskew.engine import RoundResult, RoundWork
 from fedskew.errors import UserError
 from fedskew.flower.model_message import model_of, model_tensors, needed_companions, work_tensors
+from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Failure, Reply, Sites
 from fedskew.flower.tensors import forms, from_bytes, require_like, to_bytes
 from fedskew.flower.wire import Facts, Garbled
-from fedskew.methods.parts import Tensors, unpack
+from fedskew.methods.parts import Tensors, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class SitesEngine:
             self._sites.await_some(self._settings.least)
             updates = self._updates(work, payload)
             if len(updates) >= enough:
-                return _result(work, updates)
+                return _result(work, self._private(work, updates))
             self._say(f"round {work.key.round + 1}: {len(updates)} of {enough} updates needed came; attempt {attempt}")
         raise UserError(
             f"round {work.key.round + 1} failed {self._settings.attempts} times for want of good updates; the run can "
@@ -87,12 +88,26 @@ class SitesEngine:
                 self._say(f"round {group}: the update of {self._sites.names[client]} is left out: it is not finite")
         return updates
 
+    def _private(self, work: RoundWork, updates: dict[int, _Update]) -> dict[int, _Update]:
+        """With noise on the updates, of which the mean has z·C/K, if the server is to add it."""
+        own, finite = self._settings, [client for client, update in updates.items() if update.tensors]
+        if own.privacy != "central" or not finite:
+            return updates
+        deviation, source = own.noise * own.clip / len(finite) ** 0.5, noise_source()
+        sent = {name: t.cpu() for name, t in work.sent.params.items()}
+        private = dict(updates)
+        for client in finite:
+            tensors = updates[client].tensors
+            changed = private_change(unpack("trained:params", tensors), sent, own.clip, deviation, source)
+            private[client] = replace(updates[client], tensors=tensors | pack("trained:params", changed))
+        return private
+
     def _leave_out(self, client: int, reason: str, group: str) -> None:
         self.failures[client] = reason
         self._say(f"round {group}: the update of {self._sites.names[client]} is left out: {reason}")
 
     def _facts(self, work: RoundWork, client: int, state: Tensors) -> Facts:
-        kept = state.get(_VERSION)
+        kept, own = state.get(_VERSION), self._settings
         return {
             "run": self.situation.run,
             "client": client,
@@ -104,6 +119,7 @@ class SitesEngine:
             "kept": None if kept is None else int(kept),
             "oldest": self.situation.oldest,
             "share_loss": self._settings.share_loss,
+            "noise": [own.clip, own.noise] if own.privacy == "local" else None,
         }
 
 

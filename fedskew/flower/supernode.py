@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
+import signal
 import socket
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.flower.credentials import NodeKeys
+from fedskew.flower.processes import environment
 
 _CONNECT_SECONDS = 10.0
 
@@ -44,6 +51,38 @@ def require_trusted_server(superlink: str, keys: NodeKeys) -> None:
         raise UserError(f"{superlink} does not speak TLS; expected a SuperLink or proxy with a certificate") from error
     except OSError as error:
         raise UserError(f"{superlink} cannot be reached ({error.strerror or error}); expected a SuperLink") from error
+
+
+def run_supernode(command: list[str], keys: NodeKeys) -> None:
+    """Run it until it ends or is asked to; what it started ends with it."""
+    whole = environment({})
+    program = shutil.which(command[0], path=whole["PATH"]) or command[0]
+    process = subprocess.Popen([program, *command[1:]], stderr=subprocess.PIPE, env=whole, start_new_session=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: process.send_signal(received))
+    refused = False
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            refused = refused or _REFUSED in line
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
+            if b"Finished server process" in line:  # its helper may hold on to the pipe
+                break
+        status = process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if refused:
+        raise UserError(
+            f"the server refuses the key {keys.private}: it is not registered there, or its last connection is less "
+            f"than a minute old; its operator runs `flwr supernode register {keys.public.name} --name NAME`"
+        )
+    if status:
+        raise UserError(f"the SuperNode ended with status {status}; its last lines say why")
+
+
+_REFUSED = b"Failed to activate SuperNode"
 
 
 def _address(superlink: str) -> tuple[str, int]:

@@ -3,7 +3,7 @@
     python -m fedskew.flower.worker SITE.yaml PID
 
 It answers on a private Unix socket, outlives a ClientApp that is killed, and ends with process PID, the one that starts
-the ClientApps, which itself ends with its SuperNode.
+the ClientApps, and with that one's parent, the SuperNode.
 """
 
 from __future__ import annotations
@@ -96,20 +96,30 @@ def _listening(path: Path) -> socket.socket:
     return listener
 
 
-def _end_with(process: int, place: Path) -> None:
-    """However the process ended, and even in the middle of a round."""
+def _end_with(guardian: int, place: Path) -> None:
+    """With the guardian or its parent, the SuperNode, however they end, and even in the middle of a round."""
+    watched = [process for process in (guardian, _parent(guardian)) if process > 1]
     try:
         if hasattr(os, "pidfd_open"):
-            watched = os.pidfd_open(process)
-            select.select([watched], [], [])
+            select.select([os.pidfd_open(process) for process in watched], [], [])
         else:
             while True:
-                os.kill(process, 0)
+                for process in watched:
+                    os.kill(process, 0)
                 time.sleep(1)
     except ProcessLookupError:
         pass
     place.unlink(missing_ok=True)
     os._exit(0)
+
+
+def _parent(process: int) -> int:
+    """0 where the system does not tell."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0
+    return int(status.rpartition(")")[2].split()[1])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,123 @@
+"""Noise and its price: what is clipped, how much is added, and the ε that is told."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from in_process import case, small_data
+from scipy import integrate, stats
+
+from fedskew.data import Dirichlet, Federation, federation
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.flower.privacy import epsilon, private_change
+from fedskew.flower.server_app import run_federation
+from fedskew.flower.tensors import from_bytes
+
+SECRET = {"share_loss": False, "attempts": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def split(data: Path) -> Federation:
+    return federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+
+
+def settings(method: str = "fedvls", **changed: object) -> Config:
+    values = {"method": method, "rounds": 2, "local_epochs": 1, "device": "cpu", "batch_size": 20, "average": "uniform"}
+    return with_values(Config(), {"partition.clients": 3, **values, **changed})
+
+
+@pytest.mark.parametrize(("releases", "noise"), [(1, 1.0), (10, 2.0), (100, 5.0), (50, 0.7), (1, 40.0)])
+def test_epsilon_is_that_of_the_privacy_loss_itself(releases: int, noise: float) -> None:
+    """δ = E[(1 − e^{ε−L})⁺] over the privacy loss L ~ N(μ²/2, μ²), integrated numerically."""
+    delta = 1e-5
+    found = epsilon(releases, noise, delta)
+    mu = math.sqrt(releases) / noise
+    loss = stats.norm(mu**2 / 2, mu)
+    beyond = integrate.quad(lambda x: -math.expm1(found - x) * loss.pdf(x), found, found + 40 * mu, epsabs=1e-12)[0]
+    assert beyond == pytest.approx(delta, rel=1e-3)
+
+
+def test_more_releases_and_less_noise_cost_more() -> None:
+    assert epsilon(0, 1.0, 1e-5) == 0
+    assert epsilon(1, 1.0, 1e-5) < epsilon(2, 1.0, 1e-5) < epsilon(2, 0.5, 1e-5) < math.inf
+    assert epsilon(1, 1.0, 1e-5, sensitivity=2.0) == pytest.approx(epsilon(4, 1.0, 1e-5))
+    assert epsilon(10_000, 0.3, 1e-5) < math.inf
+
+
+def test_a_change_is_clipped_as_a_whole_and_short_ones_stay() -> None:
+    sent = {"a": torch.zeros(3), "b": torch.ones(4)}
+    far = {"a": torch.full((3,), 10.0), "b": torch.full((4,), 11.0)}
+    clipped = private_change(far, sent, 2.0, 0.0, torch.Generator())
+    change = torch.cat([clipped[name] - sent[name] for name in sent])
+    assert float(change.norm()) == pytest.approx(2.0)
+    assert torch.allclose(change, torch.full((7,), 2 / 7**0.5))
+    near = {"a": torch.full((3,), 0.1), "b": torch.ones(4)}
+    assert torch.equal(private_change(near, sent, 2.0, 0.0, torch.Generator())["a"], near["a"])
+
+
+def test_noise_has_the_deviation_that_is_accounted_for() -> None:
+    sent = {"a": torch.zeros(200_000)}
+    noisy = private_change(sent, sent, 2.0, 0.5, torch.Generator().manual_seed(0))["a"]
+    assert float(noisy.std()) == pytest.approx(0.5, rel=0.01)
+    assert float(noisy.mean()) == pytest.approx(0.0, abs=0.01)
+
+
+def test_central_noise_is_on_the_mean_and_epsilon_is_recorded(data: Path, split: Federation, tmp_path: Path) -> None:
+    """With a tiny clip the model moves by the noise alone: deviation z·C/K."""
+    here = case(tmp_path, split, data, settings(rounds=1), privacy="central", clip=1e-4, noise=30.0)
+    from fedskew.experiment.preparation import prepare
+
+    before = prepare(here.config, split).model.state_dict()
+    result = run_federation(here.grid, here.context)
+    moved = torch.cat([(t - before[name]).flatten() for name, t in result.model.state_dict().items()])
+    assert float(moved.std()) == pytest.approx(30.0 * 1e-4 / 3, rel=0.05)
+    assert result.history[1]["privacy"] == {"kind": "central", "epsilon": epsilon(1, 30.0, 1e-5), "delta": 1e-5}
+
+
+def test_local_noise_is_there_before_anything_leaves(data: Path, split: Federation, tmp_path: Path) -> None:
+    own = {"privacy": "local", "clip": 1e-4, "noise": 10.0, **SECRET}
+    here = case(tmp_path, split, data, settings(rounds=1), **own)
+    from fedskew.experiment.preparation import prepare
+
+    before = prepare(here.config, split).model.state_dict()
+    result = run_federation(here.grid, here.context)
+    for message in (m for m in here.grid.sent if m.kind == "train"):
+        tensors = from_bytes(message.payload)
+        moved = torch.cat([(t - before[n.partition("/")[2]]).flatten() for n, t in tensors.items()])
+        assert float(moved.std()) == pytest.approx(1e-3, rel=0.05)
+        assert set(message.facts) == {"round", "visits", "finite"}
+    assert result.history[1]["privacy"]["epsilon"] == epsilon(1, 10.0, 1e-5, sensitivity=2.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "changed", "line"),
+    [
+        ("scaffold", {}, "sends control variate"),
+        ("fedgr", {}, "sends label presence"),
+        ("median", {}, "does more than average"),
+        ("fedavg", {"average": "samples"}, "needs 'uniform'"),
+        ("fedavg", {"model": "resnet8"}, "averages statistics"),
+    ],
+)
+def test_what_the_accounting_does_not_cover_is_refused(
+    method: str, changed: dict[str, object], line: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    here = case(tmp_path, split, data, settings(method, **changed), privacy="central")
+    with pytest.raises(UserError, match=line):
+        run_federation(here.grid, here.context)
+
+
+def test_local_privacy_beside_metrics_without_noise_is_refused(data: Path, split: Federation, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tell losses or metrics without noise"):
+        case(tmp_path, split, data, settings(), privacy="local", attempts=1)
+    with pytest.raises(UserError, match="every attempt is a release"):
+        case(tmp_path, split, data, settings(), privacy="local", share_loss=False)

@@ -1,0 +1,153 @@
+"""SuperLink and SuperNodes as real processes on loopback, with TLS and node keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_federation import MISBEHAVING, NAMES, Real, plan, worker_of
+from safetensors.torch import load_file
+
+from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import prepare
+from fedskew.experiment.run import run_prepared
+from fedskew.flower.credentials import make_credentials
+from fedskew.flower.local_federation import LocalFederation
+
+PATIENCE = 120.0
+TOLERANCE = 1e-5
+
+
+def until(condition: Callable[[], object], what: str, local: LocalFederation) -> None:
+    """Wait for something that processes do in their own time."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            logs = "\n".join(f"== {p.name}\n{_tail(p)}" for p in sorted((local.folder / "logs").iterdir()))
+            pytest.fail(f"waited {PATIENCE:g} s for {what}\n{logs}")
+        time.sleep(0.1)
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+
+
+def rounds(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "rounds.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _rejoined(local: LocalFederation, site: str) -> bool:
+    """Flower refuses a node for about a minute after it was killed."""
+    node = local.nodes[site]
+    if not node.running:
+        node = local.start_site(site)
+    return "SuperNode ID" in node.said()
+
+
+def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
+    """For several methods, one after the other on the same sites; the workers stay warm, and end with their sites."""
+    real = Real(tmp_path)
+    workers: list[list[int]] = []
+    with real.local as local:
+        local.start()
+        for method in ("fedavg", "fedvls", "scaffold", "fedgr"):
+            config = real.config(method)
+            run = local.start_run(real.app(method, config))
+            until(lambda run=run: not run.running, f"the run of {method}", local)  # type: ignore[misc]
+            _assert_as_simulated(real, method, config)
+            workers.append([pid for name in NAMES for pid in worker_of(local.site_file(name))])
+        assert len(workers[0]) == 3
+        assert all(same == workers[0] for same in workers)
+    until(lambda: not any(worker_of(local.site_file(name)) for name in NAMES), "the workers' end", local)
+
+
+def _assert_as_simulated(real: Real, method: str, config: Config) -> None:
+    together = run_prepared(prepare(config, real.split))
+    folder = real.run_folder(method)
+    apart = load_file(folder / "model.safetensors")
+    for name, tensor in together.model.state_dict().items():
+        torch.testing.assert_close(apart[name], tensor, rtol=0, atol=TOLERANCE)
+    assert json.loads((folder / "summary.json").read_text())["accuracy"] == together.accuracy
+    assert rounds(folder)[-1]["clients"] == [0, 1, 2]
+
+
+def test_strangers_are_refused_in_words(tmp_path: Path) -> None:
+    real = Real(tmp_path)
+    strangers = make_credentials(tmp_path / "strangers", NAMES)
+    ours, theirs = real.local.keys.node("site-1"), strangers.node("site-1")
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    (mixed / "ca.pem").write_bytes(ours.authority.read_bytes())
+    (mixed / "node.key").write_bytes(theirs.private.read_bytes())
+    superlink = f"localhost:{real.local.port}"
+
+    def connect(keys: Path) -> subprocess.CompletedProcess[str]:
+        site = str(real.local.site_file("site-1"))
+        command = [sys.executable, "-m", "fedskew", "federate", "site", site, "--superlink", superlink]
+        return subprocess.run(
+            [*command, "--keys", str(keys)], capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+
+    with real.local as local:
+        local.start_superlink()
+        wrong_authority, unknown_key = connect(theirs.folder), connect(mixed)
+    assert wrong_authority.returncode == 2
+    assert f"the certificate of {superlink} is refused" in wrong_authority.stderr
+    assert unknown_key.returncode == 2
+    assert f"error: the server refuses the key {mixed / 'node.key'}: it is not registered there" in unknown_key.stderr
+
+
+def test_faults(tmp_path: Path) -> None:
+    """One site after the other is killed, and then the server; the run goes on, and the model stays finite."""
+    real = Real(tmp_path)
+    local = real.local
+    config = real.config("scaffold", rounds=4)
+    folder = real.run_folder("faults")
+    _, second, third = (local.site_file(name) for name in NAMES)
+    plan(second, {2: "hang"})
+    plan(third, {2: "nan", 3: "hang"})
+    with local:
+        local.start()
+        run = local.start_run(real.app("faults", config, MISBEHAVING, minimum=1, round_timeout=15))
+
+        until((second.parent / "hanging").exists, "a ClientApp that hangs", local)
+        worker = worker_of(second)
+        os.kill(int((second.parent / "hanging").read_text()), signal.SIGKILL)
+
+        until((third.parent / "hanging").exists, "a site that hangs", local)
+        until(lambda: worker_of(second) == worker, "the worker whose ClientApp was killed", local)
+        os.kill(local.nodes["site-3"].pid, signal.SIGKILL)
+        until(lambda: not worker_of(third), "the end of the worker whose SuperNode was killed", local)
+
+        until(lambda: len(rounds(folder)) >= 4, "the round without those sites", local)
+        assert local.superlink is not None
+        os.kill(local.superlink.pid, signal.SIGKILL)
+        until(lambda: not run.running, "the end of the run whose server was killed", local)
+        before = rounds(folder)
+
+        (third.parent / "plan.json").unlink()
+        local.start_superlink()
+        until(lambda: _rejoined(local, "site-3"), "the return of the site that was killed", local)
+        again = local.start_run(real.app("again", config, minimum=3, round_timeout=PATIENCE, folder=str(folder)))
+        until(lambda: not again.running, "the run that goes on", local)
+
+    after = rounds(folder)
+    assert after[: len(before) - 1] == before[: len(before) - 1]
+    assert [row["round"] for row in after] == [0, 1, 2, 3, 4]
+    assert after[2]["diverged"] == [2]
+    assert after[2]["failed"].keys() == {"site-2"}
+    assert "site-3" in after[3]["failed"]
+    assert after[4]["failed"] == {}
+    assert all(bool(t.isfinite().all()) for t in load_file(folder / "model.safetensors").values())
+    assert list((third.parent / "state").rglob("global.round-4.safetensors"))

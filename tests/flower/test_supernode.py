@@ -1,0 +1,70 @@
+"""What a site is told before it connects."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedskew.errors import UserError
+from fedskew.flower.credentials import NodeKeys, make_credentials
+from fedskew.flower.supernode import require_keys, require_trusted_server, supernode_command
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> NodeKeys:
+    return make_credentials(tmp_path / "keys", ["a"]).node("a")
+
+
+@pytest.fixture
+def plain_server() -> Iterator[int]:
+    """One that answers in plain text."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield listener.getsockname()[1]
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+def test_plain_text_is_refused_in_words(keys: NodeKeys, plain_server: int) -> None:
+    with pytest.raises(UserError, match=f"localhost:{plain_server} does not speak TLS"):
+        require_trusted_server(f"localhost:{plain_server}", keys)
+
+
+def test_a_server_that_is_not_there_is_named(keys: NodeKeys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(UserError, match=f"127.0.0.1:{port} cannot be reached"):
+        require_trusted_server(f"127.0.0.1:{port}", keys)
+
+
+@pytest.mark.parametrize("address", ["server", "https://server:8000", "server:port", ":8000"])
+def test_an_address_is_a_host_and_a_port(address: str, keys: NodeKeys) -> None:
+    with pytest.raises(UserError, match="expected HOST:PORT"):
+        require_trusted_server(address, keys)
+
+
+def test_keys_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no node\.key"):
+        require_keys(NodeKeys(tmp_path))
+
+
+def test_without_an_authority_of_its_own_a_site_trusts_those_of_its_system(keys: NodeKeys, tmp_path: Path) -> None:
+    assert "--root-certificates" in supernode_command(tmp_path / "site.yaml", "a:1", keys, 2)
+    keys.authority.unlink()
+    assert "--root-certificates" not in supernode_command(tmp_path / "site.yaml", "a:1", keys, 2)
