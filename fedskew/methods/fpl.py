@@ -41,7 +41,7 @@ class FPL(Regulariser):
 
     needs_features = True
     sends = "mean feature of each class"
-    reveals: ClassVar[Reveals] = "class prototypes"
+    reveals: ClassVar[Reveals] = "label presence, prototypes"
     extra_compute = "1 forward of each sample a round"
 
     def __post_init__(self) -> None:

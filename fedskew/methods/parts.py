@@ -37,7 +37,7 @@ class Gradient(Protocol):
 
 
 Mode = Literal["eval", "train"]
-Reveals = Literal["nothing", "label presence", "label counts", "class prototypes", "all labels"]
+Reveals = Literal["nothing", "label presence", "label counts", "label presence, prototypes", "all labels"]
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

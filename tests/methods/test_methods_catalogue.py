@@ -96,7 +96,7 @@ def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) 
     played(server)
     uplinks = {key for _, result in recording.results for key in result.uplink}
     pooled = any(stage.cohort == "pooled" for stage in server.stages(server.start()))
-    told = {"label_presence": "label presence", "prototypes": "class prototypes"}
+    told = {"label_presence": "label presence", "prototypes": "label presence, prototypes"}
     sent = next((told[key] for key in uplinks if key in told), "nothing")
     learned = "all labels" if pooled else "label counts" if surveyed else sent
     assert find(name).reveals == learned
