@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedskew.data import Dataset, Federation, Samples
+from fedskew.engine import Engine, RoundResult, RoundWork
 from fedskew.experiment.config import Config
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row, Server
@@ -77,6 +78,20 @@ def played(server: Server) -> tuple[list[RunState], list[Row]]:
         states.append(state)
         rows.append(row)
     return states, rows
+
+
+class Recording:
+    """The engine it is given, with every result kept."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.name, self.notices = engine.name, engine.notices
+        self.results: list[tuple[RoundWork, RoundResult]] = []
+
+    def train(self, work: RoundWork) -> RoundResult:
+        result = self._engine.train(work)
+        self.results.append((work, result))
+        return result
 
 
 def theta(state: RunState) -> Array:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from linear_clients import federation, played, settings, sites
+from linear_clients import Recording, federation, played, settings, sites
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedskew.engine import Engine, RoundResult, RoundWork
+from fedskew.engine import RoundWork
 from fedskew.engine.work import perturbation_key
 from fedskew.errors import UserError
 from fedskew.experiment.run_state import RunState
@@ -129,19 +129,6 @@ def test_classes_that_are_not_in_the_batch_are_not_in_the_softmax() -> None:
 # -- rounds -----------------------------------------------------------------------------------------------
 
 
-class Recording:
-    """The engine it is given, with the work of every round kept."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.name, self.notices = engine.name, engine.notices
-        self.works: list[RoundWork] = []
-
-    def train(self, work: RoundWork) -> RoundResult:
-        self.works.append(work)
-        return self._engine.train(work)
-
-
 def perturbations(work: RoundWork, row: int, features: Tensor, y: Tensor, order: list[list[int]]) -> list[Tensor]:
     """The noise of each step, from an explicit matrix of centred features; batches are whole, in this order."""
     n, noises = len(y), 500
@@ -176,7 +163,7 @@ def test_two_rounds_are_the_formula(softmax: str, engine: str) -> None:
     states, _ = played(server)
     config, at = settings(), sites(federation())
     weights = [states[0].model.params[name] for name in NAMES]
-    for t, work in enumerate(recording.works):
+    for t, (work, _) in enumerate(recording.results):
         made = []
         for k, site in enumerate(at):
             x, y = torch.from_numpy(site.x[:, :-1]), torch.from_numpy(site.y)

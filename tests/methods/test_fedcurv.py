@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from linear_clients import (
     Array,
+    Recording,
     Site,
     averaged,
     cross_entropy_slope,
@@ -21,7 +22,6 @@ from linear_clients import (
     theta,
 )
 
-from fedskew.engine import Engine, RoundResult, RoundWork
 from fedskew.errors import UserError
 from fedskew.methods import make_method
 
@@ -65,27 +65,13 @@ def test_the_others_hold_on_to_what_they_care_for(participants: int, engine: str
         close(theta(states[t + 1]), expected)
 
 
-class Recording:
-    """The engine it is given, with every result kept."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.name, self.notices = engine.name, engine.notices
-        self.results: list[RoundResult] = []
-
-    def train(self, work: RoundWork) -> RoundResult:
-        result = self._engine.train(work)
-        self.results.append(result)
-        return result
-
-
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 def test_the_fisher_information_is_the_mean_square_over_batches(engine: str) -> None:
     fed = federation()
     server = serve("fedcurv", federation=fed, rounds=1, batch_size=1, lr=0.01, engine=engine)
     server.engine = recording = Recording(server.engine)
     played(server)
-    result = recording.results[0]
+    ((_, result),) = recording.results
     weight, bias = (result.trained.params[f"head.{name}"].numpy() for name in ("weight", "bias"))
     fisher = result.uplink["fisher/head.weight_change"].numpy()
     centre = result.uplink["fisher_centre/head.weight_change"].numpy()

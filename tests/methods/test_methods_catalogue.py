@@ -7,29 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from linear_clients import federation, played, serve
+from linear_clients import Recording, federation, played, serve
 
-from fedskew.engine import Engine, RoundResult, RoundWork
 from fedskew.errors import UserError
 from fedskew.methods import METHODS, Objective, Part, Schedule, Solver, find, listing, make_method, register
 from fedskew.methods.catalogue import _ALIASES
 from fedskew.methods.hooks import pass_visits
 
 every_method = pytest.mark.parametrize("name", METHODS)
-
-
-class Recording:
-    """The engine it is given, with every result kept."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.name, self.notices = engine.name, engine.notices
-        self.results: list[tuple[RoundWork, RoundResult]] = []
-
-    def train(self, work: RoundWork) -> RoundResult:
-        result = self._engine.train(work)
-        self.results.append((work, result))
-        return result
 
 
 def test_the_issues_methods_are_there() -> None:
