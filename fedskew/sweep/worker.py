@@ -52,7 +52,7 @@ def _gpu_answers() -> bool:
     """An operation that went wrong on a GPU leaves a process that can use it no more."""
     import torch
 
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:
         torch.cuda.synchronize()
