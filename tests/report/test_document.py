@@ -189,3 +189,12 @@ def test_every_chart_has_a_text_alternative(whole: Document) -> None:
     html = page(whole)
     drawn = sum(len(figure.charts) for figure in whole.figures)
     assert len(re.findall(r'role="img" aria-label="[^"]{20,}"', html)) == drawn
+
+
+def test_a_run_under_way_has_a_line_of_its_own_beside_finished_ones() -> None:
+    runs = [made_up("fedavg", 0, [0.5, 0.5]), made_up("fedavg", 1, [0.7, 0.7], finished=False)]
+    report = document(Gathered(runs, []), with_features=False)
+    curves = next(figure for figure in report.figures if figure.key == "rounds").charts[0]
+    names = [line.name for line in curves.lines]  # type: ignore[attr-defined]
+    assert names == ["fedavg", "fedavg, seed 1, unfinished"]
+    assert [line.y[-1] for line in curves.lines] == [50, 70]  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from itertools import accumulate
 from fedskew.report.charts.chart import Figure, Line, Lines
 from fedskew.report.contenders import Contender, Setting
 from fedskew.report.recorded import RecordedRun
-from fedskew.report.sections.section import Point, Section, lines, percent
+from fedskew.report.sections.section import Point, Section, banded, lines, percent
 from fedskew.report.verdict import moved
 
 FULL = (0.0, 100.0)
@@ -60,12 +60,11 @@ def cost(run: RecordedRun, key: str) -> dict[int, float]:
 
 def _by_cost(contender: Contender, key: str) -> Line | None:
     """Seeds differ in their costs: accuracy and cost are both means, round by round."""
-    found = lines([contender], accuracy)
-    if not found:
+    line = banded(contender, accuracy)
+    if line is None:
         return None
-    costs = [cost(run, key) for run in contender.runs if run.evaluations]
-    places = [sum(c[int(t)] for c in costs) / len(costs) for t in found[0].x]
+    costs = [cost(run, key) for run in contender.tested]
+    places = [sum(c[int(t)] for c in costs) / len(costs) for t in line.x]
     if not any(places):
         return None
-    line = found[0]
     return Line(line.name, [round(x, 4) for x in places], line.y, line.low, line.high, line.style)

@@ -17,7 +17,7 @@ NEEDED = "local models before and after their update: give --eval-local to fedsk
 
 
 def local(setting: Setting) -> Section:
-    who = [c for c in setting.contenders if any(_rows(run) for run in c.runs)]
+    who = [c for c in setting.contenders if any(_rows(run) for run in c.tested)]
     if not who:
         return Section("local", "Local training", missing=[NEEDED])
     words = [
@@ -43,8 +43,13 @@ def local(setting: Setting) -> Section:
                 [Lines("drift", "drift diversity", "round", "Σ‖m‖² / ‖Σm‖²", drifting)],
             )
         )
-    missing = [f"{c.label}: {NEEDED}" for c in setting.contenders if c not in who]
+    missing = [f"{c.label}: {_reason(c)}" for c in setting.contenders if c not in who]
     return Section("local", "Local training", words, figures, missing=missing)
+
+
+def _reason(contender: Contender) -> str:
+    asked = any(run.config.eval_local for run in contender.runs)
+    return "it has no local models that are averaged" if asked and contender.tested else NEEDED
 
 
 def _rows(run: RecordedRun) -> list[Row]:
@@ -57,7 +62,7 @@ def _kinds(who: list[Contender]) -> Bars:
         values = []
         for when in ("before", "after"):
             for kind in KINDS:
-                found = [one[when][kind] for run in c.runs for row in _rows(run)[-1:] for one in row["local"]]
+                found = [one[when][kind] for run in c.tested for row in _rows(run)[-1:] for one in row["local"]]
                 known = [v for v in found if v is not None]
                 values.append(percent(float(np.mean(known))) if known else None)
         series.append(BarSeries(c.label, values, style=c.style))
@@ -75,12 +80,12 @@ def _by_class(setting: Setting, who: list[Contender]) -> list[Bars]:
 
 
 def _sent(contender: Contender) -> list[float | None]:
-    return _means([row["local_before"] for run in contender.runs for row in _rows(run)[-1:]])
+    return _means([row["local_before"] for run in contender.tested for row in _rows(run)[-1:]])
 
 
 def class_means(contender: Contender) -> list[float | None]:
     """Of the local models after their update, over clients and seeds."""
-    found = [one["class_accuracy"] for run in contender.runs for row in _rows(run)[-1:] for one in row["local"]]
+    found = [one["class_accuracy"] for run in contender.tested for row in _rows(run)[-1:] for one in row["local"]]
     return _means(found)
 
 

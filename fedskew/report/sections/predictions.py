@@ -59,7 +59,7 @@ def predictions(setting: Setting) -> Section:
         return Section("predictions", "Predictions over the rounds", missing=["no run was tested yet"])
     panels: list[Heat] = []
     missing = []
-    labels = sampled_labels(runs[0][1], setting)
+    labels = next((found for _, run in runs if (found := sampled_labels(run, setting))), None)
     if labels is None:
         missing.append("labels of the sampled clients: the folder does not tell the clients' label counts")
     else:

@@ -33,9 +33,8 @@ def percent(share: float | None) -> float | None:
 
 
 def banded(contender: Contender, curve: Callable[[RecordedRun], Iterable[Point]]) -> Line | None:
-    """Mean over the contender's runs, with a band from the lowest to the highest; at points that all runs have."""
-    curves = [dict(curve(run)) for run in contender.runs if run.evaluations]
-    curves = [c for c in curves if c]
+    """Mean over the runs that speak for the contender, with a band from lowest to highest; at points that all have."""
+    curves = [c for run in contender.tested if (c := dict(curve(run)))]
     if not curves:
         return None
     places = sorted(set.intersection(*(set(c) for c in curves)))
@@ -50,7 +49,14 @@ def banded(contender: Contender, curve: Callable[[RecordedRun], Iterable[Point]]
 
 
 def lines(contenders: Iterable[Contender], curve: Callable[[RecordedRun], Iterable[Point]]) -> list[Line]:
-    found = (banded(contender, curve) for contender in contenders)
+    """A line for each contender, and one for each of its runs that is under way while others are finished."""
+    found: list[Line | None] = []
+    for contender in contenders:
+        found.append(banded(contender, curve))
+        for run in contender.runs:
+            if run not in contender.tested and (points := dict(curve(run))):
+                name = f"{contender.label}, seed {run.seed}, unfinished"
+                found.append(Line(name, list(points), list(points.values()), style=contender.style))
     return [line for line in found if line is not None and len(line.x)]
 
 
