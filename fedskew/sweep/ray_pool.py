@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from fedskew.sweep.pool import GPU_WORKERS, Watcher
 
 LOCAL = "local"
 """Instead of an address: a cluster of this machine alone, for a trial."""
+_PATIENCE = 5.0
+"""Seconds."""
 
 
 def run_jobs_on_ray(jobs: Sequence[Job], terms: Terms, address: str, watcher: Watcher) -> None:
@@ -36,11 +39,23 @@ def _connected(address: str) -> Any:
         import ray
     except ImportError as error:
         raise UserError("--ray needs Ray: pip install 'fedskew[ray]'") from error
+    _require_somebody(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except Exception as error:  # Ray has many kinds of failure to connect
         raise UserError(f"no Ray cluster at {address!r} ({error}); expected an address, or {LOCAL!r}") from error
     return ray
+
+
+def _require_somebody(address: str) -> None:
+    """Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), _PATIENCE).close()
+    except (OSError, ValueError) as error:
+        raise UserError(f"no Ray cluster at {address!r} ({error}); expected HOST:PORT, or {LOCAL!r}") from error
 
 
 def _share(ray: Any) -> dict[str, float]:
