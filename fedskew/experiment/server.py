@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,12 +33,13 @@ from fedskew.engine import (
 from fedskew.experiment.aggregation import merged_buffers, of_client, of_rows
 from fedskew.experiment.client_states import ClientStates, HeldStates
 from fedskew.experiment.config import Config
+from fedskew.experiment.own_models import as_state, own_model
 from fedskew.experiment.participants import Enlistment, Participants, model_number
 from fedskew.experiment.round_report import RoundReport, are_finite
 from fedskew.experiment.run_state import RunState, Trainee
 from fedskew.experiment.traffic import traffic
 from fedskew.experiment.workbench import Workbench, Workshop
-from fedskew.methods import Method, Part, Stage, Survey, Tensors, Updates, pack, unpack
+from fedskew.methods import Method, Part, Stage, Survey, Tensors, Updates
 from fedskew.methods.hooks import pass_visits, server_step
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models.concatenation import concatenated
@@ -217,18 +220,16 @@ class Server:
         clients, counts = this.clients.tolist(), this.federation.label_counts
         alone = this.stage.cohort == "alone"
         states = kept.of(this.stage.model, clients) if fresh or alone else [{}] * len(clients)
+        starts = self._own_models(states) if alone else [None] * len(clients)
         return [
-            Assignment(client, samples, counts[client], fresh, self._own_model(state))
-            if alone
-            else Assignment(client, samples, counts[client], {**fresh, **state})
-            for client, samples, state in zip(clients, this.participants.samples, states, strict=True)
+            Assignment(client, samples, counts[client], fresh if start else {**fresh, **state}, start)
+            for client, samples, state, start in zip(clients, this.participants.samples, states, starts, strict=True)
         ]
 
-    def _own_model(self, kept: Tensors) -> ModelState:
-        """That of a client who shares it with nobody; before its first round the initial one."""
-        if not kept:
-            return self.network.state()
-        return ModelState(unpack("params", kept), unpack("buffers", kept))
+    def _own_models(self, states: Sequence[Tensors]) -> list[ModelState | None]:
+        """Where clients that share their models with nobody go on, on the host."""
+        host, initial = torch.device("cpu"), self.network.state()
+        return [own_model(state, initial, host) for state in states]
 
     def _fresh_state(self, stage: Stage, params: Tensors) -> Tensors:
         """What a client keeps before its first round: one for all of them, on the host as the others are."""
@@ -244,7 +245,7 @@ class Server:
             return 0
         state = self._fresh_state(stage, start.model.params)
         if stage.cohort == "alone":
-            state |= _packed(start.model)
+            state |= as_state(start.model)
         a_round = self._config.clients_per_round or self._federation.clients
         written = self.rounds_ahead(start) * a_round
         replaced = 2 * self._config.checkpoint_every * a_round  # by newer states, and kept for two checkpoints
@@ -254,7 +255,7 @@ class Server:
     def _kept(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> ClientStates:
         """What the clients keep now; one whose update is not finite, what it had."""
         rows = np.flatnonzero(finite).tolist()
-        states = _packed(result.trained) if this.stage.cohort == "alone" else result.states
+        states = as_state(result.trained) if this.stage.cohort == "alone" else result.states
         if not states or not rows:
             return after.clients
         states = on_host(states)
@@ -341,13 +342,10 @@ class Server:
         tests, labels = this.bench.tests, this.stage.labels
         if this.stage.cohort == "alone":
             everyone = self._federation.populated.tolist()
-            return tests.of_everyone(everyone, after.clients, this.stage.model, self._own_model)
+            own = partial(own_model, initial=self.network.state(), device=self.device)
+            return tests.of_everyone(everyone, after.clients, this.stage.model, own)
         row: Row = tests.row(trainee.model, labels)
         if self._config.eval_local and this.stage.cohort == "clients":
             sent, trained, last = this.trainee.model, result.trained, after.stage_round == 0
             row |= tests.of_clients(sent, trained, this.clients, finite, this.federation, labels, matrices=last)
         return row
-
-
-def _packed(model: ModelState) -> Tensors:
-    return pack("params", model.params) | pack("buffers", model.buffers)

@@ -39,7 +39,7 @@ def concatenated(models: Sequence[nn.Module], head_seed: int | None = None) -> C
     weight, bias = heads[0].weight, heads[0].bias
     width = sum(head.in_features for head in heads)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(integer_key(head_seed or 0, "concatenated head"))
+        torch.default_generator.manual_seed(integer_key(head_seed or 0, "concatenated head"))
         head = nn.Linear(width, len(weight), bias is not None).to(weight)
     if head_seed is None:
         with torch.no_grad():
