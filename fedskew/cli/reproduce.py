@@ -152,6 +152,9 @@ def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) 
         print_json([json_of(one) for one in reruns])
         return
     console = stdout()
+    for selection in selections:
+        if changed := selection.changed:
+            console.print(f"not the paper's: {changed}", markup=False, soft_wrap=True)
     for column in columns(reruns).values():
         console.print(rich_table(column))
         if said := order(column):

@@ -22,6 +22,7 @@ from fedskew.experiment.checks import integer
 from fedskew.experiment.yaml_file import read_yaml
 from fedskew.papers.cells import Cell, Choice, chosen, job, missing_method, table_cells
 from fedskew.papers.protocol import papers, protocol
+from fedskew.sweep.identity import CIRCUMSTANCES
 from fedskew.sweep.job import Job
 
 
@@ -41,6 +42,12 @@ class Selection:
     def missing(self) -> list[str]:
         """The methods of those that it cannot."""
         return sorted({cell.method for cell in self._chosen() if missing_method(cell)})
+
+    @property
+    def changed(self) -> str:
+        """What the user set otherwise than the paper, apart from where it runs."""
+        own = {key: value for key, value in self.choice.values.items() if key not in _WHERE}
+        return ", ".join(f"{key} {value}" for key, value in own.items())
 
     def jobs(self) -> list[Job]:
         """Each run once, all of the first seed first."""
@@ -66,6 +73,7 @@ def all_tables() -> list[tuple[str, str]]:
     return table_names(papers())
 
 
+_WHERE = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every"))
 _KEYS = ("tables", "dataset", "split", "condition", "methods", "variant", "seeds", "rounds", "set")
 
 

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from fedskew.cli import main
+from fedskew.papers.cells import Choice, job, table_cells
 from fedskew.papers.map_data import Spot, guide
+from fedskew.papers.map_figure import draw_maps
 from fedskew.papers.markdown import results_page
-from fedskew.sweep.records_file import read_folder
+from fedskew.sweep.record import Record
+from fedskew.sweep.records_file import RecordsFile, read_folder
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -47,6 +50,7 @@ def test_a_cell_is_rerun_kept_and_not_run_again(
     assert "98.96" in said.out
     assert "(3 of 50 rounds)" in said.out
     assert "of 1 pairs in the paper's order" in said.out
+    assert "not the paper's: rounds 3\n" in said.out
     records = list(read_folder("results"))
     assert {(r.config.method, r.config.seed, r.rounds) for r in records} == {
         (method, seed, 3) for method in ("fedavg", "fedvls") for seed in (0, 1)
@@ -79,6 +83,29 @@ def test_a_guide_names_all_that_come_close() -> None:
     assert spot.best == ["FedVLS", "FedLC"]
     assert spot.gain("MOON") == -1.0
     assert "| cifar10 | 0.05 | 10% | 40.0 | FedVLS, FedLC | +15.0 |" in guide([spot])
+
+
+def test_the_map_is_drawn_from_its_records(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = RecordsFile(tmp_path / "fedskew.jsonl")
+    gains = {"FedAvg": 0.0, "FedVLS": 0.05, "MOON": -0.02}
+    for cell in table_cells("fedskew", "map"):
+        if cell.dataset == "cifar10" and cell.method in gains:
+            one = job(cell, 0, Choice())
+            accuracy = [0.1, 0.5 + gains[cell.method]]
+            file.append(Record({
+                "format": 1, "experiment": one.identity, "config": one.config.to_mapping(), "rounds": [0, 40],
+                "accuracy": accuracy, "macro_f1": accuracy, "worst_class": accuracy, "compute": [0, 40], "seconds": 1.0,
+                "class_accuracy": [], "stages": {}, "local": None, "date": "2026-11-15", "command": "test",
+                "machine": {"cpu": "a CPU", "cores": "2"}, "versions": {},
+            }))  # fmt: skip
+    (picture,) = draw_maps(tmp_path)
+    assert picture.name == "map-cifar10.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    page = results_page(tmp_path)
+    assert "| cifar10 | 0.05 | 10% | 50.0 | FedVLS | +5.0 |" in page
+    assert "(results/map-cifar10.png)" in page
+    assert page.index("## Which method for my federation") < page.index("## fedskew/map")
 
 
 def test_a_finding_about_no_table_is_refused(tmp_path: Path) -> None:
