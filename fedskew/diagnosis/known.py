@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedskew.data import make_partition
+from fedskew.data import PARTITIONS, make_partition
 from fedskew.data.catalogue import DATASETS
 from fedskew.diagnosis.skew import Floats, Skew, distance
 from fedskew.errors import UserError
@@ -28,6 +28,7 @@ SEEDS = (0, 1)
 SAMPLES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000,
             "cinic10": 90_000, "ag_news": 120_000, "digits": 1_437, "20newsgroups": 11_314}  # fmt: skip
 """Training samples of the datasets that settings may be of."""
+STRENGTHS = ("beta", "shards", "labels_per_client")
 DRAWN = 50_000
 """Labels, equally many of each class, on which a known split is drawn to measure it; shares hardly depend on it."""
 
@@ -139,7 +140,14 @@ def _setting(dataset: str, values: Mapping[str, Any]) -> KnownSetting | None:
     clients = int(params.pop("clients"))
     params.pop("seed", None)
     per_round = values.get("clients_per_round")
-    return KnownSetting(dataset, rule, tuple(sorted(params.items())), clients, per_round)
+    return KnownSetting(dataset, rule, _distinctive(rule, params), clients, per_round)
+
+
+def _distinctive(rule: str, params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The strength of a split, and what else is not as usual: a paper's setting and its rerun are one."""
+    usual = {spec.name: spec.default for spec in fields(PARTITIONS[rule])} if rule in PARTITIONS else {}
+    kept = {name: v for name, v in params.items() if name in STRENGTHS or name not in usual or usual[name] != v}
+    return tuple(sorted(kept.items()))
 
 
 def _rerun(results: str | Path | None) -> Iterator[tuple[KnownSetting, Score]]:
@@ -149,7 +157,7 @@ def _rerun(results: str | Path | None) -> Iterator[tuple[KnownSetting, Score]]:
         config = record.config
         if config.data not in SAMPLES or config.partition.clients is None or not record.finished:
             continue
-        params = tuple(sorted((k, v) for k, v in config.partition.params.items() if k != "min_size"))
+        params = _distinctive(config.partition.rule, config.partition.params)
         setting = KnownSetting(
             config.data, config.partition.rule, params, config.partition.clients, config.clients_per_round
         )

@@ -36,7 +36,8 @@
   function layout(chart, narrow) {
     const line = colour("--line"), fore = colour("--fore"), back = colour("--back");
     const axis = (own) => ({ gridcolor: line, zerolinecolor: line, linecolor: line, ...own,
-      title: { ...(own.title || {}), font: { size: 12 } }, tickfont: { size: narrow ? 9 : 11 } });
+      title: { ...(own.title || {}), font: { size: 12 } }, tickfont: { size: narrow ? 9 : 11 },
+      dtick: narrow && own.categoryarray && own.categoryarray.length > 12 ? Math.ceil(own.categoryarray.length / 8) : own.dtick });
     return { ...chart.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: fore, family: "system-ui, sans-serif", size: 12 },
       hoverlabel: { bgcolor: back, bordercolor: line, font: { color: fore } },
@@ -46,10 +47,12 @@
   }
 
   // -- charts, drawn as they come into view -------------------------------------------------------------
-  function traces(chart) {
+  function traces(chart, narrow) {
     const flip = (trace) => (trace.reversescale && dark() ? { ...trace, reversescale: false }
       : trace.marker && trace.marker.reversescale && dark() ? { ...trace, marker: { ...trace.marker, reversescale: false } } : trace);
-    return chart.data.map((trace) => (trace.meta && hidden.has(trace.meta) ? { ...trace, visible: "legendonly" } : flip(trace)));
+    const shrunk = (trace) => (narrow && trace.marker && Array.isArray(trace.marker.size)
+      ? { ...trace, marker: { ...trace.marker, size: trace.marker.size.map((s) => Math.max(3, s / 2)) } } : trace);
+    return chart.data.map((trace) => (trace.meta && hidden.has(trace.meta) ? { ...trace, visible: "legendonly" } : shrunk(flip(trace))));
   }
 
   async function draw(box) {
@@ -58,7 +61,7 @@
     const narrow = box.clientWidth < 480;
     const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
       displayModeBar: narrow ? false : "hover", toImageButtonOptions: { format: "svg", filename: box.dataset.chart } };
-    await Plotly.react(box, traces(chart), layout(chart, narrow), config);
+    await Plotly.react(box, traces(chart, narrow), layout(chart, narrow), config);
     box.dataset.drawn = "yes";
   }
 
