@@ -113,6 +113,7 @@ def _json(federation: Federation) -> dict[str, Any]:
             {
                 "client": client,
                 "samples": int(federation.sizes[client]),
+                **({"domain": federation.domains[client]} if federation.domains else {}),
                 "vacant": list(federation.vacant(client)),
                 "minority": list(federation.minority(client)),
                 "majority": list(federation.majority(client)),

@@ -158,15 +158,17 @@ def _key(largest: int, shades: str) -> str:
 
 
 def class_table(fed: Federation, most: int | None = None) -> Table:
-    """Each client's samples and its vacant, minority and majority classes; `most` limits the clients shown."""
+    """Each client's samples, domain (where the data have any) and vacant, minority and majority classes; `most` limits
+    the clients shown."""
     table = Table(title="majority: more than samples / classes; minority: fewer, but some; vacant: none")
     table.add_column("client", justify="right")
     table.add_column("samples", justify="right")
-    for heading in ("vacant", "minority", "majority"):
+    for heading in (*(("domain",) if fed.domains else ()), "vacant", "minority", "majority"):
         table.add_column(heading)
     for k in range(fed.clients if most is None else min(most, fed.clients)):
         groups = (fed.vacant(k), fed.minority(k), fed.majority(k))
-        table.add_row(str(k), str(fed.sizes[k]), *(_listed(group, fed.dataset.classes) for group in groups))
+        listed = (_listed(group, fed.dataset.classes) for group in groups)
+        table.add_row(str(k), str(fed.sizes[k]), *fed.domains[k : k + 1], *listed)
     return table
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.io import savemat
 
+from fedskew.cli import main
 from fedskew.data import IID, DomainDirichlet, federation, load
 from fedskew.data.dataset import Dataset
 from fedskew.errors import UserError
@@ -159,6 +161,16 @@ def test_every_client_has_one_domain_and_skewed_labels(data_dir: Path) -> None:
     assert fed.unused == 0
     assert (fed.label_counts[:4] == 0).any()  # label skew within a domain, too
     assert len(fed.vacant(4)) == 0  # the only client of its domain has all of it
+
+
+def test_the_domain_of_each_client_is_shown(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    split = ["--data", "digits-domains", "--data-dir", str(data_dir), "--partition", "domain-dirichlet"]
+    command = ["partition", *split, "--clients", "4", "--set", "partition.min_size=2"]
+    assert not main(command)
+    assert "syn-digits" in capsys.readouterr().out
+    assert not main([*command, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert [group["domain"] for group in told["groups"]] == ["mnist", "usps", "svhn", "syn-digits"]
 
 
 def test_the_number_of_clients_of_each_domain_may_be_said(data_dir: Path) -> None:
