@@ -5,6 +5,7 @@ Flower starts a new process for every message; this module therefore imports nei
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -41,12 +42,13 @@ app.evaluate()(answer)
 
 
 def _ask(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
-    with _connected(site) as connection:
-        send_frame(connection, facts, payload)
-        try:
+    """The worker's answer; one that ends, because the app's code changed or in the middle of its work, gets a
+    successor once."""
+    for _ in range(2):
+        with contextlib.suppress(OSError, EOFError), _connected(site) as connection:
+            send_frame(connection, facts, payload)
             return receive_frame(connection)
-        except (OSError, EOFError) as error:
-            raise RuntimeError(f"the worker of {site} ended at work, perhaps for want of memory") from error
+    raise RuntimeError(f"the worker of {site} ended at work twice, perhaps for want of memory")
 
 
 def _connected(site: Path) -> socket.socket:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedskew.engine import RoundResult
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash
-from fedskew.experiment.run_state import RunState
+from fedskew.experiment.run_state import RunState, Trainee
 from fedskew.experiment.server import Row, Server
 from fedskew.experiment.workbench import Workbench
 from fedskew.flower.model_message import model_tensors
@@ -58,10 +60,7 @@ class FederationServer(Server):
     def advance(self, state: RunState) -> tuple[RunState, Row]:
         """One round."""
         self._sites.await_some(self._settings.least)
-        oldest = max(0, state.round - 2 * self._config.checkpoint_every)
-        stage = self.stage(state)
-        frozen = stage.concatenates if stage else ()
-        self._remote.situation = Situation(self._run, state.stage, state.notes, frozen, oldest)
+        self._remote.situation = self._situation(state)
         after, row = super().advance(state)
         failures = self._remote.failures
         row["diverged"] = [client for client in row["diverged"] if client not in failures]
@@ -72,6 +71,29 @@ class FederationServer(Server):
             row["privacy"] = self._spent(after.round)
         return after, row
 
+<<<<<<< HEAD
+    def _evaluated(
+        self, this: Any, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
+    ) -> Row:
+        """By the sites in the messages that have the next round trained, where there is one: half as many messages."""
+        tests = this.bench.tests
+        question = tests.question(this.stage.labels)
+        if question is not None and after.stage_round > 0:
+            self._sites.look_around()
+            self._remote.situation = self._situation(after)
+            stage = self.stage(after)
+            assert stage is not None
+            work = self._work(self._prepare(stage, after), after)
+            tests.ahead = trainee.model, self._remote.ask_ahead(work, question)
+        return super()._evaluated(this, result, finite, trainee, after)
+
+    def _situation(self, state: RunState) -> Situation:
+        stage = self.stage(state)
+        oldest = max(0, state.round - 2 * self._config.checkpoint_every)
+        return Situation(self._run, state.stage, state.notes, stage.concatenates if stage else (), oldest)
+
+=======
+>>>>>>> main
     def _spent(self, rounds: int) -> dict[str, Any]:
         """What a site that took part in every round has spent."""
         own = self._settings

@@ -23,7 +23,7 @@ import yaml
 from fedskew.errors import UserError
 from fedskew.flower.credentials import Credentials
 from fedskew.flower.processes import Process, await_tls, end_all, free_ports
-from fedskew.flower.supernode import supernode_command
+from fedskew.flower.supernode import node_config, supernode_command
 
 _START_SECONDS = 120.0
 _CONNECTION = "federation"
@@ -93,11 +93,17 @@ class LocalFederation:
             process.kill()
             raise UserError(f"the key of {site} was not registered: {process.last_lines(1)}")
 
+    def node_config(self, site: str) -> str:
+        """What the site's SuperNode tells its ClientApps."""
+        return node_config(self.site_file(site))
+
     def start_site(self, site: str) -> Process:
         if site in self.nodes:
             self.nodes[site].kill()
         port = self._runtime_ports[self.sites.index(site)]
-        command = supernode_command(self.site_file(site), f"127.0.0.1:{self.port}", self.keys.node(site), port)
+        command = supernode_command(
+            self.site_file(site), f"127.0.0.1:{self.port}", self.keys.node(site), port, self.node_config(site)
+        )
         self.nodes[site] = self._started(site, command)
         return self.nodes[site]
 

@@ -74,6 +74,8 @@ class Site:
         tensors = place.on_device(from_bytes(payload))
         states = SiteState(self._config.state_folder, facts["run"])
         kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
+        asked = facts.get("tests")
+        tested = None if asked is None else self._tested(place, asked, tensors)
         work = place.work(facts, stage, tensors, kept or {})
         result = place.bench(stage.concatenates, tensors).engine.train(work)
         model_round, loss = work.key.round, float(result.loss[0])
@@ -83,6 +85,11 @@ class Site:
         told: Facts = {"round": model_round, "visits": int(result.visits[0]), "finite": bool(np.isfinite(loss))}
         if facts["share_loss"] and told["finite"]:
             told["loss"] = loss
+<<<<<<< HEAD
+        if tested is not None:
+            told["tests"] = tested
+=======
+>>>>>>> main
         leaving = result_tensors(result, work.sent, facts["share_loss"])
         if facts["noise"] is not None:
             clip, multiplier = facts["noise"]
@@ -92,12 +99,15 @@ class Site:
         return told, to_bytes(leaving)
 
     def _evaluate(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
-        tensors = place.on_device(from_bytes(payload))
-        tests = place.bench(facts["frozen"], tensors).tests
-        confusion = tests.confusion(model_of("sent", tensors), facts["labels"])
-        if facts["detail"] == "total":
-            return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}, b""
-        return {"confusion": confusion.tolist()}, b""
+        return self._tested(place, facts, place.on_device(from_bytes(payload))), b""
+
+    def _tested(self, place: Workplace, asked: Facts, tensors: Tensors) -> Facts:
+        """What the model as received does on the site's test part."""
+        tests = place.bench(asked["frozen"], tensors).tests
+        confusion = tests.confusion(model_of("sent", tensors), asked["labels"])
+        if asked["detail"] == "total":
+            return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}
+        return {"confusion": confusion.tolist()}
 
     def _survey(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
         held = place.held(None)

@@ -156,7 +156,7 @@ class Sites:
 
     def _message(self, kind: str, node: int, facts: Facts, payload: bytes, timeout: float, group: str = "") -> Message:
         content = to_records({"kind": kind, "terms": self._terms, **facts}, payload)
-        message_type = _TYPES.get(kind, MessageType.QUERY)
+        message_type = _TYPES.get(facts.get("kind", kind), MessageType.QUERY)
         return Message(content, node, message_type, ttl=timeout + _SPARE_SECONDS, group_id=group)
 
 

@@ -20,13 +20,18 @@ from fedskew.flower.processes import environment
 _CONNECT_SECONDS = 10.0
 
 
-def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int) -> list[str]:
+def node_config(site: Path) -> str:
+    """What a SuperNode tells its ClientApps: where the site's own configuration lies."""
+    return f"site={json.dumps(str(site.resolve()))}"
+
+
+def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int, config: str | None = None) -> list[str]:
     """The command that connects a site; `port` is one on this machine's loopback that Flower uses within the site."""
     command = ["flower-supernode", "--superlink", superlink]
     if keys.authority.exists():
         command += ["--root-certificates", str(keys.authority.resolve())]
     command += ["--auth-supernode-private-key", str(keys.private.resolve()), "--port", str(port)]
-    return [*command, "--node-config", f"site={json.dumps(str(site.resolve()))}"]
+    return [*command, "--node-config", config or node_config(site)]
 
 
 def require_keys(keys: NodeKeys) -> None:

@@ -30,17 +30,22 @@ def main(path: str, guardian: int) -> None:
     place = socket_path(path, guardian)
     listener = _listening(place)
     threading.Thread(target=_end_with, args=(guardian, place), daemon=True).start()
-    serve(Path(path), listener)
+    try:
+        serve(Path(path), listener)
+    finally:
+        place.unlink(missing_ok=True)
 
 
 def serve(path: Path, listener: socket.socket) -> None:
-    """Answer one ClientApp after another."""
+    """Answer one ClientApp after another, until one brings newer code of the federation's own."""
     desk = _Desk(path)
     while True:
         connection, _ = listener.accept()
         with connection:
             try:
                 facts, payload = receive_frame(connection)
+                if desk.outdated(facts["paths"]):
+                    return
                 send_frame(connection, *desk.answer(facts, payload))
             except (OSError, EOFError):  # the ClientApp was killed: the next one asks again
                 continue
@@ -53,10 +58,19 @@ class _Desk:
         self._path = path
         self._read_at = 0
         self._site: Site | None = None
+        self._apps: list[str] = []
+
+    def outdated(self, paths: list[str]) -> bool:
+        """Whether own methods or models were imported from an app that is no longer the one in use."""
+        files = [str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
+        left = [path for path in self._apps if path not in paths]
+        return any(file.startswith(f"{path}{os.sep}") for path in left for file in files)
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
         try:
-            _import_from(facts.pop("paths", []))
+            new = [path for path in facts.pop("paths") if path not in sys.path]
+            self._apps += new  # the app's own folder, in which a federation's own methods and models may lie
+            sys.path += new
             return self._current().answer(facts, payload)
         except (UserError, Garbled) as error:
             return {"refused": str(error)}, b""
@@ -79,11 +93,6 @@ def _use_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
-
-
-def _import_from(paths: list[str]) -> None:
-    """The app's own folder, in which a federation's own methods and models may lie."""
-    sys.path += [path for path in paths if path not in sys.path]
 
 
 def _listening(path: Path) -> socket.socket:

@@ -68,14 +68,27 @@ def test_bounds_are_refused_with_the_reason(method: str, data: Path, split: Fede
         case(tmp_path, split, data, settings(method))
 
 
-def test_sites_tests_add_up(data: Path, split: Federation, tmp_path: Path) -> None:
-    config = settings("fedavg")
+@pytest.mark.parametrize("changed", [{}, {"clients_per_round": 2}, {"eval_every": 2}, {"method": "fedconcat"}])
+def test_sites_tests_add_up(changed: dict[str, object], data: Path, split: Federation, tmp_path: Path) -> None:
+    config = settings(**{"method": "scaffold", "rounds": 3, **changed})  # type: ignore[arg-type]
     here = case(tmp_path, split, data, config, evaluation="sites", site_metrics="class", test_data=None)
     apart = run_federation(here.grid, here.context)
     together = run_prepared(prepare(config, split))
-    # Every site of this trial tests on the whole test set: three times the simulation's counts.
+    # Every site of this trial tests on the whole test set: the simulation's accuracies, of three times its counts.
+    for some, other in zip(apart.history, together.history, strict=True):
+        assert ("evaluation" in some) == ("evaluation" in other)
+        assert some.get("evaluation", {}).get("accuracy") == other.get("evaluation", {}).get("accuracy")
     assert (apart.evaluation.confusion == 3 * together.evaluation.confusion).all()
     assert apart.history[-1]["sites"].keys() == set(here.names)
+    assert_same_model(apart, together)
+
+
+def test_training_and_tests_are_one_message(data: Path, split: Federation, tmp_path: Path) -> None:
+    config = settings("fedavg", rounds=4)
+    here = case(tmp_path, split, data, config, evaluation="sites", site_metrics="class", test_data=None)
+    run_federation(here.grid, here.context)
+    kinds = [message.kind for message in here.grid.sent if message.site == "site-0"]
+    assert kinds == ["hello", "evaluate", "train", "train", "train", "train", "evaluate"]
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_sites_states(data: Path, split: Federation, tmp_path: Path) -> None:

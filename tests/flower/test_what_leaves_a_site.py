@@ -30,10 +30,17 @@ def split(data: Path) -> Federation:
     return federation(str(data), Dirichlet(beta=0.2, clients=3), seed=1)
 
 
-def sent_by(method: str, folder: Path, data: Path, split: Federation, **own: object) -> list[Sent]:
+def sent_by(method: str, folder: Path, data: Path, split: Federation, rounds: int = 1, **own: object) -> list[Sent]:
     config = with_values(
         Config(),
-        {"method": method, "rounds": 1, "local_epochs": 1, "device": "cpu", "batch_size": 20, "partition.clients": 3},
+        {
+            "method": method,
+            "rounds": rounds,
+            "local_epochs": 1,
+            "device": "cpu",
+            "batch_size": 20,
+            "partition.clients": 3,
+        },
     )
     here = case(folder, split, data, config, **own)
     run_federation(here.grid, here.context)
@@ -96,9 +103,12 @@ def test_losses_and_tallies_stay_home_if_so_configured(data: Path, split: Federa
 
 
 def test_totals_tell_nothing_by_class(data: Path, split: Federation, tmp_path: Path) -> None:
-    told = [m for m in sent_by("fedavg", tmp_path, data, split, site_metrics="total") if m.kind == "evaluate"]
-    assert told
-    assert all(set(m.facts) == {"right", "tested"} and m.payload == b"" for m in told)
+    messages = sent_by("fedavg", tmp_path, data, split, site_metrics="total", rounds=2)
+    alone = [m for m in messages if m.kind == "evaluate"]
+    along = [m.facts["tests"] for m in messages if m.kind == "train" and "tests" in m.facts]
+    assert all(set(told) == {"right", "tested"} for told in [*(m.facts for m in alone), *along])
+    assert (len(alone), len(along)) == (3, 3)  # the last model is tested by itself, those before it with a training
+    assert all(m.payload == b"" for m in alone)
 
 
 @pytest.mark.parametrize("entry", METHODS.values(), ids=lambda entry: entry.name)
