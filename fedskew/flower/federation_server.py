@@ -71,7 +71,6 @@ class FederationServer(Server):
             row["privacy"] = self._spent(after.round)
         return after, row
 
-<<<<<<< HEAD
     def _evaluated(
         self, this: Any, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
     ) -> Row:
@@ -92,8 +91,6 @@ class FederationServer(Server):
         oldest = max(0, state.round - 2 * self._config.checkpoint_every)
         return Situation(self._run, state.stage, state.notes, stage.concatenates if stage else (), oldest)
 
-=======
->>>>>>> main
     def _spent(self, rounds: int) -> dict[str, Any]:
         """What a site that took part in every round has spent."""
         own = self._settings

@@ -85,11 +85,8 @@ class Site:
         told: Facts = {"round": model_round, "visits": int(result.visits[0]), "finite": bool(np.isfinite(loss))}
         if facts["share_loss"] and told["finite"]:
             told["loss"] = loss
-<<<<<<< HEAD
         if tested is not None:
             told["tests"] = tested
-=======
->>>>>>> main
         leaving = result_tensors(result, work.sent, facts["share_loss"])
         if facts["noise"] is not None:
             clip, multiplier = facts["noise"]
