@@ -166,6 +166,4 @@ def wanted_rounds(cell: Cell, rules: Protocol) -> int:
     """Of the global model, as the paper has it."""
     if cell.budget is not None:
         return cell.budget
-    if rules.tables[cell.table].update is not None:
-        return 1
     return int(rules.values(cell.table, *cell.place, cell.method)["rounds"])

@@ -27,6 +27,7 @@ _SHAPES = {
     "cifar100": (3, 32, 32),
     "cinic10": (3, 32, 32),
     "tiny-imagenet": (3, 64, 64),
+    "digits-domains": (3, 32, 32),
     "digits": (1, 8, 8),
     "ag_news": (200,),
     "20newsgroups": (200,),

@@ -13,6 +13,8 @@ from fedskew.papers.rerun import BASELINE
 from fedskew.sweep.records_file import read_folder
 
 _ACROSS = 5
+_DARK = 0.6
+"""The part of the colour scale beyond which black text is hard to read."""
 
 
 def draw_maps(folder: str | Path) -> list[Path]:
@@ -47,6 +49,7 @@ def _draw(found: Sequence[Spot], path: Path) -> None:
     for axis in axes.flat[len(methods) :]:
         axis.set_axis_off()
     figure.colorbar(picture, ax=axes, label=f"points over {BASELINE}", shrink=0.8)
+    figure.supxlabel("clients that take part in a round", fontsize=9)
     figure.suptitle(f"{found[0].dataset}: gain over {BASELINE}, by skew and participation")
     figure.savefig(path, dpi=110)
 
@@ -60,7 +63,8 @@ def _panel(
     for i, row in enumerate(rows):
         for j, gain in enumerate(row):
             if not math.isnan(gain):
-                axis.text(j, i, f"{gain:+.1f}", ha="center", va="center", fontsize=8)
+                colour = "white" if abs(gain) > _DARK * limit else "black"
+                axis.text(j, i, f"{gain:+.1f}", ha="center", va="center", fontsize=8, color=colour)
     axis.set_title(method, fontsize=9)
     axis.set_xticks(range(len(shares)), [f"{share:.0%}" for share in shares])
     axis.set_yticks(range(len(betas)), [f"β {beta:g}" for beta in betas])

@@ -123,8 +123,29 @@ def _mean_after(_: Reading, local: dict[str, Any]) -> float:
     return _mean([_mean(classes) for classes in local["after"].values()])
 
 
+_DOMAINS = {"mnist": "mnist", "usps": "usps", "svhn": "svhn", "syn": "syn-digits"}
+"""The papers' names of Digits' domains, and ours."""
+
+
+def _best_on(domain: str) -> Callable[[Reading], float | None]:
+    def read(reading: Reading) -> float | None:
+        curve = reading.record.domain_curve(domain)
+        return None if curve is None else best(until(curve, reading.rounds)).accuracy
+
+    return read
+
+
+def _best_mean_of_domains(reading: Reading) -> float | None:
+    """Of the round in which the mean over the domains is highest."""
+    curves = [reading.record.domain_curve(domain) for domain in _DOMAINS.values()]
+    known = [until(curve, reading.rounds) for curve in curves if curve is not None]
+    return max(_mean([a for _, a in points]) for points in zip(*known, strict=True)) if known else None
+
+
 MEASURES: dict[str, Measure] = {
     "best": Measure(lambda r: best(r.curve).accuracy),
+    **{f"best on {name}": Measure(_best_on(domain)) for name, domain in _DOMAINS.items()},
+    "best, mean of domains": Measure(_best_mean_of_domains),
     "last": Measure(lambda r: r.curve[-1][1]),
     "last-50 accuracy": Measure(lambda r: mean_of_last(r.curve, _LAST).accuracy),
     "last-50 macro-F1": Measure(lambda r: mean_of_last(until(r.record.f1_curve, r.rounds), _LAST).accuracy),

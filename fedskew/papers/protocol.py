@@ -20,6 +20,7 @@ Values = dict[str, Any]
 
 _STRENGTHS = {
     "dirichlet": "beta",
+    "domain-dirichlet": "beta",
     "shards": "shards",
     "quantity": "labels_per_client",
     "labels": "labels_per_client",

@@ -42,8 +42,13 @@ class Rerun:
     @property
     def shortened(self) -> int | None:
         """The fewest rounds, where a run had fewer than the paper's."""
-        fewest = min((record.rounds for record in self.records), default=self.wanted)
+        fewest = min((_rounds_that_count(record) for record in self.records), default=self.wanted)
         return fewest if fewest < self.wanted else None
+
+
+def _rounds_that_count(record: Record) -> int:
+    """Where one update of a trained model is looked at, those of the training."""
+    return record.start_rounds or record.rounds
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedskew.sweep.job import Job, Outcome, Terms
 from fedskew.sweep.pool import Watcher, run_jobs, usual_workers
 from fedskew.sweep.ray_pool import run_jobs_on_ray
+from fedskew.sweep.record import Record
 from fedskew.sweep.records_file import Records, RecordsFile
 
 
@@ -42,7 +43,7 @@ class Campaign:
         wanted: dict[str, Job] = {}
         for job in jobs:
             done = self.known.get(job) if job.validation is None else None
-            if done is not None and done.rounds >= job.config.rounds:
+            if done is not None and is_enough(done, job):
                 continue
             before = wanted.get(job.identity)
             if before is None or before.config.rounds < job.config.rounds:
@@ -73,6 +74,11 @@ class Campaign:
             self.failures[job.label] = outcome.reason
         elif outcome.status == "stopped":
             self.stopped.append(job.label)
+
+
+def is_enough(record: Record, job: Job) -> bool:
+    """Whether it has as many rounds as the job wants, and its beginning had."""
+    return record.rounds >= job.config.rounds and (job.start is None or record.start_rounds >= job.start.rounds)
 
 
 class _Keeping(Watcher):

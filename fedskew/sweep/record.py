@@ -41,6 +41,7 @@ class Record:
                 "accuracy": _series(evaluated, lambda e: e["accuracy"]),
                 "macro_f1": _series(evaluated, lambda e: e["macro_f1"]),
                 "worst_class": _series(evaluated, lambda e: e["worst_class"]),
+                "domains": _domains(evaluated),
                 "class_accuracy": [_rounded(a) for a in evaluated[-1]["evaluation"]["class_accuracy"]],
                 "compute": [round(float(c), 4) for c in _compute(rows)],
                 "stages": _stages(rows),
@@ -88,6 +89,13 @@ class Record:
     def worst_curve(self) -> list[tuple[int, float]]:
         return self._points("worst_class")
 
+    def domain_curve(self, domain: str) -> list[tuple[int, float]] | None:
+        """None where the data have no such domain."""
+        series = self.content.get("domains", {}).get(domain)
+        if series is None:
+            return None
+        return [(int(r), a) for r, a in zip(self.content["rounds"], series, strict=True) if a is not None]
+
     @property
     def compute_curve(self) -> list[tuple[float, float]]:
         """(computation so far, worst class) at every evaluation, the experts' computation included."""
@@ -101,6 +109,11 @@ class Record:
     @property
     def seconds(self) -> float:
         return float(self.content["seconds"])
+
+    @property
+    def start_rounds(self) -> int:
+        """How long the model was trained that the run began with; 0 for a new one."""
+        return int(self.content.get("start_rounds", 0))
 
     @property
     def finished(self) -> bool:
@@ -125,6 +138,12 @@ def _series(evaluated: Sequence[Row], value: Callable[[Mapping[str, Any]], float
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, _DIGITS)
+
+
+def _domains(evaluated: Sequence[Row]) -> dict[str, list[float | None]]:
+    """The accuracy on each domain's test samples, where the data have domains."""
+    names = evaluated[-1].get("domain_accuracy", {})
+    return {name: [_rounded(row.get("domain_accuracy", {}).get(name)) for row in evaluated] for name in names}
 
 
 def _compute(rows: Sequence[Row]) -> list[float]:

@@ -59,7 +59,7 @@ class Records:
 
     def add(self, record: Record) -> None:
         known = self._by_identity.get(record.identity)
-        if known is None or record.rounds >= known.rounds:
+        if known is None or (record.start_rounds, record.rounds) >= (known.start_rounds, known.rounds):
             self._by_identity[record.identity] = record
 
     def get(self, job: Job) -> Record | None:

@@ -87,6 +87,20 @@ def test_updates_of_clients() -> None:
     assert read("after update", of) == pytest.approx(50)
 
 
+def test_domains_are_read_apart_and_together() -> None:
+    domains = {
+        "mnist": [0.1, 0.9, 0.8],
+        "usps": [0.1, 0.2, 0.6],
+        "svhn": [0.1, 0.1, 0.1],
+        "syn-digits": [0.1, 0.2, 0.1],
+    }
+    of = record([0.1, 0.5, 0.4], domains=domains)
+    assert read("best on mnist", of) == pytest.approx(90)
+    assert read("best on syn", of) == pytest.approx(20)
+    assert read("best, mean of domains", of) == pytest.approx(100 * (0.8 + 0.6 + 0.1 + 0.1) / 4)
+    assert read("best on mnist", record([0.5])) is None
+
+
 def test_a_run_that_did_not_look_has_no_such_number() -> None:
     for metric in MEASURES:
         if "update" in metric or metric == "drift diversity":

@@ -15,6 +15,13 @@ def again(method: str, printed: float | None, *values: float, metric: str = "bes
     return Rerun(cell, values, tuple(Record({"rounds": [0, rounds]}) for _ in values), 200)
 
 
+def test_an_update_of_a_model_that_was_trained_less_is_shortened() -> None:
+    one = again("FedAvg", 33.02, 44.0, rounds=1)
+    trained = Rerun(one.cell, one.values, (Record({"rounds": [0, 1], "start_rounds": 40}),), 200)
+    assert trained.shortened == 40
+    assert Rerun(one.cell, one.values, (Record({"rounds": [0, 1], "start_rounds": 200}),), 200).shortened is None
+
+
 def test_an_order_holds_if_every_pair_does() -> None:
     told = order([again("a", 30, 40), again("b", 50, 60), again("c", 40, 50)])
     assert told is not None

@@ -93,6 +93,7 @@ def test_a_run_may_begin_with_the_model_of_another(tiny_job) -> None:
     assert before is not None
     assert outcome.record.curve[0][1] == before.curve[-1][1]
     assert outcome.record.content["local"]["before"] == before.content["class_accuracy"]
+    assert outcome.record.start_rounds == 5
     assert outcome.record.identity == Job(tiny_job(rounds=1).config, "", start=trained.config).identity
 
 
