@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import shutil
 import time
@@ -64,7 +65,8 @@ def execute(job: Job, terms: Terms, tell: Tell) -> Outcome:
 def _free() -> None:
     """What the run held of a GPU, before others need it: its graphs are in cycles."""
     gc.collect()
-    torch.cuda.empty_cache()
+    with contextlib.suppress(RuntimeError):  # a GPU on which something went wrong answers no more
+        torch.cuda.empty_cache()
 
 
 def _prepared(job: Job, terms: Terms) -> Prepared:

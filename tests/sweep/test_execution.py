@@ -140,3 +140,11 @@ def test_workers_share_a_machine_without_processes_of_their_own(tiny_job, monkey
     assert execution._prepared(job, Terms(alone=True)).config.engine == "auto"
     assert execution._prepared(job, Terms(alone=False)).config.engine == "stacked"
     assert run_name(job.config)
+
+
+def test_a_gpu_that_answers_no_more_does_not_hide_the_outcome(tiny_job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(execution.torch.cuda, "empty_cache", broken)
+    assert execute(tiny_job(), Terms(), quietly).status == "finished"
