@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -33,9 +34,9 @@ class Rerun:
 
     @property
     def difference(self) -> float | None:
-        """Rerun minus paper."""
+        """Rerun minus paper; of runs that were stopped it would say nothing."""
         printed = self.cell.printed
-        if self.mean is None or printed is None or printed.mean is None:
+        if self.mean is None or printed is None or printed.mean is None or self.stopped:
             return None
         return self.mean.mean - printed.mean
 
@@ -44,6 +45,11 @@ class Rerun:
         """The fewest rounds, where a run had fewer than the paper's."""
         fewest = min((_rounds_that_count(record) for record in self.records), default=self.wanted)
         return fewest if fewest < self.wanted else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a run did not come to its own end."""
+        return not all(record.finished for record in self.records)
 
 
 def _rounds_that_count(record: Record) -> int:
@@ -106,11 +112,14 @@ def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rer
 
 
 def order(column: Sequence[Rerun]) -> Order | None:
-    """Over all pairs of methods with both numbers; printed ties agree with anything."""
+    """Over all pairs of methods with both numbers, of equally many rounds; printed ties agree with anything."""
+    lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
+    usual = lengths.most_common(1)[0][0] if lengths else None
     known = [
         (one.cell.method, one.cell.printed.mean, one.mean.mean)
         for one in column
         if one.cell.printed is not None and one.cell.printed.mean is not None and one.mean is not None
+        if not one.stopped and one.shortened == usual
     ]
     if len(known) < 2:
         return None

@@ -31,7 +31,7 @@ def row(one: Rerun) -> tuple[str, str, str, str, str]:
     spread = mean.std if mean is not None and len(one.values) > 1 else None
     rerun = "–" if mean is None else _number(mean.mean, spread)
     if one.shortened is not None:
-        rerun += f" ({one.shortened} of {one.wanted} rounds)"
+        rerun += f" ({'stopped after ' if one.stopped else ''}{one.shortened} of {one.wanted} rounds)"
     difference = "" if one.difference is None else f"{one.difference:+.2f}"
     return one.cell.method, paper, rerun, difference, str(len(one.values))
 

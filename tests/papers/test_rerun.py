@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedskew.experiment.config import Config
 from fedskew.papers.cells import Cell
 from fedskew.papers.published import Number
 from fedskew.papers.rerun import Rerun, order
@@ -12,14 +13,36 @@ from fedskew.sweep.record import Record
 def again(method: str, printed: float | None, *values: float, metric: str = "best", rounds: int = 200) -> Rerun:
     number = Number("table3", "cifar10", "dirichlet:0.05", "", method, metric, printed, None, "")
     cell = Cell("fedlmd", "table3", "cifar10", "dirichlet:0.05", "", method, metric, number)
-    return Rerun(cell, values, tuple(Record({"rounds": [0, rounds]}) for _ in values), 200)
+    return Rerun(cell, values, tuple(record(rounds, rounds) for _ in values), 200)
+
+
+def record(wanted: int, done: int, **more: int) -> Record:
+    return Record({"rounds": [0, done], "config": Config(rounds=wanted).to_mapping(), **more})
 
 
 def test_an_update_of_a_model_that_was_trained_less_is_shortened() -> None:
     one = again("FedAvg", 33.02, 44.0, rounds=1)
-    trained = Rerun(one.cell, one.values, (Record({"rounds": [0, 1], "start_rounds": 40}),), 200)
+    trained = Rerun(one.cell, one.values, (record(1, 1, start_rounds=40),), 200)
     assert trained.shortened == 40
-    assert Rerun(one.cell, one.values, (Record({"rounds": [0, 1], "start_rounds": 200}),), 200).shortened is None
+    assert Rerun(one.cell, one.values, (record(1, 1, start_rounds=200),), 200).shortened is None
+
+
+def test_a_run_that_was_stopped_is_shown_and_compared_with_nothing() -> None:
+    full = [again("a", 30, 40), again("b", 50, 60)]
+    one = again("c", 90, 10)
+    stopped = Rerun(one.cell, one.values, (record(200, 21),), 200)
+    assert row(stopped)[2:4] == ("10.00 (stopped after 21 of 200 rounds)", "")
+    told = order([*full, stopped])
+    assert told is not None
+    assert told.pairs == 1
+    assert told.holds
+
+
+def test_only_runs_of_equally_many_rounds_are_ranked() -> None:
+    shorter = [again(name, printed, value, rounds=40) for name, printed, value in (("a", 1, 1), ("b", 2, 2))]
+    told = order([*shorter, again("c", 3, 0)])
+    assert told is not None
+    assert told.pairs == 1
 
 
 def test_an_order_holds_if_every_pair_does() -> None:
