@@ -28,6 +28,7 @@ class LiveServer:
     """Serves the page of some folders until it is closed."""
 
     def __init__(self, paths: Sequence[str | Path], port: int | None = None) -> None:
+        plotly_program()  # refuses, before anything is served, where it is not installed
         self.state = LiveState(paths)
         self.ended = threading.Event()
         """Set when no more will be written: readers are told once more, then they stop asking."""

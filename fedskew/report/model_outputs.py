@@ -89,7 +89,10 @@ def model_outputs(run: RecordedRun) -> ModelOutputs:
             logits = model.head(inside) if has_features(model) else inside
             features.append(inside.flatten(1).double().numpy())
             probabilities.append(logits.double().softmax(dim=-1).numpy())
-    return ModelOutputs(dataset.test.y[rows], np.concatenate(features), np.concatenate(probabilities))
+    found = ModelOutputs(dataset.test.y[rows], np.concatenate(features), np.concatenate(probabilities))
+    if not (np.isfinite(found.features).all() and np.isfinite(found.probabilities).all()):
+        raise UserError(f"{run.folder}: its model gives numbers that are not finite")
+    return found
 
 
 @lru_cache(maxsize=2)

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import pytest
 from made_up_runs import made_up
 
 from fedskew.errors import UserError
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.tensor_file import write_tensors
 from fedskew.report.document import Document, document
-from fedskew.report.page.render import charts, page
+from fedskew.report.page.render import charts, packed_plotly, page, plotly_program
 from fedskew.report.recorded import Gathered, gather
 
 ALL = ["results", "curves", "classes", "federation", "local", "confusion", "predictions", "features", "experts",
@@ -198,3 +201,19 @@ def test_a_run_under_way_has_a_line_of_its_own_beside_finished_ones() -> None:
     names = [line.name for line in curves.lines]  # type: ignore[attr-defined]
     assert names == ["fedavg", "fedavg, seed 1, unfinished"]
     assert [line.y[-1] for line in curves.lines] == [50, 70]  # type: ignore[attr-defined]
+
+
+def test_a_model_with_numbers_that_are_not_finite_is_told(copy: Path) -> None:
+    folder = RunFolder(copy / "fedavg-0")
+    tensors, meta = folder.load_model()
+    write_tensors(folder.model_path, {name: t * float("nan") for name, t in tensors.items()}, meta)
+    assert "fedavg: " in missing(document(gather([copy / "fedavg-0"])))
+    assert "not finite" in missing(document(gather([copy / "fedavg-0"])))
+
+
+def test_without_plotly_the_error_is_one_line(whole: Document, monkeypatch: pytest.MonkeyPatch) -> None:
+    plotly_program.cache_clear()
+    packed_plotly.cache_clear()
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(UserError, match=r"install fedskew\[report\]"):
+        page(whole)

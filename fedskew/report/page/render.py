@@ -56,6 +56,7 @@ def _table(table: Table) -> dict[str, Any]:
     return {"caption": table.caption, "columns": list(table.columns), "rows": [list(row) for row in table.rows]}
 
 
+@lru_cache(maxsize=1)
 def plotly_program() -> str:
     try:
         from plotly.offline import get_plotlyjs
