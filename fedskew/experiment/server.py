@@ -170,7 +170,7 @@ class Server:
             after = replace(after, clients=self._kept(this, result, finite, after))
             after = self._past_empty_stages(after.with_trainee(stage.model, trainee))
             row = self._row(this, replace(report, finite=finite), result.visits, after)
-            row["bytes"] = traffic(work, result)
+            row["bytes"] = traffic(work, result) if stage.cohort == "clients" else {"down": 0, "up": 0}
             laps.append(time.perf_counter())
             if self._is_evaluated(this, after):
                 row |= self._evaluated(this, result, finite, trainee, after)

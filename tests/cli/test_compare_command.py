@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fedskew.methods import METHODS
+
 TINY = (
     "compare",
     "--rounds",
@@ -30,6 +32,14 @@ def test_all_methods_meet_the_same_federations(cli):
     assert fedavg["class_accuracy"] == pytest.approx(other["class_accuracy"])
     assert fedavg["params"] == {}
     assert other["params"] == {"mu": 0.0, "server_momentum": 0.0}
+
+
+def test_every_method_runs_and_none_complains(cli):
+    outcome = cli(*TINY, "--methods", "all", "--lr", "0.02", "--json")
+    assert outcome.status == 0
+    assert [method["method"] for method in outcome.json["methods"]] == sorted(METHODS)
+    assert "warning" not in outcome.err.lower()
+    assert "cannot" not in outcome.err
 
 
 def test_the_table_is_in_the_order_given_and_marks_the_best(cli):

@@ -146,6 +146,12 @@ def test_local_only_models_are_tested_again_only_if_they_changed(monkeypatch: py
 
 
 @pytest.mark.parametrize("method", ["centralised", "local-only"])
+def test_no_models_travel(method: str) -> None:
+    _, rows = played(serve(method, rounds=1))
+    assert rows[0]["bytes"] == {"down": 0, "up": 0}
+
+
+@pytest.mark.parametrize("method", ["centralised", "local-only"])
 def test_a_bound_is_continued_and_recalled(method: str, tmp_path: Path) -> None:
     fed = split("digits", Dirichlet(5, 0.3), 0)
     changed = {"rounds": 3, "lr": 0.05, "clients_per_round": 2, "device": "cpu", "engine": "plain", "local_epochs": 1}
