@@ -104,3 +104,15 @@ def test_frames_arrive_whole_or_not_at_all() -> None:
         one.close()
         with pytest.raises(EOFError):
             receive_frame(other)
+
+
+def test_a_site_may_have_a_single_class(tmp_path: Path) -> None:
+    """Label skew at its strongest: what the other classes are called, the site's configuration says."""
+    rows = "\n".join(f"{i},{i * i},benign" for i in range(10))
+    (tmp_path / "patients.csv").write_text(f"age,size,diagnosis\n{rows}\n")
+    data = "{name: patients.csv, label: diagnosis, classes: [malignant, benign]}"
+    held = load_site(written(tmp_path, f"name: a\ndata: {data}")).federation()
+    assert held.dataset.classes == ("malignant", "benign")
+    assert held.label_counts.tolist() == [[0, 8]]
+    with pytest.raises(UserError, match="expected at least 2"):
+        load_site(written(tmp_path, "name: a\ndata: {name: patients.csv, label: diagnosis}")).federation()

@@ -11,14 +11,16 @@ import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset, Kind
 from fedskew.data.own.assembly import Array, Part, assemble
-from fedskew.data.own.labels import read_labels
+from fedskew.data.own.labels import class_list, read_labels
 from fedskew.errors import UserError, unknown
 
 _CHANNELS = (1, 3, 4)
 _LAYOUTS = ("nchw", "nhwc")
 
 
-def load_npz(path: Path, *, test_fraction: float | None = None, layout: str | None = None) -> Dataset:
+def load_npz(
+    path: Path, *, test_fraction: float | None = None, layout: str | None = None, classes: object = None
+) -> Dataset:
     """Arrays `x_train, y_train, x_test, y_test`, or `x, y`; optionally `classes`, the class names.
 
     An `x` of two dimensions is a table. Three are grey images (n, height, width). Of four, the axis of size
@@ -35,9 +37,9 @@ def load_npz(path: Path, *, test_fraction: float | None = None, layout: str | No
     labels = [read_labels(arrays[y], f"{path} {y}", "row {}".format) for _, y in names]
     where = [f"{path} {x}" for x, _ in names]
     kind, inputs = inputs_of([arrays[x] for x, _ in names], where, layout)
-    classes = None if "classes" not in arrays else [str(name) for name in np.atleast_1d(arrays["classes"])]
+    found = None if "classes" not in arrays else [str(name) for name in np.atleast_1d(arrays["classes"])]
     parts = [Part(x, y, name) for x, y, name in zip(inputs, labels, where, strict=True)]
-    return assemble(path.name, kind, parts, classes, test_fraction)
+    return assemble(path.name, kind, parts, class_list(classes) or found, test_fraction)
 
 
 def inputs_of(arrays: Sequence[Array], where: Sequence[str], layout: str | None) -> tuple[Kind, list[Array]]:

@@ -12,7 +12,7 @@ from fedskew.data.images import parse_size, same_channels
 from fedskew.data.options import checked
 from fedskew.data.own.arrays import load_npz
 from fedskew.data.own.assembly import Part, assemble
-from fedskew.data.own.labels import Labels
+from fedskew.data.own.labels import Labels, class_list
 from fedskew.data.own.saved_datasets import is_saved_dataset, saved_tables
 from fedskew.data.own.tables import CSV_SUFFIXES, Table, csv_table, load_tables, parquet_table
 from fedskew.data.published.image_folders import class_folders, labelled_images, read_images
@@ -37,24 +37,29 @@ def load_own(path: Path, options: dict[str, Any]) -> Dataset:
     raise UserError(f"{path}: unknown form of data; expected {_FORMS}")
 
 
-def load_image_folder(folder: Path, *, test_fraction: float | None = None, image_size: object = None) -> Dataset:
+def load_image_folder(
+    folder: Path, *, test_fraction: float | None = None, image_size: object = None, classes: object = None
+) -> Dataset:
     """One folder of images per class, directly or under train/ and test/; the folder names are the classes."""
     size = parse_size(image_size)
     halves = [folder]
     if (folder / "train").is_dir():
         test = next((folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()), None)
         halves = [folder / "train", *([test] if test else [])]
-    classes = tuple(sorted({name for half in halves for name in class_folders(half)}))
-    if not classes:
+    found_names = tuple(sorted({name for half in halves for name in class_folders(half)}))
+    names = class_list(classes) or found_names
+    if not found_names:
         raise UserError(f"{folder}: the class list is empty, as there are no sub-folders; expected {_FORMS}")
-    images = [labelled_images(half, classes) for half in halves]
+    if unlisted := [name for name in found_names if name not in names]:
+        raise UserError(f"{folder}: folder {unlisted[0]!r} is not in the list of classes; expected {', '.join(names)}")
+    images = [labelled_images(half, names) for half in halves]
     samples = [read_images(found, str(half), size) for found, half in zip(images, halves, strict=True)]
     pixels = same_channels([part.x.astype(np.uint8, copy=False) for part in samples])
     parts = [
         Part(x, Labels(part.y, str(half), [str(path) for path, _ in found].__getitem__), str(half))
         for x, part, half, found in zip(pixels, samples, halves, images, strict=True)
     ]
-    return assemble(folder.resolve().name, "image", parts, classes, test_fraction)
+    return assemble(folder.resolve().name, "image", parts, names, test_fraction)
 
 
 def _tables(path: Path) -> list[Table]:

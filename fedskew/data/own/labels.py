@@ -43,6 +43,16 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     return Labels(values.astype(np.int64), where, row)
 
 
+def class_list(option: object) -> tuple[str, ...] | None:
+    """The user's list of all classes, of which data may lack some: names, or text with commas between them."""
+    if option is None:
+        return None
+    names = option.split(",") if isinstance(option, str) else option
+    if not isinstance(names, list | tuple):
+        raise UserError(f"classes is {option!r}; expected the names of all classes, such as [benign, malignant]")
+    return tuple(str(name).strip() for name in names)
+
+
 def encode_labels(
     parts: Sequence[Labels], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:

@@ -15,7 +15,7 @@ from fedskew.data.dataset import Dataset
 from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
 from fedskew.data.own.arrays import inputs_of
 from fedskew.data.own.assembly import Array, Part, assemble
-from fedskew.data.own.labels import Labels, read_labels
+from fedskew.data.own.labels import Labels, class_list, read_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY, read_csv
 from fedskew.errors import UserError, unknown
 
@@ -63,15 +63,16 @@ def load_tables(
     layout: str | None = None,
     length: int = LENGTH,
     vocabulary: int = VOCABULARY,
+    classes: object = None,
 ) -> Dataset:
     """One table, or train and test: a label column, and numbers, one text or one image column beside it."""
     label = _label_column(tables[0], label)
     inputs = _choose_inputs(tables[0], label, text)
     labels = [_labels(table, label) for table in tables]
-    classes = tables[0].class_names.get(label)
+    names = class_list(classes) or tables[0].class_names.get(label)
     if inputs.kind == "text":
         texts = [Part(_text(table, inputs.names[0]), y, table.where) for table, y in zip(tables, labels, strict=True)]
-        return assemble(name, "text", texts, classes, test_fraction, length, vocabulary)
+        return assemble(name, "text", texts, names, test_fraction, length, vocabulary)
     if inputs.kind == "encoded":
         size = parse_size(image_size)
         pixels: list[Array] = [*same_channels([_decoded(table, inputs.names[0], size) for table in tables])]
@@ -79,7 +80,7 @@ def load_tables(
         pixels = [_numbers(table, inputs.names) for table in tables]
     kind, x = inputs_of(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
     parts = [Part(v, y, table.where) for v, y, table in zip(x, labels, tables, strict=True)]
-    dataset = assemble(name, kind, parts, classes, test_fraction)
+    dataset = assemble(name, kind, parts, names, test_fraction)
     named = kind == "table" and dataset.input_shape == (len(inputs.names),)
     return replace(dataset, columns=inputs.names) if named else dataset
 

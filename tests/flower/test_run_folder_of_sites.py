@@ -1,0 +1,48 @@
+"""A federation's run folder is one like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from in_process import case, small_data
+
+from fedskew.cli import main
+from fedskew.data import Dirichlet, federation
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.flower.server_app import run_federation
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("federation")
+    data = small_data(folder)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+    config = with_values(
+        Config(),
+        {"method": "fedvls", "rounds": 2, "local_epochs": 1, "device": "cpu", "batch_size": 20, "partition.clients": 3},
+    )
+    here = case(folder, split, data, config, evaluation="sites", site_metrics="class", test_data=None)
+    run_federation(here.grid, here.context)
+    return folder / "run"
+
+
+def test_it_tells_of_its_sites_but_not_of_their_labels(run: Path) -> None:
+    folder = RunFolder(run)
+    assert folder.finished
+    assert folder.config.partition.params == {"names": ["site-0", "site-1", "site-2"]}
+    about = folder.about()
+    assert about is not None
+    assert about["federation"]["sites"] == ["site-0", "site-1", "site-2"]
+    assert "label_counts" not in about["federation"]
+
+
+def test_reports_are_made_of_it(run: Path, tmp_path: Path) -> None:
+    assert main(["report", str(run), "--no-features", "-o", str(tmp_path / "page.html")]) == 0
+    assert "fedvls" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_its_model_is_exported(run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), "-o", str(tmp_path / "model")]) == 0
+    assert (tmp_path / "model" / "model.safetensors").exists()
