@@ -48,6 +48,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
     federation = RemoteFederation(dataset, sites, config.seed)
     prepared = replace(prepared, federation=federation)
     server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings)
+    sites.await_some(settings.begin_with or settings.least)
     return run_prepared(prepared, Path(os.path.expanduser(settings.folder)), [Log()], server)
 
 

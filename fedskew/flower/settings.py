@@ -55,6 +55,9 @@ class FederationSettings:
     minimum: int | None = _option(
         None, optional(integer(1)), "sites without which no round begins or counts; none: half"
     )
+    begin_with: int | None = _option(
+        None, optional(integer(1)), "sites that must be here before a run begins; none: the minimum"
+    )
     round_timeout: float = _option(3600.0, real(above=0), "seconds after which a round ends without the missing sites")
     attempts: int = _option(3, integer(1), "times that a round with too few good replies is tried")
     evaluation: str = _option("sites", choice("server", "sites"), "whose test data decide: the server's or the sites'")
@@ -77,8 +80,9 @@ class FederationSettings:
         for spec in fields(self):
             value = spec.metadata["check"](f"federation.{spec.name}", getattr(self, spec.name))
             object.__setattr__(self, spec.name, value)
-        if (self.minimum or 1) > len(self.sites):
-            raise refuse("federation.minimum", self.minimum, f"at most {len(self.sites)}, the number of sites")
+        for name, number in (("minimum", self.minimum), ("begin_with", self.begin_with)):
+            if (number or 1) > len(self.sites):
+                raise refuse(f"federation.{name}", number, f"at most {len(self.sites)}, the number of sites")
         if self.evaluation == "sites" and self.site_metrics != "class":
             raise UserError(
                 f"federation.site_metrics is {self.site_metrics!r}; expected 'class', as the sites' tests are the only "

@@ -23,7 +23,7 @@ from fedskew.experiment.run import run_prepared
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 TOLERANCE = 1e-5
 
 
@@ -119,7 +119,7 @@ def test_faults(tmp_path: Path) -> None:
     plan(third, {2: "nan", 3: "hang"})
     with local:
         local.start()
-        run = local.start_run(real.app("faults", config, MISBEHAVING, minimum=1, round_timeout=15))
+        run = local.start_run(real.app("faults", config, MISBEHAVING, minimum=1, begin_with=3, round_timeout=15))
 
         until((second.parent / "hanging").exists, "a ClientApp that hangs", local)
         worker = worker_of(second)
