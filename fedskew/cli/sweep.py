@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedskew.cli.campaigns import NoFolders, TimeLimit, Workers, conclude, positive, run_campaign, whole
-from fedskew.cli.flags import CONFIGURATION, MACHINE, TRAINING, Json, Quiet
+from fedskew.cli.flags import CONFIGURATION, DATA, MACHINE, TRAINING, Json, Quiet
 from fedskew.cli.run import examples
 from fedskew.cli.sweep_search import TRIALS, searched
 from fedskew.errors import unknown
@@ -47,6 +47,9 @@ _Trials = Annotated[str | None, _option("--trials", "N", "points that a search t
 _Out = Annotated[
     str | None, _option("--out", "FOLDER", "where runs and table are kept (default: runs/FILE)", CONFIGURATION)
 ]
+_DataDir = Annotated[str | None, _option("--data-dir", "FOLDER", "folder with the publishers' files", DATA)]
+_Device = Annotated[str | None, _option("--device", "NAME", "auto, cpu, cuda or cuda:N", MACHINE)]
+_Precision = Annotated[str | None, _option("--precision", "NAME", "such as bf16", MACHINE)]
 _Ray = Annotated[
     str | None, _option("--ray", "ADDRESS", "run on that Ray cluster; local: a trial one on this machine", MACHINE)
 ]
@@ -59,6 +62,9 @@ def _command(
     seeds: _Seeds = None,
     search: _Search = None,
     trials: _Trials = None,
+    data_dir: _DataDir = None,
+    device: _Device = None,
+    precision: _Precision = None,
     out: _Out = None,
     workers: Workers = None,
     time_limit: TimeLimit = None,
@@ -77,7 +83,8 @@ def _command(
 
     if search not in (None, "optuna"):
         raise unknown("search", str(search), ("optuna",))
-    values = assigned(settings or ()) | ({} if rounds is None else {"rounds": rounds})
+    said = {"rounds": rounds, "data_dir": data_dir, "device": device, "precision": precision}
+    values = assigned(settings or ()) | {key: value for key, value in said.items() if value is not None}
     folder = Path(out) if out else Path("runs") / Path(grid).stem
     kept = RecordsFile(folder / RECORDS)
     campaign = Campaign(

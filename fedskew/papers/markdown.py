@@ -13,11 +13,13 @@ from typing import Any
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.yaml_file import read_yaml
 from fedskew.papers.cells import Cell, Choice, job, missing_method, table_cells
+from fedskew.papers.grids import grid_sections
 from fedskew.papers.map_data import guide, seeds_of, spots
 from fedskew.papers.protocol import Protocol, protocol
 from fedskew.papers.rerun import Rerun, columns, order, rerun
-from fedskew.papers.selection import all_tables
+from fedskew.papers.selection import all_tables, read_plan
 from fedskew.papers.tables import row
+from fedskew.sweep.campaign import is_enough
 from fedskew.sweep.record import Record
 from fedskew.sweep.records_file import Records, read_folder
 
@@ -44,7 +46,7 @@ def results_page(folder: str | Path) -> str:
             continue
         for variant in (None, *rules.variants):
             sections += _section(rules, table, variant, records, seeds, findings)
-    sections += [_machines(records)]
+    sections += [*grid_sections(folder), *_still_to_do(Path(folder), records), _machines(records)]
     return "\n".join(sections).rstrip() + "\n"
 
 
@@ -195,6 +197,18 @@ def _left_out(cells: Sequence[Cell]) -> list[str]:
             methods.append(cell.method + why)
     listed = "; ".join(f"{place}: {', '.join(methods)}" for place, methods in places.items())
     return [f"Not rerun: {listed}.\n"]
+
+
+def _still_to_do(folder: Path, records: Records) -> list[str]:
+    """What the plans list and nobody has run, or not to its end."""
+    lines = []
+    for path in sorted(folder.glob("plan-*.yaml")):
+        for selection in read_plan(path, {}):
+            jobs = selection.jobs()
+            done = sum((found := records.get(one)) is not None and is_enough(found, one) for one in jobs)
+            if done < len(jobs):
+                lines.append(f"- {selection}: {done} of {len(jobs)} runs done ([{path.name}](results/{path.name}))")
+    return ["## Planned and not run\n", "\n".join(lines) + "\n"] if lines else []
 
 
 def _machines(records: Records) -> str:

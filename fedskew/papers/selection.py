@@ -43,6 +43,14 @@ class Selection:
         """The methods of those that it cannot."""
         return sorted({cell.method for cell in self._chosen() if missing_method(cell)})
 
+    def __str__(self) -> str:
+        choice = self.choice
+        parts = (choice.datasets, choice.splits, choice.conditions, choice.methods)
+        only = [", ".join(filter(None, part)) for part in parts if any(part)]
+        variant = [f"variant {choice.variant}"] if choice.variant else []
+        seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return "; ".join([", ".join(self.tables), *only, *variant, *([self.changed] if self.changed else []), seeds])
+
     @property
     def changed(self) -> str:
         """What the user set otherwise than the paper, apart from where it runs."""

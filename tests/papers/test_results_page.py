@@ -13,6 +13,9 @@ from fedskew.papers.cells import Choice, job, table_cells
 from fedskew.papers.map_data import Spot, guide
 from fedskew.papers.map_figure import draw_maps
 from fedskew.papers.markdown import results_page
+from fedskew.sweep.execution import execute
+from fedskew.sweep.grid import read_grid
+from fedskew.sweep.job import Terms
 from fedskew.sweep.record import Record
 from fedskew.sweep.records_file import RecordsFile, read_folder
 
@@ -106,6 +109,27 @@ def test_the_map_is_drawn_from_its_records(tmp_path: Path) -> None:
     assert "| cifar10 | 0.05 | 10% | 50.0 | FedVLS | +5.0 |" in page
     assert "(results/map-cifar10.png)" in page
     assert page.index("## Which method for my federation") < page.index("## fedskew/map")
+
+
+def test_a_sweep_and_what_is_still_to_do_have_their_sections(tmp_path: Path) -> None:
+    grids = tmp_path / "grids"
+    grids.mkdir()
+    (grids / "tiny.yaml").write_text(
+        "# Two methods and one that fails.\n#   fedskew sweep tiny.yaml\nrounds: 2\nlocal_epochs: 1\n"
+        "partition: {rule: iid, clients: 3}\ngrid:\n  method: [fedavg, fedprox, fedlc]\n"
+    )
+    for point in read_grid(grids / "tiny.yaml", {"device": "cpu"}).points()[:2]:
+        record = execute(point.job, Terms(), lambda *_: None).record
+        assert record is not None
+        RecordsFile(grids / "tiny.jsonl").append(record)
+    (tmp_path / "plan-x.yaml").write_text("- {tables: fedvls/table17, variant: cnn, rounds: 4}\n")
+    page = results_page(tmp_path)
+    assert "## Sweep tiny\n\nTwo methods and one that fails. [The grid](results/grids/tiny.yaml)." in page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith(("| fedavg |", "| fedprox |"))]
+    assert len(rows) == 2
+    assert float(rows[0][1]) >= float(rows[1][1])
+    assert "Not run: fedlc." in page
+    assert "- fedvls/table17; variant cnn; rounds 4; one seed: 0 of 4 runs done ([plan-x.yaml]" in page
 
 
 def test_a_finding_about_no_table_is_refused(tmp_path: Path) -> None:
