@@ -1,0 +1,114 @@
+"""A site's worker: a real process on its socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import small_data
+
+from fedskew.data import load
+from fedskew.experiment.config import Config, with_values
+from fedskew.flower.contract import Contract
+from fedskew.flower.frames import receive_frame, send_frame
+from fedskew.flower.planning import resolved
+from fedskew.flower.runtime import socket_path
+
+PATIENCE = 120.0
+
+
+@dataclass
+class Running:
+    """A worker and the process that it ends with."""
+
+    guardian: subprocess.Popen[bytes]
+    worker: subprocess.Popen[bytes]
+    site: Path
+    terms: dict[str, Any]
+
+    def connected(self) -> socket.socket:
+        path, end = socket_path(self.site, self.guardian.pid), time.monotonic() + PATIENCE
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.connect(str(path))
+            except OSError:
+                connection.close()
+                assert self.worker.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            else:
+                return connection
+
+    def asked(self, **facts: Any) -> dict[str, Any]:
+        with self.connected() as connection:
+            send_frame(connection, {"kind": "hello", "terms": self.terms, "paths": [], **facts})
+            return receive_frame(connection)[0]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    data = small_data(tmp_path)
+    contract = Contract.of(load(str(data)))
+    config = resolved(with_values(Config(), {"method": "fedavg", "device": "cpu"}), contract, ["a", "b"])
+    site = tmp_path / "site.yaml"
+    site.write_text("name: a\ndata: digits.npz\ndevice: cpu\nthreads: 1\n")
+    guardian = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(guardian.pid)]
+    worker = subprocess.Popen(command, start_new_session=True)
+    terms = {"contract": contract.to_json(), "config": config.to_mapping() | {"data": {"name": "federation"}}}
+    try:
+        yield Running(guardian, worker, site, terms)
+    finally:
+        for process in (guardian, worker):
+            process.kill()
+            process.wait()
+
+
+def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(running: Running) -> None:
+    assert running.asked() == {"site": "a", "samples": 180}
+    assert "expected one of hello" in running.asked(kind="dance")["refused"]
+
+    with running.connected() as killed:  # a ClientApp that is killed in the middle of its message
+        killed.sendall(b"\0\0")
+    assert running.asked()["samples"] == 180
+
+    colour = {**running.terms["contract"], "shape": [3, 8, 8], "mean": [0.5] * 3, "std": [1.0] * 3}
+    other = {**running.terms, "contract": colour}
+    assert "inputs have shape [1, 8, 8], expected [3, 8, 8]" in running.asked(terms=other)["refused"]
+
+    running.site.write_text("name: another\ndata: digits.npz\ndevice: cpu\n")
+    assert running.asked()["site"] == "another"
+
+    place = socket_path(running.site, running.guardian.pid)
+    assert place.exists()
+    os.kill(running.guardian.pid, signal.SIGKILL)
+    running.guardian.wait()
+    assert running.worker.wait(PATIENCE) == 0
+    assert not place.exists()
+
+
+def test_it_gives_way_when_the_app_brings_other_code(running: Running, tmp_path: Path) -> None:
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "own_models.py").write_text(
+            "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+        )
+    config = {**running.terms["config"], "model": "own_models:make"}
+    own = {"terms": {**running.terms, "config": config}}
+    assert running.asked(**own, paths=[str(tmp_path / "one")])["samples"] == 180
+    assert running.asked(**own, paths=[str(tmp_path / "one")])["samples"] == 180
+    with running.connected() as connection:
+        send_frame(connection, {"kind": "hello", **own, "paths": [str(tmp_path / "two")]})
+        with pytest.raises((EOFError, ConnectionError)):
+            receive_frame(connection)
+    assert running.worker.wait(PATIENCE) == 0
