@@ -27,6 +27,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import partition_rule
 from fedskew.experiment.yaml_file import read_yaml
 from fedskew.methods import make_method
+from fedskew.sweep.identity import CIRCUMSTANCES
 from fedskew.sweep.job import Job
 
 
@@ -40,7 +41,9 @@ class Point:
 
     @property
     def job(self) -> Job:
-        return Job(self.config, ", ".join(f"{key} {value}" for key, value in self.place.items()))
+        compared = [key for key in self.place if key in CIRCUMSTANCES and key != "rounds"]
+        tag = ",".join(f"{key}={self.place[key]}" for key in compared)
+        return Job(self.config, ", ".join(f"{key} {value}" for key, value in self.place.items()), tag=tag)
 
 
 @dataclass(frozen=True)

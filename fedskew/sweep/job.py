@@ -25,11 +25,14 @@ class Job:
     """The part of the training data to test on, instead of the test set."""
     start: Config | None = None
     """The run whose final model this one begins with; none: a new model."""
+    tag: str = ""
+    """What tells it from the same experiment under other circumstances, where those are compared."""
 
     @cached_property
     def identity(self) -> str:
         """The same for jobs that are the same experiment."""
-        return identity(self.config) + ("" if self.start is None else f"-after-{identity(self.start)}")
+        begun = "" if self.start is None else f"-after-{identity(self.start)}"
+        return identity(self.config) + begun + (f"-{self.tag}" if self.tag else "")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -37,6 +40,7 @@ class Job:
             "label": self.label,
             "validation": self.validation,
             "start": None if self.start is None else self.start.to_mapping(),
+            "tag": self.tag,
         }
 
     @classmethod
@@ -47,6 +51,7 @@ class Job:
             content["label"],
             content["validation"],
             None if start is None else Config.from_mapping(start),
+            content["tag"],
         )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from fedskew.errors import UserError
 from fedskew.sweep.grid import read_grid
+from fedskew.sweep.job import Job
 
 GRID = """
 data: digits
@@ -62,6 +63,14 @@ def test_a_mistake_is_named_before_anything_runs(grid: Path, old: str, new: str,
     grid.write_text(GRID.replace(old, new))
     with pytest.raises(UserError, match=complaint):
         read_grid(grid, {}).points()
+
+
+def test_number_formats_that_are_compared_are_runs_of_their_own(grid: Path) -> None:
+    grid.write_text(GRID.replace("partition.beta: [0.1, 0.5]", "precision: [float32, float64]\n  rounds: [2, 5]"))
+    points = read_grid(grid, {}, 1).points()
+    assert len(points) == 8
+    assert len({point.job.identity for point in points}) == 4
+    assert {Job.from_json(point.job.to_json()).identity for point in points} == {p.job.identity for p in points}
 
 
 def test_a_key_is_in_the_grid_or_set(grid: Path) -> None:
