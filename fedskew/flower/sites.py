@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message, MessageType
+from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedskew.errors import UserError
-from fedskew.flower.wire import Facts, Garbled, from_records, to_records
+from fedskew.flower.wire import Facts, Garbled, from_records, tensors_record, to_records
 
 _POLL_SECONDS = 0.5
 _ASK_AGAIN_SECONDS = 30.0
@@ -100,7 +100,7 @@ class Sites:
         for number, node in self._nodes.items():
             again = node.refused is not None and now - node.asked_at > _ASK_AGAIN_SECONDS
             if (node.asked is None and node.client is None and node.refused is None) or again:
-                (node.asked,) = self._grid.push_messages([self._message("hello", number, {}, b"", _HELLO_SECONDS)])
+                (node.asked,) = self._grid.push_messages([self._message("hello", number, {}, None, _HELLO_SECONDS)])
                 node.asked_at = now
 
     def _take_greetings(self) -> None:
@@ -140,7 +140,8 @@ class Sites:
         nodes = self.online
         answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
         there = [client for client in facts if client in nodes]
-        messages = [self._message(kind, nodes[c], facts[c], payload, timeout, group) for c in there]
+        tensors = tensors_record(payload)
+        messages = [self._message(kind, nodes[c], facts[c], tensors, timeout, group) for c in there]
         waiting = dict(zip(self._grid.push_messages(messages), there, strict=True)) if messages else {}
         end = time.monotonic() + timeout
         while waiting:
@@ -154,8 +155,10 @@ class Sites:
             time.sleep(_POLL_SECONDS)
         return dict(sorted(answers.items()))
 
-    def _message(self, kind: str, node: int, facts: Facts, payload: bytes, timeout: float, group: str = "") -> Message:
-        content = to_records({"kind": kind, "terms": self._terms, **facts}, payload)
+    def _message(
+        self, kind: str, node: int, facts: Facts, tensors: ArrayRecord | None, timeout: float, group: str = ""
+    ) -> Message:
+        content = to_records({"kind": kind, "terms": self._terms, **facts}, tensors)
         message_type = _TYPES.get(facts.get("kind", kind), MessageType.QUERY)
         return Message(content, node, message_type, ttl=timeout + _SPARE_SECONDS, group_id=group)
 

@@ -22,12 +22,19 @@ class Garbled(Exception):
     """A message that does not hold what it should; the text says in what way."""
 
 
-def to_records(facts: Facts, payload: bytes) -> RecordDict:
+def tensors_record(payload: bytes) -> ArrayRecord | None:
+    """Tensors for any number of messages: Flower cuts and hashes a record once."""
+    if not payload:
+        return None
+    return ArrayRecord({FORMAT: Array(dtype="uint8", shape=(len(payload),), stype=FORMAT, data=payload)})
+
+
+def to_records(facts: Facts, tensors: bytes | ArrayRecord | None) -> RecordDict:
     """The content of a message."""
     records = RecordDict({_FACTS: ConfigRecord({"json": json.dumps(facts)})})
-    if payload:
-        array = Array(dtype="uint8", shape=(len(payload),), stype=FORMAT, data=payload)
-        records[_TENSORS] = ArrayRecord({FORMAT: array})
+    record = tensors_record(tensors) if isinstance(tensors, bytes) else tensors
+    if record is not None:
+        records[_TENSORS] = record
     return records
 
 
