@@ -26,7 +26,7 @@ def _command(
     from fedskew.cli.terminal import stdout
     from fedskew.experiment.durable import reporting_os_errors
     from fedskew.papers.map_figure import draw_maps
-    from fedskew.papers.markdown import results_page
+    from fedskew.papers.results_page import results_page
 
     page = results_page(results)
     with reporting_os_errors("write", Path(out)):

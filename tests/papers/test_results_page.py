@@ -12,7 +12,7 @@ from fedskew.cli import main
 from fedskew.papers.cells import Choice, job, table_cells
 from fedskew.papers.map_data import Spot, guide
 from fedskew.papers.map_figure import draw_maps
-from fedskew.papers.markdown import results_page
+from fedskew.papers.results_page import results_page
 from fedskew.sweep.execution import execute
 from fedskew.sweep.grid import read_grid
 from fedskew.sweep.job import Terms
