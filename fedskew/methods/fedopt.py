@@ -30,7 +30,7 @@ _PAPER = "Reddi et al., ICLR 2021"
 class _Adaptive(ServerRule):
     """What the three share; they differ in the second moment."""
 
-    server_lr: float = 0.1
+    server_lr: float = 0.01
     tau: float = 1e-3
     """How adaptive: the smaller, the more alike are all coordinates' steps."""
     beta1: float = 0.9
