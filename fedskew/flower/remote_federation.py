@@ -14,6 +14,7 @@ from fedskew.data.federation import Federation
 from fedskew.data.partitions.rule import IntArray
 from fedskew.flower.settings import SITES
 from fedskew.flower.sites import Sites, good
+from fedskew.flower.wire import is_count
 
 _CENSUS_SECONDS = 600.0
 
@@ -65,4 +66,4 @@ class RemoteFederation(Federation):
         asked = {client: {"labels": list(labels)} for client in self._sites.online if client not in self._census}
         for client, reply in good(self._sites.ask("census", asked, b"", _CENSUS_SECONDS)):
             samples = reply.facts.get("samples")
-            self._census[client] = samples if isinstance(samples, int) and samples > 0 else 0
+            self._census[client] = samples if is_count(samples) else 0

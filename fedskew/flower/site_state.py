@@ -12,11 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, expect
 from fedskew.experiment.durable import reporting_os_errors
 from fedskew.experiment.tensor_file import Unreadable, read_tensors, write_tensors
 from fedskew.methods.parts import Tensors
 
+_RUN = re.compile(r"[A-Za-z0-9]+")
+"""It becomes a folder's name."""
 _ROUND = re.compile(r".*\.round-(\d+)\.safetensors")
 
 
@@ -24,6 +26,7 @@ class SiteState:
     """The states of one run at one site."""
 
     def __init__(self, folder: Path, run: str) -> None:
+        expect(bool(_RUN.fullmatch(run)), "the server's name of the run", run, "letters and digits")
         self._folder = folder / run
 
     def read(self, model: str, round: int) -> Tensors | None:

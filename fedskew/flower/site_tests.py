@@ -13,7 +13,7 @@ from fedskew.flower.model_message import model_tensors, models_tensors
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Reply, Sites, good, require_some
 from fedskew.flower.tensors import to_bytes
-from fedskew.flower.wire import Facts, Garbled
+from fedskew.flower.wire import Facts, Garbled, is_count
 from fedskew.metrics.confusion import Confusion, Evaluation
 
 
@@ -72,7 +72,7 @@ class SiteTests(Tests):
         return {
             self._sites.names[client]: {"accuracy": right / tested}
             for client, (right, tested) in counts.items()
-            if isinstance(right, int) and isinstance(tested, int) and 0 <= right <= tested and tested
+            if is_count(right) and is_count(tested, least=1) and right <= tested
         }
 
     def question(self, labels: Labels) -> Facts | None:
@@ -99,6 +99,6 @@ def _matrix(reply: Reply, classes: int) -> Confusion:
         matrix = np.array(reply.facts.get("confusion"), dtype=np.int64)
     except (TypeError, ValueError, OverflowError) as error:
         raise Garbled("there is no confusion matrix") from error
-    if matrix.shape != (classes, classes) or (matrix < 0).any():
+    if matrix.shape != (classes, classes) or not all(map(is_count, matrix.ravel().tolist())):
         raise Garbled(f"the confusion matrix is not one of {classes} classes")
     return matrix

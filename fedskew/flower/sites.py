@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedskew.errors import UserError
-from fedskew.flower.wire import Facts, Garbled, from_records, tensors_record, to_records
+from fedskew.flower.wire import Facts, Garbled, from_records, is_count, tensors_record, to_records
 
 _POLL_SECONDS = 0.5
 _ASK_AGAIN_SECONDS = 30.0
@@ -124,7 +124,7 @@ class Sites:
             return f"its key belongs to {node.name!r}, but its site.yaml says {said!r}"
         if said not in self.names:
             return f"it is called {said!r}; expected one of {', '.join(self.names)}"
-        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+        if not is_count(samples, least=1):
             return f"it says that it has {samples!r} samples; expected a whole number of at least 1"
         client = self.names.index(said)
         if self._met.get(client, number) != number:

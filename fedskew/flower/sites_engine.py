@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +18,7 @@ from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Failure, Reply, Sites, good
 from fedskew.flower.tensors import forms, from_bytes, require_like, to_bytes
-from fedskew.flower.wire import Facts, Garbled
+from fedskew.flower.wire import Facts, Garbled, is_count
 from fedskew.methods.parts import Tensors, pack, unpack
 
 
@@ -165,7 +166,7 @@ def _checked(answer: Reply | Failure, work: RoundWork) -> _Update:
     if told.get("round") != model_round:
         raise Garbled(f"it is of round {told.get('round')!r} of its model, expected {model_round}")
     visits = told.get("visits")
-    if not isinstance(visits, int) or isinstance(visits, bool) or visits < 0:
+    if not is_count(visits):
         raise Garbled(f"it says that it visited {visits!r} samples; expected a whole number")
     expected = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}
     unchanged = {name: t for name, t in expected.items() if name.startswith("trained:buffers/")}
@@ -174,7 +175,8 @@ def _checked(answer: Reply | Failure, work: RoundWork) -> _Update:
     if foreign := [name for name in tensors if not name.startswith(("trained:", "uplink/", "tally/"))]:
         raise Garbled(f"it has a tensor {foreign[0]!r} that nobody asked for")
     loss = told.get("loss", 0.0)
-    if not told.get("finite") or not isinstance(loss, int | float) or not _are_finite(tensors, unchanged):
+    known = isinstance(loss, int | float) and math.isfinite(loss)
+    if not told.get("finite") or not known or not _are_finite(tensors, unchanged):
         return _Update({}, float("nan"), visits)
     return _Update(tensors, float(loss), visits)
 

@@ -7,7 +7,7 @@ unopened. Nothing here imports torch, because a ClientApp starts anew for every 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -18,8 +18,16 @@ FORMAT = "safetensors"
 _FACTS, _TENSORS = "facts", "tensors"
 
 
+_MOST = 2**40
+
+
 class Garbled(Exception):
     """A message that does not hold what it should; the text says in what way."""
+
+
+def is_count(value: object, least: int = 0) -> TypeGuard[int]:
+    """Whether a number that somebody sent can be a number of samples."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
 
 
 def tensors_record(payload: bytes) -> ArrayRecord | None:

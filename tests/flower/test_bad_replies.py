@@ -53,6 +53,10 @@ def not_a_number(facts: Facts, tensors: Tensors) -> None:
     next(iter(t for t in tensors.values() if t.is_floating_point())).view(-1)[0] = torch.nan
 
 
+def infinite_loss(facts: Facts, tensors: Tensors) -> None:
+    facts["loss"] = float("inf")
+
+
 def infinite_uplink(facts: Facts, tensors: Tensors) -> None:
     tensors[next(n for n in tensors if n.startswith("uplink/"))].view(-1)[0] = torch.inf
 
@@ -85,11 +89,25 @@ def impossible_visits(facts: Facts, tensors: Tensors) -> None:
     facts["visits"] = -5
 
 
+def countless_visits(facts: Facts, tensors: Tensors) -> None:
+    facts["visits"] = 10**30
+
+
 def garbage(facts: Facts, tensors: Tensors) -> None:
     facts["garbage"] = True
 
 
-LEFT_OUT = [wrong_shape, wrong_type, missing, foreign, other_uplink, stale, impossible_visits, garbage]
+LEFT_OUT = [
+    wrong_shape,
+    wrong_type,
+    missing,
+    foreign,
+    other_uplink,
+    stale,
+    impossible_visits,
+    countless_visits,
+    garbage,
+]
 
 
 @pytest.mark.parametrize("change", LEFT_OUT)
@@ -103,7 +121,7 @@ def test_a_bad_update_is_left_out_and_its_site_named(
     assert_finite(result)
 
 
-@pytest.mark.parametrize("change", [not_a_number, infinite_uplink])
+@pytest.mark.parametrize("change", [not_a_number, infinite_loss, infinite_uplink])
 def test_an_update_that_is_not_finite_is_recorded_as_diverged(
     change: Callable[[Facts, Tensors], None], data: Path, split: Federation, tmp_path: Path
 ) -> None:

@@ -76,6 +76,12 @@ def test_the_newest_state_that_the_server_knows_of_is_kept(tmp_path: Path) -> No
     assert states.read("global", 4) == {"c": torch.tensor([4.0])}
 
 
+def test_a_server_cannot_write_outside_the_site_s_state(tmp_path: Path) -> None:
+    for run in ("../elsewhere", "/etc", "", "a/b"):
+        with pytest.raises(UserError, match="the server's name of the run"):
+            SiteState(tmp_path, run)
+
+
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     states = SiteState(tmp_path, "run")
     states.write("expert.0", 1, {"c": torch.zeros(3)}, oldest=0)
