@@ -143,6 +143,7 @@ def _record(job: Job, prepared: Prepared, rows: list[Row], terms: Terms) -> Reco
     circumstances = {
         "split": prepared.federation.hash[:12],
         "clients": prepared.federation.clients,
+        **({} if job.config.model == config.model else {"asked_model": job.config.model}),
         **({} if job.start is None else {"start_rounds": job.start.rounds}),
         "command": terms.command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

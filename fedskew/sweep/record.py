@@ -6,7 +6,7 @@ A record is made from the rows of a run, finished or not; one of a run that was 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.rounds_file import Row
 from fedskew.metrics.summary import Curve, CurveSummary
+from fedskew.sweep.identity import identity
 
 FORMAT = 1
 _DIGITS = 5
@@ -68,9 +69,16 @@ class Record:
     def config(self) -> Config:
         return Config.from_mapping(self.content["config"])
 
-    @property
+    @cached_property
     def identity(self) -> str:
-        return str(self.content["experiment"])
+        """Of the experiment, as this version of fedskew tells experiments apart.
+
+        Made anew from the configuration: a parameter that a method has got since then has its default in both. What
+        follows the first digits (another beginning, circumstances that were compared) is kept.
+        """
+        asked = replace(self.config, model=self.content.get("asked_model", self.config.model))
+        _, dash, apart = str(self.content["experiment"]).partition("-")
+        return identity(asked) + dash + apart
 
     @property
     def rounds(self) -> int:

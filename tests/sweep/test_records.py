@@ -41,6 +41,18 @@ def test_a_record_survives_json_and_has_what_a_table_needs(record: Record) -> No
     assert "torch" in record.content["versions"]
 
 
+def test_a_record_is_found_again_by_what_was_asked_for(tiny_job) -> None:
+    """Also where the run itself chose the model, or a method has got a parameter since then."""
+    job = tiny_job()
+    record = execute(job, Terms(), quietly).record
+    assert record is not None
+    assert job.config.model == "auto"
+    assert record.config.model == "dnn"
+    older = {**record.content, "experiment": "0123456789ab"}
+    older["config"] = {**older["config"], "method": {"name": "fedvls"}}
+    assert Records([Record(older)]).get(job) is not None
+
+
 def test_a_longer_run_contains_the_shorter(tiny_job, record: Record) -> None:
     shorter = execute(tiny_job(rounds=2), Terms(), quietly).record
     assert shorter is not None
