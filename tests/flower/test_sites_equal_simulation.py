@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from in_process import case, small_data
 
-from fedskew.data import Dirichlet, Federation, federation
+from fedskew.data import Dirichlet, Federation, federation, load
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import prepare
@@ -109,3 +110,15 @@ def test_a_run_that_was_stopped_goes_on_with_the_sites_states(data: Path, split:
     resumed = run_federation(again.grid, again.context)
     assert {message.facts["round"] for message in again.grid.sent if message.kind == "train"} == {2, 3}
     assert_same_model(resumed, run_prepared(prepare(config, split)))
+
+
+def test_fifty_sites_hold_twenty_rounds(tmp_path: Path) -> None:
+    digits = tmp_path / "all.npz"
+    dataset = load("digits")
+    np.savez(digits, x_train=dataset.train.x, y_train=dataset.train.y, x_test=dataset.test.x, y_test=dataset.test.y)
+    split = federation(str(digits), Dirichlet(beta=0.3, clients=50, min_size=2), seed=0)
+    config = settings("fedvls", rounds=20, clients_per_round=10, **{"partition.clients": 50})
+    here = case(tmp_path, split, digits, config, minimum=40)
+    apart = run_federation(here.grid, here.context)
+    assert_same_model(apart, run_prepared(prepare(config, split)))
+    assert len(apart.history) == 21
