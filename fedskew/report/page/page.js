@@ -22,8 +22,11 @@
   // -- light and dark -----------------------------------------------------------------------------------
   const THEMES = ["system", "light", "dark"];
   let theme = "system";
-  const dark = () => theme === "dark" || (theme === "system" && matchMedia("(prefers-color-scheme: dark)").matches);
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // On paper: light, and as wide as one or two panels of a page.
+  let printing = false;
+  const PAPER = { "--back": "#ffffff", "--fore": "#000000", "--line": "#d0d7de" };
+  const dark = () => !printing && (theme === "dark" || (theme === "system" && matchMedia("(prefers-color-scheme: dark)").matches));
+  const colour = (name) => (printing && PAPER[name]) || getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function nextTheme() {
     theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
@@ -33,12 +36,12 @@
     redraw();
   }
 
-  function layout(chart, narrow) {
+  function layout(chart, narrow, size) {
     const line = colour("--line"), fore = colour("--fore"), back = colour("--back");
     const axis = (own) => ({ gridcolor: line, zerolinecolor: line, linecolor: line, ...own,
       title: { ...(own.title || {}), font: { size: 12 } }, tickfont: { size: narrow ? 9 : 11 },
       dtick: narrow && own.categoryarray && own.categoryarray.length > 12 ? Math.ceil(own.categoryarray.length / 8) : own.dtick });
-    return { ...chart.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    return { ...chart.layout, ...size, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: fore, family: "system-ui, sans-serif", size: 12 },
       hoverlabel: { bgcolor: back, bordercolor: line, font: { color: fore } },
       margin: { l: 50, r: 10, t: 10, b: 45 },
@@ -58,10 +61,11 @@
   async function draw(box) {
     const chart = charts[box.dataset.chart];
     if (!chart) return;
-    const narrow = box.clientWidth < 480;
+    const narrow = printing || box.clientWidth < 480;
+    const size = printing ? { autosize: false, width: box.closest(".n1") ? 640 : 310, height: 290 } : { autosize: true };
     const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
       displayModeBar: narrow ? false : "hover", toImageButtonOptions: { format: "svg", filename: box.dataset.chart } };
-    await Plotly.react(box, traces(chart, narrow), layout(chart, narrow), config);
+    await Plotly.react(box, traces(chart, narrow), layout(chart, narrow, size), config);
     box.dataset.drawn = "yes";
   }
 
@@ -139,7 +143,8 @@
     redraw();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  window.addEventListener("beforeprint", () => { drawAll(); });
+  window.addEventListener("beforeprint", () => { printing = true; boxes().forEach(draw); });
+  window.addEventListener("afterprint", () => { printing = false; redraw(); });
 
   // -- a run that goes on -------------------------------------------------------------------------------
   function take(packed) { charts = packed.charts; tables = packed.tables; }
