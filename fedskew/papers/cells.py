@@ -139,7 +139,8 @@ def job(cell: Cell, seed: int, choice: Choice) -> Job:
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.place, cell.method, choice.variant) | {"seed": seed, **choice.values}
     config = _config(json.dumps(values))
-    label = f"{cell.paper}/{cell.table} {' '.join(filter(None, cell.place))} {cell.method} seed {seed}"
+    what = [f"{cell.paper}/{cell.table}", *cell.place, cell.method, choice.variant or "", f"seed {seed}"]
+    label = " ".join(filter(None, what))
     update = rules.tables[cell.table].update
     if update is None:
         return Job(config, label)
