@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -14,9 +15,11 @@ from fedskew.data import PARTITIONS, make_partition
 from fedskew.data.catalogue import DATASETS
 from fedskew.diagnosis.skew import Floats, Skew, distance
 from fedskew.errors import UserError
+from fedskew.experiment.config import Config
 from fedskew.metrics.summary import mean_std
 from fedskew.papers.cells import Cell, missing_method, table_cells
 from fedskew.papers.protocol import papers, protocol
+from fedskew.report.contenders import flat
 from fedskew.sweep.records_file import read_folder
 
 ACCURACIES = ("best", "last-50 accuracy")
@@ -150,26 +153,46 @@ def _distinctive(rule: str, params: Mapping[str, Any]) -> tuple[tuple[str, Any],
     return tuple(sorted(kept.items()))
 
 
+Runs = dict[int, float]
+"""Accuracy after the last round, in percent, by seed."""
+
+
 def _rerun(results: str | Path | None) -> Iterator[tuple[KnownSetting, Score]]:
-    """Accuracy after the last round of runs that are alike but for method and seed."""
-    groups: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    """Runs that are alike but for method and seed, each method on the seeds that it shares with FedAvg."""
+    groups: dict[tuple[KnownSetting, str], dict[str, dict[str, Runs]]] = {}
+    about: dict[tuple[KnownSetting, str], str] = {}
     for record in read_folder(results) if results is not None else ():
         config = record.config
-        if config.data not in SAMPLES or config.partition.clients is None or not record.finished:
+        setting = _setting_of(config)
+        if setting is None or not record.finished:
             continue
-        params = _distinctive(config.partition.rule, config.partition.params)
-        setting = KnownSetting(
-            config.data, config.partition.rule, params, config.partition.clients, config.clients_per_round
-        )
-        alike = (setting, config.model, config.rounds, config.local_epochs, config.lr, config.batch_size)
-        groups.setdefault(alike, {}).setdefault(config.method, []).append(100 * record.curve[-1][1])
-    for (setting, model, rounds, *_), by_method in groups.items():
-        baseline = by_method.get("fedavg")
-        if baseline is None:
-            continue
-        for method, values in by_method.items():
-            mean, base = mean_std(values).mean, mean_std(baseline).mean
-            yield setting, Score(method, mean, base, f"rerun, {model}, {rounds} rounds", len(values))
+        values = flat(config)
+        alike = setting, json.dumps({k: v for k, v in values.items() if not k.startswith("method.")}, sort_keys=True)
+        about[alike] = f"rerun, {config.model}, {config.rounds} rounds"
+        variant = json.dumps(config.method_params, sort_keys=True)
+        variants = groups.setdefault(alike, {}).setdefault(config.method, {})
+        variants.setdefault(variant, {})[config.seed] = 100 * record.curve[-1][1]
+    for alike, by_method in groups.items():
+        baseline = _usual(by_method.get("fedavg", {}))
+        for method, variants in by_method.items():
+            runs = _usual(variants)
+            seeds = sorted(runs.keys() & baseline.keys())
+            if seeds:
+                mean, base = (mean_std([of[seed] for seed in seeds]).mean for of in (runs, baseline))
+                yield alike[0], Score(method, mean, base, about[alike], len(seeds))
+
+
+def _setting_of(config: Config) -> KnownSetting | None:
+    split = config.partition
+    if config.data not in SAMPLES or split.clients is None:
+        return None
+    params = _distinctive(split.rule, split.params)
+    return KnownSetting(config.data, split.rule, params, split.clients, config.clients_per_round)
+
+
+def _usual(variants: Mapping[str, Runs]) -> Runs:
+    """Of a method's variants, such as those of an ablation, the one that was run most often, then the first."""
+    return max(variants.values(), key=len, default={})
 
 
 @dataclass(frozen=True)

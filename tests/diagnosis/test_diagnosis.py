@@ -95,16 +95,34 @@ def test_where_nothing_helps_fedavg_is_recommended() -> None:
 
 
 def test_results_of_reruns_are_found(tmp_path: Path) -> None:
-    for method, accuracy in (("fedavg", 0.5), ("fedvls", 0.625)):
-        values = {"data": "cifar10", "method": method, "rounds": 1, "partition.clients": 10, "partition.beta": 0.05}
+    runs = [("fedavg", 0, 0.5), ("fedavg", 1, 0.9), ("fedvls", 0, 0.625)]  # fedvls has no partner for seed 1
+    for method, seed, accuracy in runs:
+        values = {"data": "cifar10", "method": method, "seed": seed, "rounds": 1}
+        values |= {"partition.clients": 10, "partition.beta": 0.05}
         config = with_values(Config(), values)
         evaluation = {"accuracy": accuracy, "macro_f1": 0.1, "worst_class": 0.1, "class_accuracy": [accuracy]}
         counted = {"seconds": 1.0, "compute": 1.0, "visits": 1, "tally": {}}
         rows = [{"round": 1, "model_round": 1, "stage": "train", "evaluation": evaluation, **counted}]
-        RecordsFile(tmp_path / "r.jsonl").append(Record.of(method, config, rows, {}))
+        RecordsFile(tmp_path / "r.jsonl").append(Record.of(f"{method}{seed}", config, rows, {}))
     setting = next(s for s in known_settings(tmp_path) if s.label == "cifar10, dirichlet 0.05, 10 clients")
     (score,) = [s for s in setting.scores if s.method == "fedvls" and s.seeds]
     assert score.gain == pytest.approx(12.5)
+    assert score.seeds == 1
+
+
+def test_of_an_ablation_s_variants_the_one_that_was_run_most_counts(tmp_path: Path) -> None:
+    for method, weight, seed, accuracy in [
+        ("fedavg", None, 0, 0.5), ("fedavg", None, 1, 0.5),
+        ("fedvls", 0.0, 0, 0.1), ("fedvls", 0.1, 0, 0.6), ("fedvls", 0.1, 1, 0.6),
+    ]:  # fmt: skip
+        values = {"data": "cifar10", "method": method, "seed": seed, "rounds": 1, "partition.clients": 7}
+        config = with_values(Config(), values | ({} if weight is None else {"method.distill_weight": weight}))
+        evaluation = {"accuracy": accuracy, "macro_f1": 0.1, "worst_class": 0.1, "class_accuracy": [accuracy]}
+        counted = {"seconds": 1.0, "compute": 1.0, "visits": 1, "tally": {}}
+        rows = [{"round": 1, "model_round": 1, "stage": "train", "evaluation": evaluation, **counted}]
+        RecordsFile(tmp_path / "r.jsonl").append(Record.of(f"{method}{weight}{seed}", config, rows, {}))
+    setting = next(s for s in known_settings(tmp_path) if s.clients == 7)
+    assert {s.method: round(s.gain) for s in setting.scores} == {"fedavg": 0, "fedvls": 10}
 
 
 @pytest.mark.parametrize("classes", [10, 4])
