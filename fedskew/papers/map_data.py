@@ -52,7 +52,8 @@ def spots(records: Records, seeds: Sequence[int]) -> list[Spot]:
     reruns = [rerun(cell, seeds, records, Choice()) for cell in table_cells(PAPER, TABLE)]
     found = []
     for (dataset, split, condition, _), column in columns(reruns).items():
-        accuracy = {one.cell.method: one.mean.mean for one in column if one.mean is not None}
+        whole = [one for one in column if one.mean is not None and one.shortened is None]
+        accuracy = {one.cell.method: one.mean.mean for one in whole if one.mean is not None}
         if len(accuracy) > 1:
             share = int(conditions(condition)["participants"]) / clients
             found.append(Spot(dataset, float(split.partition(":")[2]), share, accuracy))

@@ -12,6 +12,8 @@ from fedskew.sweep.record import Record, until
 
 _LAST = 50
 """Rounds over which FedGR averages."""
+_LATE = 10
+"""Rounds over which our own comparison does."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ MEASURES: dict[str, Measure] = {
     **{f"best on {name}": Measure(_best_on(domain)) for name, domain in _DOMAINS.items()},
     "best, mean of domains": Measure(_best_mean_of_domains),
     "last": Measure(lambda r: r.curve[-1][1]),
+    "last-10 accuracy": Measure(lambda r: mean_of_last(r.curve, _LATE).accuracy),
     "last-50 accuracy": Measure(lambda r: mean_of_last(r.curve, _LAST).accuracy),
     "last-50 macro-F1": Measure(lambda r: mean_of_last(until(r.record.f1_curve, r.rounds), _LAST).accuracy),
     "speed-up": Measure(_speed_up, percent=False, compares=True),

@@ -35,7 +35,7 @@ def results_page(folder: str | Path) -> str:
     records = read_folder(folder)
     seeds = seeds_of(records)
     findings = _findings(Path(folder) / FINDINGS)
-    sections = [_HEAD, *_said(findings, "summary"), *_map(records, seeds)]
+    sections = [_HEAD, *_said(findings, "summary"), *_map(records, seeds, findings)]
     for paper, table in all_tables():
         rules = protocol(paper)
         if rules.extends is not None:  # a preprint, with the numbers of the paper
@@ -46,7 +46,7 @@ def results_page(folder: str | Path) -> str:
     return "\n".join(sections).rstrip() + "\n"
 
 
-def _map(records: Records, seeds: Sequence[int]) -> list[str]:
+def _map(records: Records, seeds: Sequence[int], findings: Mapping[str, str]) -> list[str]:
     """Which method for my federation, and the pictures."""
     found = spots(records, seeds)
     if not found:
@@ -54,10 +54,10 @@ def _map(records: Records, seeds: Sequence[int]) -> list[str]:
     datasets = dict.fromkeys(spot.dataset for spot in found)
     pictures = [f"![Gain over FedAvg on {name}](results/map-{name}.png)\n" for name in datasets]
     said = (
-        "All methods under one protocol (`fedskew reproduce fedskew/map --list`), accuracy of the last model. What "
-        "comes within a point of the best is listed beside it.\n"
+        "All methods under one protocol (`fedskew reproduce fedskew/map --list`), mean accuracy of the last 10 rounds. "
+        "What comes within a point of the best is listed beside it.\n"
     )
-    return ["## Which method for my federation\n", said, guide(found), *pictures]
+    return ["## Which method for my federation\n", *_said(findings, "guide"), said, guide(found), *pictures]
 
 
 def _findings(path: Path) -> dict[str, str]:
@@ -66,7 +66,7 @@ def _findings(path: Path) -> dict[str, str]:
     content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: expected a mapping of tables to what was found")
-    known = {"summary", *(f"{paper}/{table}" for paper, table in all_tables())}
+    known = {"summary", "guide", *(f"{paper}/{table}" for paper, table in all_tables())}
     for key in content:
         if str(key).partition(" ")[0] not in known:
             raise UserError(f"{path}: {unknown('table', str(key), known)}")
