@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,7 @@ def command(
 
     config = with_values(settings.config(), {"partition.clients": sites})
     trial = plan_trial(Path(folder), config, assigned(federation or ()))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # however it is ended, it ends what it started
     try:
         with trial:
             say(f"starting a SuperLink on port {trial.port} and {len(trial.sites)} SuperNodes; logs in {folder}/logs")

@@ -46,4 +46,5 @@ data: data.npz                # {kind} data with inputs of shape {shape}; any fo
 state: state                  # what methods keep between rounds; back it up with the data
 # device: cuda
 # threads: 4
+# idle: 600                   # seconds without work after which the worker frees its memory
 """

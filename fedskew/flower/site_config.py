@@ -38,6 +38,8 @@ class SiteConfig:
     device: str = "auto"
     threads: int | None = None
     """Of torch; none: its own choice."""
+    idle: int | None = None
+    """Seconds without work after which the worker ends, and its memory is free, until there is some; none: never."""
     split: str | None = None
     """For trying out on one machine: a saved split of the data, of which this site is one client."""
     client: int = 0
@@ -94,7 +96,7 @@ def _check(values: Mapping[str, Any], data: object) -> None:
     for key in ("name", "data_dir", "state", "device", "split"):
         value = values.get(key)
         expect(value is None or isinstance(value, str), key, value, "text")
-    for key, least in (("client", 0), ("threads", 1)):
+    for key, least in (("client", 0), ("threads", 1), ("idle", 1)):
         value = values.get(key)
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
         expect(value is None or whole, key, value, f"a whole number of at least {least}")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import torch
-
 from fedskew.engine import RoundResult, RoundWork
 from fedskew.errors import UserError
-from fedskew.flower.model_message import model_of, model_tensors, needed_companions, work_tensors
+from fedskew.flower.model_message import needed_companions, work_tensors
 from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Failure, Reply, Sites, good
-from fedskew.flower.tensors import forms, from_bytes, require_like, to_bytes
-from fedskew.flower.wire import Facts, Garbled, is_count
+from fedskew.flower.tensors import to_bytes
+from fedskew.flower.updates import VERSION, Update, checked, result_of, strangers
+from fedskew.flower.wire import Facts, Garbled
 from fedskew.methods.parts import Tensors, pack, unpack
 
 
@@ -33,15 +29,6 @@ class Situation:
     """The models whose encoders stand, frozen, in the one that is trained."""
     oldest: int = 0
     """The oldest round that the server may go back to."""
-
-
-@dataclass(frozen=True)
-class _Update:
-    """What a site sent, found to be in order; without tensors if its numbers are not finite."""
-
-    tensors: Tensors
-    loss: float
-    visits: int
 
 
 @dataclass(frozen=True)
@@ -85,28 +72,28 @@ class SitesEngine:
             self._sites.await_some(self._settings.least)
             updates = self._updates(work, payload)
             if len(updates) >= enough:
-                return _result(work, self._private(work, updates))
+                return result_of(work, self._private(work, updates))
             self._say(f"round {work.key.round + 1}: {len(updates)} of {enough} updates needed came; attempt {attempt}")
         raise UserError(
             f"round {work.key.round + 1} failed {self._settings.attempts} times for want of good updates; the run can "
             "be started again and goes on from here"
         )
 
-    def _updates(self, work: RoundWork, payload: bytes) -> dict[int, _Update]:
+    def _updates(self, work: RoundWork, payload: bytes) -> dict[int, Update]:
         facts = {a.client: self._facts(work, a.client, a.state) for a in work.assignments}
         ahead, self._ahead, group = self._ahead, None, _group(work)
         if ahead is not None and ahead.payload == payload and ahead.answers.keys() == facts.keys():
             answers = ahead.answers
         else:
             answers = self._sites.ask("train", facts, payload, self._settings.round_timeout, group)
-        updates: dict[int, _Update] = {}
+        updates: dict[int, Update] = {}
         self.failures = {}
         for client, answer in answers.items():
             try:
-                updates[client] = _checked(answer, work)
+                updates[client] = checked(answer, work)
             except Garbled as problem:
                 self._leave_out(client, str(problem), group)
-        for client in _strangers(updates):
+        for client in strangers(updates):
             del updates[client]
             self._leave_out(client, "what it sends beside the model has another form than the others'", group)
         for client, update in updates.items():
@@ -114,7 +101,7 @@ class SitesEngine:
                 self._say(f"round {group}: the update of {self._sites.names[client]} is left out: it is not finite")
         return updates
 
-    def _private(self, work: RoundWork, updates: dict[int, _Update]) -> dict[int, _Update]:
+    def _private(self, work: RoundWork, updates: dict[int, Update]) -> dict[int, Update]:
         """With noise on the updates, of which the mean has z·C/K, if the server is to add it."""
         own, finite = self._settings, [client for client, update in updates.items() if update.tensors]
         if own.privacy != "central" or not finite:
@@ -133,7 +120,7 @@ class SitesEngine:
         self._say(f"round {group}: the update of {self._sites.names[client]} is left out: {reason}")
 
     def _facts(self, work: RoundWork, client: int, state: Tensors) -> Facts:
-        kept, own = state.get(_VERSION), self._settings
+        kept, own = state.get(VERSION), self._settings
         return {
             "run": self.situation.run,
             "client": client,
@@ -152,74 +139,3 @@ class SitesEngine:
 def _group(work: RoundWork) -> str:
     """How Flower's logs name a round."""
     return str(work.key.round + 1)
-
-
-_VERSION = "version"
-"""What the server keeps of a client's state: the round of its model after which the site has it."""
-
-
-def _checked(answer: Reply | Failure, work: RoundWork) -> _Update:
-    """An update whose model has the form of the one that was sent."""
-    if isinstance(answer, Failure):
-        raise Garbled(answer.reason)
-    told, model_round = answer.facts, work.key.round
-    if told.get("round") != model_round:
-        raise Garbled(f"it is of round {told.get('round')!r} of its model, expected {model_round}")
-    visits = told.get("visits")
-    if not is_count(visits):
-        raise Garbled(f"it says that it visited {visits!r} samples; expected a whole number")
-    expected = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}
-    unchanged = {name: t for name, t in expected.items() if name.startswith("trained:buffers/")}
-    tensors = unchanged | from_bytes(answer.payload)
-    require_like({name: t for name, t in tensors.items() if name.startswith("trained:")}, expected)
-    if foreign := [name for name in tensors if not name.startswith(("trained:", "uplink/", "tally/"))]:
-        raise Garbled(f"it has a tensor {foreign[0]!r} that nobody asked for")
-    loss = told.get("loss", 0.0)
-    known = isinstance(loss, int | float) and math.isfinite(loss)
-    if not told.get("finite") or not known or not _are_finite(tensors, unchanged):
-        return _Update({}, float("nan"), visits)
-    return _Update(tensors, float(loss), visits)
-
-
-def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
-    """But for a buffer that is meant to hold other numbers and still does."""
-    for name, tensor in tensors.items():
-        finite = tensor.isfinite()
-        if not bool(finite.all()) and not (name in buffers and bool((finite | (tensor == buffers[name])).all())):
-            return False
-    return True
-
-
-def _strangers(updates: Mapping[int, _Update]) -> list[int]:
-    """Sites that send other things beside the model than most do."""
-    kinds = {
-        client: forms({n: t for n, t in update.tensors.items() if not n.startswith("trained:")})
-        for client, update in updates.items()
-        if update.tensors
-    }
-    if not kinds:
-        return []
-    usual = Counter(kinds.values()).most_common(1)[0][0]
-    return [client for client, kind in kinds.items() if kind != usual]
-
-
-def _result(work: RoundWork, updates: Mapping[int, _Update]) -> RoundResult:
-    """One row for every client that was drawn; one that gave nothing has a loss that is not a number."""
-    rows = [updates.get(a.client, _Update({}, float("nan"), 0)) for a in work.assignments]
-    blank = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}  # in the model's own order
-    blank |= {n: torch.zeros_like(t) for row in rows for n, t in row.tensors.items() if n not in blank}
-    device = next(iter(work.sent.params.values())).device
-    stacked = {name: _stacked(rows, name, nothing).to(device) for name, nothing in blank.items()}
-    version = torch.full((len(rows),), work.key.round + 1)
-    return RoundResult(
-        trained=model_of("trained", stacked),
-        uplink=unpack("uplink", stacked),
-        states={_VERSION: version} if any(a.state for a in work.assignments) else {},
-        loss=torch.tensor([row.loss for row in rows], dtype=torch.float64, device=device),
-        tally=unpack("tally", stacked),
-        visits=np.array([row.visits for row in rows], np.int64),
-    )
-
-
-def _stacked(rows: Sequence[_Update], name: str, nothing: torch.Tensor) -> torch.Tensor:
-    return torch.stack([row.tensors.get(name, nothing) for row in rows])

@@ -21,6 +21,8 @@ from fedskew.flower.planning import resolved, settings_of
 from fedskew.flower.processes import Process
 
 _POLL_SECONDS = 0.3
+_IDLE_SECONDS = 30
+"""After which a site's worker ends: a trial may have more sites than the machine has memory for workers."""
 _SAID = re.compile(r"fedskew: (.*)")
 
 
@@ -73,6 +75,7 @@ def _site(client: int, name: str, config: Config) -> dict[str, object]:
         "client": client,
         "device": config.device,
         "threads": 1,
+        "idle": _IDLE_SECONDS,
     }
 
 

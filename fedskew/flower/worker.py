@@ -37,10 +37,15 @@ def main(path: str, guardian: int) -> None:
 
 
 def serve(path: Path, listener: socket.socket) -> None:
-    """Answer one ClientApp after another, until one brings newer code of the federation's own."""
+    """Answer one ClientApp after another, until one brings newer code of the federation's own, or none comes."""
     desk = _Desk(path)
     while True:
-        connection, _ = listener.accept()
+        listener.settimeout(desk.idle)
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            return
+        connection.settimeout(None)
         with connection:
             try:
                 facts, payload = receive_frame(connection)
@@ -59,6 +64,8 @@ class _Desk:
         self._read_at = 0
         self._site: Site | None = None
         self._apps: list[str] = []
+        self.idle: float | None = None
+        """Seconds to wait for the next ClientApp; None: for ever."""
 
     def outdated(self, paths: list[str]) -> bool:
         """Whether own methods or models were imported from an app that is no longer the one in use."""
@@ -84,6 +91,7 @@ class _Desk:
             self._site = None
             config = load_site(self._path)
             _use_threads(config.threads)
+            self.idle = config.idle
             self._site, self._read_at = Site(config), changed
         return self._site
 

@@ -97,6 +97,13 @@ def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(runni
     assert not place.exists()
 
 
+def test_it_ends_when_it_is_idle_for_as_long_as_its_site_says(running: Running) -> None:
+    running.site.write_text("name: a\ndata: digits.npz\ndevice: cpu\nidle: 1\n")
+    assert running.asked()["samples"] == 180
+    assert running.worker.wait(PATIENCE) == 0
+    assert not socket_path(running.site, running.guardian.pid).exists()
+
+
 def test_it_gives_way_when_the_app_brings_other_code(running: Running, tmp_path: Path) -> None:
     for version in ("one", "two"):
         (tmp_path / version).mkdir()

@@ -1,0 +1,97 @@
+"""What came back from the sites in a round: checked, and put together as an engine's result."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedskew.engine import RoundResult, RoundWork
+from fedskew.flower.model_message import model_of, model_tensors
+from fedskew.flower.sites import Failure, Reply
+from fedskew.flower.tensors import forms, from_bytes, require_like
+from fedskew.flower.wire import Garbled, is_count
+from fedskew.methods.parts import Tensors, unpack
+
+VERSION = "version"
+"""What the server keeps of a client's state: the round of its model after which the site has it."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a site sent, found to be in order; without tensors if its numbers are not finite."""
+
+    tensors: Tensors
+    loss: float
+    visits: int
+
+
+def checked(answer: Reply | Failure, work: RoundWork) -> Update:
+    """An update whose model has the form of the one that was sent."""
+    if isinstance(answer, Failure):
+        raise Garbled(answer.reason)
+    told, model_round = answer.facts, work.key.round
+    if told.get("round") != model_round:
+        raise Garbled(f"it is of round {told.get('round')!r} of its model, expected {model_round}")
+    visits = told.get("visits")
+    if not is_count(visits):
+        raise Garbled(f"it says that it visited {visits!r} samples; expected a whole number")
+    expected = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}
+    unchanged = {name: t for name, t in expected.items() if name.startswith("trained:buffers/")}
+    tensors = unchanged | from_bytes(answer.payload)
+    require_like({name: t for name, t in tensors.items() if name.startswith("trained:")}, expected)
+    if foreign := [name for name in tensors if not name.startswith(("trained:", "uplink/", "tally/"))]:
+        raise Garbled(f"it has a tensor {foreign[0]!r} that nobody asked for")
+    loss = told.get("loss", 0.0)
+    known = isinstance(loss, int | float) and math.isfinite(loss)
+    if not told.get("finite") or not known or not _are_finite(tensors, unchanged):
+        return Update({}, float("nan"), visits)
+    return Update(tensors, float(loss), visits)
+
+
+def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
+    """But for a buffer that is meant to hold other numbers and still does."""
+    for name, tensor in tensors.items():
+        finite = tensor.isfinite()
+        if not bool(finite.all()) and not (name in buffers and bool((finite | (tensor == buffers[name])).all())):
+            return False
+    return True
+
+
+def strangers(updates: Mapping[int, Update]) -> list[int]:
+    """Sites that send other things beside the model than most do."""
+    kinds = {
+        client: forms({n: t for n, t in update.tensors.items() if not n.startswith("trained:")})
+        for client, update in updates.items()
+        if update.tensors
+    }
+    if not kinds:
+        return []
+    usual = Counter(kinds.values()).most_common(1)[0][0]
+    return [client for client, kind in kinds.items() if kind != usual]
+
+
+def result_of(work: RoundWork, updates: Mapping[int, Update]) -> RoundResult:
+    """One row for every client that was drawn; one that gave nothing has a loss that is not a number."""
+    rows = [updates.get(a.client, Update({}, float("nan"), 0)) for a in work.assignments]
+    blank = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}  # in the model's own order
+    blank |= {n: torch.zeros_like(t) for row in rows for n, t in row.tensors.items() if n not in blank}
+    device = next(iter(work.sent.params.values())).device
+    stacked = {name: _stacked(rows, name, nothing).to(device) for name, nothing in blank.items()}
+    version = torch.full((len(rows),), work.key.round + 1)
+    return RoundResult(
+        trained=model_of("trained", stacked),
+        uplink=unpack("uplink", stacked),
+        states={VERSION: version} if any(a.state for a in work.assignments) else {},
+        loss=torch.tensor([row.loss for row in rows], dtype=torch.float64, device=device),
+        tally=unpack("tally", stacked),
+        visits=np.array([row.visits for row in rows], np.int64),
+    )
+
+
+def _stacked(rows: Sequence[Update], name: str, nothing: torch.Tensor) -> torch.Tensor:
+    return torch.stack([row.tensors.get(name, nothing) for row in rows])
