@@ -374,6 +374,27 @@ def prototype_distance(features: Tensor, targets: Tensor, prototypes: Tensor, kn
     return batch_mean(torch.where(known.any(dim=-1)[_index(targets)], squares, 0.0), targets)
 
 
+def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """max(0, ‖g_c − g_c'‖ − ‖f̄_c − g_c'‖), the mean over the classes c of the batch and all others (FedMR, inter term).
+
+    `prototypes[C, d]` are the g_c, `known[C]` tells which there are; pairs without both cost nothing.
+    """
+    x, g = features.flatten(1), prototypes.detach()
+    members = class_masks(targets, len(known)).to(x.dtype)
+    means = members.T @ x / members.sum(dim=0).clamp(min=1).unsqueeze(-1)
+    here = (members.sum(dim=0) > 0) & known
+    pairs = here.unsqueeze(-1) & known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
+    shortfall = (_distances(g, g) - _distances(means, g)).clamp(min=0)
+    return torch.where(pairs, shortfall, 0.0).sum() / pairs.sum().clamp(min=1)
+
+
+def _distances(some: Tensor, others: Tensor) -> Tensor:
+    """‖a − b‖ of every pair, with a slope of 0 where they coincide."""
+    squares = (some.unsqueeze(1) - others).square().sum(dim=-1)
+    apart = squares > 0
+    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
+
+
 def decorrelation(features: Tensor, targets: Tensor) -> Tensor:
     """The mean square of the off-diagonal of XᵀX, over N; X the N standardised features (FedDecorr).
 

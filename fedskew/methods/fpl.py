@@ -15,42 +15,30 @@ sample a round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.errors import UserError, expect
-from fedskew.losses import class_masks, prototype_contrast, prototype_distance
+from fedskew.errors import expect
+from fedskew.losses import prototype_contrast, prototype_distance
 from fedskew.methods.catalogue import method
+from fedskew.methods.class_means import SendsClassMeans
 from fedskew.methods.finch import finch
-from fedskew.methods.parts import Client, Outputs, Reveals, Seen, Tensors, Trained, Updates
-from fedskew.methods.regularisers import Regulariser
+from fedskew.methods.parts import Client, Outputs, Tensors, Updates
 
 
 @method("fpl", paper="Huang et al., CVPR 2023")
 @dataclass(frozen=True)
-class FPL(Regulariser):
+class FPL(SendsClassMeans):
     """Features drawn to the prototypes of their class, clustered over clients."""
 
     temperature: float = 0.02
     """Published with lr 0.01 and all clients in every round; else a higher one may be wanted (docs/fidelity.md)."""
 
-    needs_features = True
-    sends = "mean feature of each class"
-    reveals: ClassVar[Reveals] = "label presence, prototypes"
-    extra_compute = "1 forward of each sample a round"
-
     def __post_init__(self) -> None:
         expect(self.temperature > 0, "temperature", self.temperature, "a number > 0")
-
-    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        rows = params.get("head.weight")
-        if rows is None or rows.dim() != 2 or len(rows) != classes:
-            raise UserError("fpl needs a model with a linear layer 'head' at its end; choose one of fedskew's models")
 
     def server_state(self, params: Tensors) -> Tensors:
         rows = params["head.weight"].detach().unsqueeze(1)
@@ -64,16 +52,6 @@ class FPL(Regulariser):
         prototypes, known = server["prototypes"], server["prototype_known"]
         contrast = prototype_contrast(features, y, prototypes, known, self.temperature)
         return contrast + prototype_distance(features, y, prototypes, known)
-
-    def closing(self, seen: Seen, client: Client) -> Tensors:
-        features = seen.out.known_features.flatten(1)
-        members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
-        return {"feature_sums": members.T @ features, "feature_counts": members.sum(dim=0)}
-
-    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
-        counts = trained.closing["feature_counts"]
-        means = trained.closing["feature_sums"] / counts.clamp(min=1).unsqueeze(-1)
-        return {"prototypes": means, "prototype_known": counts > 0}
 
     def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:
         sent, known = (updates.uplink[name].cpu().numpy() for name in ("prototypes", "prototype_known"))

@@ -15,7 +15,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.server import Server
 from fedskew.losses import batch_mean
 from fedskew.methods import Client, Method, Outputs, Stage, make_method
-from fedskew.methods.decorrelation import FedDecorr
+from fedskew.methods.feddecorr import FedDecorr
 from fedskew.methods.fedvls import FedVLS
 from fedskew.models import Classifier
 

@@ -1,0 +1,41 @@
+"""What methods with prototypes share: at a round's end a client sends the mean feature of each of its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedskew.errors import UserError
+from fedskew.losses import class_masks
+from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained
+from fedskew.methods.regularisers import Regulariser
+
+
+@dataclass(frozen=True)
+class SendsClassMeans(Regulariser):
+    """`prototypes[C, d]` and `prototype_known[C]` go up: zeros and False for a class that the client lacks."""
+
+    needs_features = True
+    sends = "mean feature of each class"
+    reveals: ClassVar[Reveals] = "label presence, prototypes"
+    extra_compute = "1 forward of each sample a round"
+
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
+        rows = params.get("head.weight")
+        if rows is None or rows.dim() != 2 or len(rows) != classes:
+            raise UserError(
+                "prototypes need a model with a linear layer 'head' at its end; choose one of fedskew's models"
+            )
+
+    def closing(self, seen: Seen, client: Client) -> Tensors:
+        features = seen.out.known_features.flatten(1)
+        members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
+        return {"feature_sums": members.T @ features, "feature_counts": members.sum(dim=0)}
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        counts = trained.closing["feature_counts"]
+        means = trained.closing["feature_sums"] / counts.clamp(min=1).unsqueeze(-1)
+        return {"prototypes": means, "prototype_known": counts > 0}

@@ -1,0 +1,37 @@
+"""FedDecorr: features whose dimensions are not copies of one another.
+
+Shi et al., "Towards understanding and mitigating dimensional collapse in heterogeneous federated learning", ICLR 2023.
+
+    L = base + β·(1/N)·mean_{i≠j} (XᵀX)_{ij}²        X: the batch's N features, standardised
+
+The base is cross entropy, or the loss of the objective that it is combined with. Leaves the client: the model. Extra
+compute: none to speak of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.losses import decorrelation
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Outputs
+from fedskew.methods.regularisers import Regulariser
+
+
+@method("feddecorr", paper="Shi et al., ICLR 2023")
+@dataclass(frozen=True)
+class FedDecorr(Regulariser):
+    """Decorrelated features."""
+
+    beta: float = 0.1
+
+    needs_features = True
+
+    def __post_init__(self) -> None:
+        expect(self.beta >= 0, "beta", self.beta, "a number ≥ 0")
+
+    def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        return self.beta * decorrelation(out.known_features, y)
