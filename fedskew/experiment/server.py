@@ -170,7 +170,8 @@ class Server:
             after = replace(after, clients=self._kept(this, result, finite, after))
             after = self._past_empty_stages(after.with_trainee(stage.model, trainee))
             row = self._row(this, replace(report, finite=finite), result.visits, after)
-            row["bytes"] = traffic(work, result) if stage.cohort == "clients" else {"down": 0, "up": 0}
+            federated = stage.cohort == "clients"
+            row["bytes"] = traffic(work, result, stage.concatenates) if federated else {"down": 0, "up": 0}
             laps.append(time.perf_counter())
             if self._is_evaluated(this, after):
                 row |= self._evaluated(this, result, finite, trainee, after)
@@ -299,7 +300,7 @@ class Server:
     def _row(self, this: _Round, report: RoundReport, visited: npt.NDArray[np.int64], after: RunState) -> Row:
         finite, visits = report.finite, int(visited.sum())
         forwards = this.stage.objective.extra_forwards(visits, report.tally) if visits else 0.0
-        passes = pass_visits(self._parts(this.stage)) * float(this.participants.sizes.sum())
+        passes = pass_visits(self._parts(this.stage)) * sum(map(len, this.participants.samples))
         spent = visits * this.stage.cost * self._method.solver.gradients() + forwards / 3 + passes
         return {
             "round": after.round,

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from fedskew.engine import ModelState, RoundResult, RoundWork
 
 
-def traffic(work: RoundWork, result: RoundResult) -> dict[str, int]:
-    """Bytes that all participants receive (`down`) and send (`up`).
+def traffic(work: RoundWork, result: RoundResult, frozen: Sequence[str] = ()) -> dict[str, int]:
+    """Bytes that all participants receive (`down`) and send (`up`); `frozen` are the models whose encoders stand in the
+    one that is trained.
 
-    A model that an earlier stage left (PKD's experts) is sent with every round: the server cannot know what a client
-    has kept. Label counts and sample numbers, some bytes, are not counted.
+    A model that an earlier stage left (PKD's experts, FedConcat's encoders) is sent with every round: the server cannot
+    know what a client has kept. Label counts and sample numbers, some bytes, are not counted.
     """
-    companions = [work.companions[name] for name in work.objective.companions() if name in work.companions]
-    received = sum(map(_size, (work.sent, *companions))) + _bytes(work.downlink.values())
+    asked = [name for name in work.objective.companions() if name in work.companions]
+    earlier = [work.companions[name] for name in (*asked, *frozen)]
+    received = sum(map(_size, (work.sent, *earlier))) + _bytes(work.downlink.values())
     return {
         "down": len(work.assignments) * received,
         "up": _size(result.trained) + _bytes(result.uplink.values()),

@@ -42,6 +42,24 @@ def test_pkd_s_experts_are_sent_with_every_round_that_asks_them() -> None:
     assert distilled["bytes"]["up"] == DRAWN * model_bytes()
 
 
+def test_fedconcat_s_encoders_are_sent_with_every_round_of_the_head_and_the_head_comes_back() -> None:
+    history = rows("fedconcat", clusters=2, encoder_rounds=1, head_batches=1)
+    encoder, head = history[0], history[-1]
+    assert encoder["bytes"]["down"] == encoder["bytes"]["up"] == len(encoder["clients"]) * model_bytes()
+    assert head["stage"] == "head"
+    assert head["bytes"]["up"] == DRAWN * 4 * (2 * 200 * 10 + 10)
+    assert head["bytes"]["down"] == head["bytes"]["up"] + 2 * DRAWN * model_bytes()
+
+
+def test_a_pass_over_the_batches_that_a_client_trains_on_costs_no_more_than_those() -> None:
+    alone, observed = (rows(method, clusters=1, encoder_rounds=1)[-1] for method in ("fedconcat", "fedconcat+fpl"))
+    assert alone["stage"] == observed["stage"] == "head"
+    fed = fs.federation("digits", fs.Dirichlet(clients=CLIENTS, beta=1.0))
+    whole = fed.sizes[alone["clients"]].sum()
+    assert alone["visits"] < whole
+    assert observed["compute"] - alone["compute"] == pytest.approx(alone["visits"] / 3 / whole)
+
+
 def test_the_parts_of_a_round_s_time_are_within_it() -> None:
     for row in rows("fedavg"):
         assert row["time"].keys() == {"train", "server", "evaluate"}
