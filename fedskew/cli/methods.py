@@ -12,7 +12,13 @@ from fedskew.cli.run import examples
 if TYPE_CHECKING:
     from fedskew.methods import Entry, Part
 
-EXAMPLES = ("fedskew methods", "fedskew methods 'fedlmd*'", "fedskew methods fedvls", "fedskew methods --combinations")
+EXAMPLES = (
+    "fedskew methods",
+    "fedskew methods 'fedlmd*'",
+    "fedskew methods fedvls",
+    "fedskew methods fedvls+fedsam",
+    "fedskew methods --combinations",
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -21,7 +27,8 @@ def add_to(app: typer.Typer) -> None:
 
 def _command(
     pattern: Annotated[
-        str, typer.Argument(metavar="PATTERN", help="a name, which is shown in detail, or a pattern such as 'fed*'")
+        str,
+        typer.Argument(metavar="PATTERN", help="a name or a combination, shown in detail, or a pattern such as 'fed*'"),
     ] = "*",
     combinations: Annotated[
         bool, typer.Option("--combinations", help="which methods combine, as Markdown; the others are refused")
@@ -31,14 +38,14 @@ def _command(
     """List the methods. Join several with +: one objective, one regulariser, one solver, one server rule."""
     from fedskew.cli.terminal import print_json
     from fedskew.errors import unknown
-    from fedskew.methods import METHODS, listing
+    from fedskew.methods import METHODS, joined, listing
 
     if combinations:
         from fedskew.methods.combinations import table
 
         typer.echo(table(), nl=False)
         return
-    entries = listing(pattern)
+    entries = [joined(pattern)] if {"+", ":"} & set(pattern) else listing(pattern)
     if not entries:
         raise unknown("method", pattern, [name for e in METHODS.values() for name in (e.name, *e.aliases)])
     if as_json:
@@ -74,12 +81,19 @@ def _json(entry: Entry) -> dict[str, Any]:
         "sends": entry.sends,
         "reveals": entry.reveals,
         "extra_compute": entry.extra_compute,
-        "parameters": entry.defaults,
+        "parameters": _defaults(entry),
     }
 
 
-def _parameters(entry: Entry) -> str:
-    return ", ".join(f"{name}={_value(value)}" for name, value in entry.defaults.items())
+def _defaults(entry: Entry) -> dict[str, object]:
+    """The hyper-parameters of all parts, under the names by which they are set."""
+    from fedskew.methods import make_method
+
+    return make_method(entry.name).params
+
+
+def _parameters(entry: Entry, between: str, spaced: str) -> str:
+    return between.join(f"{name}{spaced}{_value(value)}" for name, value in _defaults(entry).items())
 
 
 def _value(value: object) -> str:
@@ -105,8 +119,8 @@ def _show(entries: list[Entry]) -> None:
             name.append(f"\n{alias}", style="dim")
         does = Text(entry.summary)
         does.append(f" {entry.paper}", style="dim")
-        if entry.defaults:
-            does.append(f"\n{_parameters(entry)}", style="cyan")
+        if parameters := _parameters(entry, ", ", "="):
+            does.append(f"\n{parameters}", style="cyan")
         what.add_row(name, does)
         cost.add_row(name, ", ".join(kinds(entry)) or "-", entry.sends, entry.reveals, entry.extra_compute)
     console = stdout()
@@ -130,7 +144,7 @@ def _show_one(entry: Entry) -> None:
         "leaves the client": entry.sends,
         "server learns of labels": entry.reveals,
         "extra compute": entry.extra_compute,
-        "parameters": "\n".join(f"{name} = {_value(value)}" for name, value in entry.defaults.items()) or "none",
+        "parameters": _parameters(entry, "\n", " = ") or "none",
     }
     for heading, value in rows.items():
         table.add_row(Text(heading, style="bold"), Text(value))

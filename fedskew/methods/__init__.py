@@ -35,7 +35,7 @@ from fedskew.methods import (
     scaffold,
 )
 from fedskew.methods.catalogue import METHODS, Entry, find, is_bound, listing, method, register
-from fedskew.methods.composition import Method, make_method
+from fedskew.methods.composition import Method, joined, make_method
 from fedskew.methods.parts import (
     Client,
     Gradient,
@@ -102,6 +102,7 @@ __all__ = [
     "focal_loss",
     "fpl",
     "is_bound",
+    "joined",
     "label_smoothing",
     "listing",
     "make_method",

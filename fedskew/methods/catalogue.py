@@ -27,25 +27,20 @@ class Entry:
     """What its file says of it."""
 
     @property
-    def defaults(self) -> dict[str, object]:
-        """The hyper-parameters of all parts, as they are unless the user says otherwise."""
-        return {f.name: getattr(part(), f.name) for part in self.parts for f in fields(part)}
-
-    @property
     def stands_alone(self) -> bool:
         """Whether it is a bound to compare methods with, rather than a method."""
         return any(issubclass(part, Schedule) and part.stands_alone for part in self.parts)
 
     @property
     def reveals(self) -> str:
-        told = [part.reveals for part in self.parts if part.reveals != "nothing"]
-        return ", ".join(told) or "nothing"
+        told = [what for part in self.parts if part.reveals != "nothing" for what in part.reveals.split(", ")]
+        return ", ".join(dict.fromkeys(told)) or "nothing"
 
     @property
     def sends(self) -> str:
         if self.stands_alone:
             return ", ".join(part.sends for part in self.parts if part.sends) or "nothing"
-        return ", ".join(["model, sample count", *(part.sends for part in self.parts if part.sends)])
+        return ", ".join(dict.fromkeys(["model, sample count", *(part.sends for part in self.parts if part.sends)]))
 
     @property
     def extra_compute(self) -> str:

@@ -91,6 +91,19 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     return Method(name=spelled, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
 
 
+def joined(name: str) -> Entry:
+    """What the methods that `name` joins with + set, send, reveal and cost together."""
+    method = make_method(name)  # refuses those that do not combine
+    entries = list(dict.fromkeys(find(part) for part in name.split("+")))
+    return Entry(
+        method.name,
+        tuple(part for entry in entries for part in entry.parts),
+        paper="; ".join(entry.paper for entry in entries if entry.paper),
+        summary=" ".join(entry.summary for entry in entries),
+        document="\n\n".join(entry.document or entry.summary for entry in entries),
+    )
+
+
 def _refuse_beside_others(entries: list[Entry], name: str) -> None:
     for entry in entries:
         if entry.stands_alone and len(entries) > 1:

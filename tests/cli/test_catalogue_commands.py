@@ -57,6 +57,26 @@ def test_every_method_has_a_page(name, cli):
     assert METHODS[name].document.splitlines()[0] in outcome.out
 
 
+def test_a_combination_is_shown_as_one_method(cli):
+    (entry,) = cli("methods", "fedgr+fpl+fedcurv", "--json").json["methods"]
+    assert entry["kinds"] == ["objective", "server rule", "regulariser", "solver"]
+    assert entry["reveals"] == "label presence, prototypes"
+    assert entry["sends"].startswith(
+        "model, sample count, label presence, mean feature of each class, change of Fisher"
+    )
+    assert entry["extra_compute"].startswith("1 forward of each sample a round, 1 forward and backward")
+    assert {"gravity", "temperature", "curvature_weight"} <= set(entry["parameters"])
+    shown = cli("methods", "fedlmd+mofedsam").out
+    for told in ("ACM Multimedia 2023", "ICML 2022", "objective.beta = 1.0", "solver.beta = 0.1"):
+        assert told in shown
+
+
+def test_a_combination_that_is_refused_is_not_shown(cli):
+    outcome = cli("methods", "fedvls+fedlmd")
+    assert outcome.status == 2
+    assert "both set the objective" in outcome.err
+
+
 def test_a_pattern_picks_methods(cli):
     found = {entry["name"] for entry in cli("methods", "fedlmd*", "--json").json["methods"]}
     assert found == {name for name in METHODS if name.startswith("fedlmd")}

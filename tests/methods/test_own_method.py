@@ -48,7 +48,7 @@ def test_it_takes_less_than_thirty_lines() -> None:
 def test_it_is_in_the_catalogue_like_any_other(focal: type[Objective]) -> None:
     entry = METHODS["focal"]
     assert entry.summary == "Cross entropy that turns to the samples still wrong."
-    assert entry.defaults == {"gamma": 2.0}
+    assert fs.make_method("focal").params == {"gamma": 2.0}
     with pytest.raises(UserError, match="did you mean 'gamma'"):
         fs.make_method("focal", {"gama": 1.0})
 
