@@ -49,10 +49,10 @@ def serve(path: Path, listener: socket.socket) -> None:
         with connection:
             try:
                 facts, payload = receive_frame(connection)
-                if desk.outdated(facts["paths"]):
+                if desk.outdated(facts.get("paths", [])):
                     return
                 send_frame(connection, *desk.answer(facts, payload))
-            except (OSError, EOFError):  # the ClientApp was killed: the next one asks again
+            except (OSError, EOFError, ValueError):  # the ClientApp was killed in the middle: the next one asks again
                 continue
 
 
@@ -75,7 +75,7 @@ class _Desk:
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
         try:
-            new = [path for path in facts.pop("paths") if path not in sys.path]
+            new = [path for path in facts.pop("paths", []) if path not in sys.path]
             self._apps += new  # the app's own folder, in which a federation's own methods and models may lie
             sys.path += new
             return self._current().answer(facts, payload)

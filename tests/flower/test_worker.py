@@ -80,6 +80,8 @@ def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(runni
 
     with running.connected() as killed:  # a ClientApp that is killed in the middle of its message
         killed.sendall(b"\0\0")
+    with running.connected() as stranger:  # one that speaks no JSON
+        stranger.sendall((3).to_bytes(8, "big") + bytes(8) + b"???")
     assert running.asked()["samples"] == 180
 
     colour = {**running.terms["contract"], "shape": [3, 8, 8], "mean": [0.5] * 3, "std": [1.0] * 3}
