@@ -116,6 +116,24 @@ def test_one_cluster_is_fedavg_and_then_head_training() -> None:
     np.testing.assert_allclose(params["head.bias"].numpy(), fedavg[:, -1], rtol=0, atol=1e-12)
 
 
+def test_a_round_of_the_head_costs_a_forward_of_every_encoder() -> None:
+    _, rows = played(serve("fedconcat", {"clusters": 2}, federation=federation(PAIRED), local_epochs=2))
+    assert rows[-1]["stage"] == "head"
+    assert rows[-1]["compute"] == pytest.approx(2 / 3 / 2)  # once over the samples that FedAvg visits twice
+
+
+def test_a_cluster_s_control_variate_is_the_mean_over_its_own_clients() -> None:
+    fed = federation(PAIRED)
+    states, _ = played(serve("fedconcat+scaffold", {"clusters": 2}, federation=fed, rounds=2, clients_per_round=2))
+    for place, cluster in enumerate(([0, 2], [1, 3])):
+        model = f"encoder.{place}"
+        kept = states[-1].clients.of(model, cluster)
+        own = [state["control/head.weight"].numpy() for state in kept if state]
+        assert own
+        common = states[-1].trainees[model].server["control/head.weight"].numpy()
+        np.testing.assert_allclose(common, np.sum(own, axis=0) / len(cluster), rtol=1e-11, atol=1e-14)
+
+
 def test_clusters_share_out_the_clients_of_a_round() -> None:
     fed = split("digits", Dirichlet(20, 0.1), 0)
     enlisted = Enlistment(fed, settings(clients_per_round=10))

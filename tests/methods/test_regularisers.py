@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import fedskew as fs
 from fedskew.errors import UserError
 from fedskew.experiment.server import Server
-from fedskew.losses import batch_mean
-from fedskew.methods import Client, Method, Outputs, Stage, make_method
+from fedskew.losses import IGNORE, batch_mean, cross_entropy
+from fedskew.methods import Client, Method, Objective, Outputs, Stage, Tensors, make_method
 from fedskew.methods.feddecorr import FedDecorr
 from fedskew.methods.fedvls import FedVLS
 from fedskew.models import Classifier
@@ -34,7 +34,7 @@ def weights(method: str | Method, params: dict[str, Any] | None = None, **change
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-@pytest.mark.parametrize("base", ["fedvls", "fedlmd", "moon", "fedlmd-switch+fedsam+fedavgm", "fedgr"])
+@pytest.mark.parametrize("base", ["fedvls", "fedlmd", "moon", "balancefl", "fedlmd-switch+fedsam+fedavgm", "fedgr"])
 @pytest.mark.parametrize(("regulariser", "parameter"), [("feddecorr", "feddecorr.beta"), ("fedmr", "fedmr.mu")])
 def test_without_weight_it_leaves_any_method_alone(regulariser: str, parameter: str, base: str, engine: str) -> None:
     alone = weights(base, engine=engine)
@@ -101,3 +101,21 @@ def test_its_parameters_are_found_by_its_name() -> None:
     assert method.params["objective.temperature"] == 2.0
     assert make_method("fpl+fedlmd", method.params) == method
     assert isinstance(method.stages(1, 1, {})[0], Stage)
+
+
+@dataclass(frozen=True)
+class Counting(Objective):
+    """Cross entropy that counts the samples it sees."""
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return cross_entropy(out.logits, y)
+
+    def tally(self, out: Outputs, y: Tensor) -> Tensors:
+        return {"counted": (y != IGNORE).sum()}
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_what_the_objective_counts_is_still_counted(engine: str) -> None:
+    method = Method("counting", Counting(), regulariser=FedDecorr())
+    _, rows = played(Server(federation(), method, two_layers(), settings(engine=engine, batch_size=2)))
+    assert [row["tally"] for row in rows] == [{"counted": row["visits"]} for row in rows]

@@ -27,9 +27,10 @@ from torch import nn
 
 from fedskew.errors import UserError
 from fedskew.experiment.server import Server
-from fedskew.methods import ServerRule, Updates, make_method
+from fedskew.methods import ServerRule, Tensors, Updates, make_method
 from fedskew.methods.fedexp import FedExP
 from fedskew.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedskew.methods.hooks import server_step
 from fedskew.methods.robust import Median, NormClipping, TrimmedMean
 from fedskew.models import Classifier
 
@@ -249,6 +250,21 @@ def test_a_clipped_update_has_the_largest_length_allowed() -> None:
 
 
 # -- all ---------------------------------------------------------------------------------------------------
+
+
+class Forgetful(ServerRule):
+    """The mean, and nothing kept."""
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        return updates.mean(), {}
+
+
+def test_what_a_rule_does_not_mention_the_server_keeps() -> None:
+    sent, kept = {"w": torch.zeros(2)}, {"prototypes": torch.ones(3)}
+    updates = Updates({"w": torch.ones(1, 2)}, torch.ones(1).double(), {}, 0.1, 1.0)
+    params, after = server_step(Forgetful(), (), sent, updates, kept)
+    assert torch.equal(params["w"], torch.ones(2))
+    assert after == kept
 
 
 @pytest.mark.parametrize(
