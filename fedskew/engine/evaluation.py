@@ -15,7 +15,7 @@ from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.execution import Memory, captured, compiled
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.rows import RowLayout
-from fedskew.methods.parts import Survey
+from fedskew.methods.stages import Survey
 
 _BATCH = 1000
 

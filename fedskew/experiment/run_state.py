@@ -10,7 +10,8 @@ import torch
 
 from fedskew.engine.network import ModelState
 from fedskew.experiment.client_states import ClientStates, HeldStates
-from fedskew.methods.parts import Notes, Tensors, pack, unpack
+from fedskew.methods.parts import Tensors, pack, unpack
+from fedskew.methods.stages import Notes
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,9 @@ from fedskew.methods.parts import (
     Objective,
     Outputs,
     Part,
-    Schedule,
     Seen,
     ServerRule,
     Solver,
-    Stage,
-    Survey,
     Tensors,
     Trained,
     Updates,
@@ -55,6 +52,7 @@ from fedskew.methods.parts import (
     unpack,
 )
 from fedskew.methods.regularisers import Regulariser
+from fedskew.methods.stages import Schedule, Stage, Survey
 
 __all__ = [
     "METHODS",

@@ -19,7 +19,8 @@ from typing import ClassVar
 
 from fedskew.methods.catalogue import method
 from fedskew.methods.fedavg import CrossEntropy
-from fedskew.methods.parts import Notes, Reveals, Schedule, Stage
+from fedskew.methods.parts import Reveals
+from fedskew.methods.stages import Notes, Schedule, Stage
 
 
 @method("centralised", "centralized", paper="a bound, no federated method")

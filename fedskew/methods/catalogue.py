@@ -9,8 +9,9 @@ from fnmatch import fnmatch
 from typing import TypeVar
 
 from fedskew.errors import UserError, expect, unknown
-from fedskew.methods.parts import Objective, Part, Schedule, ServerRule, Solver
+from fedskew.methods.parts import Objective, Part, ServerRule, Solver
 from fedskew.methods.regularisers import Regulariser
+from fedskew.methods.stages import Schedule
 from fedskew.user_code import user_module
 
 

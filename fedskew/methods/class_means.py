@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedskew.errors import UserError
 from fedskew.losses import class_masks
+from fedskew.methods.linear_head import expect_linear_head
 from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained
 from fedskew.methods.regularisers import Regulariser
 
@@ -24,11 +24,7 @@ class SendsClassMeans(Regulariser):
     extra_compute = "1 forward of each sample a round"
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        rows = params.get("head.weight")
-        if rows is None or rows.dim() != 2 or len(rows) != classes:
-            raise UserError(
-                "prototypes need a model with a linear layer 'head' at its end; choose one of fedskew's models"
-            )
+        expect_linear_head("a method with prototypes", params, classes)
 
     def closing(self, seen: Seen, client: Client) -> Tensors:
         features = seen.out.known_features.flatten(1)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fedskew.methods.catalogue import METHODS, Entry
 from fedskew.methods.composition import slot_of
-from fedskew.methods.parts import Part, Schedule
+from fedskew.methods.parts import Part
+from fedskew.methods.stages import Schedule
 
 BOUND = "bound"
 _ORDER = ("objective", "stages", "regulariser", "solver", "server rule")

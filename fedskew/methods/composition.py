@@ -13,8 +13,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from fedskew.errors import UserError, nearest
 from fedskew.methods.catalogue import METHODS, Entry, check_part, find
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
-from fedskew.methods.parts import Notes, Objective, Part, Schedule, ServerRule, Solver, Stage, Survey
+from fedskew.methods.parts import Objective, Part, ServerRule, Solver
 from fedskew.methods.regularisers import Regularised, Regulariser
+from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 
 
 @dataclass(frozen=True)

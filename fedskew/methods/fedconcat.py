@@ -20,11 +20,13 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedskew.errors import UserError, expect
+from fedskew.errors import expect
 from fedskew.methods.catalogue import method
 from fedskew.methods.fedavg import CrossEntropy
 from fedskew.methods.label_clusters import label_clusters
-from fedskew.methods.parts import Notes, Reveals, Schedule, Stage, Survey
+from fedskew.methods.linear_head import expect_linear_head
+from fedskew.methods.parts import Reveals
+from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 
 
 @method("fedconcat", paper="Diao et al., AAAI 2024")
@@ -61,9 +63,7 @@ class FedConcat(Schedule):
         expect(self.largest is None or self.largest >= 1, "largest", self.largest, "a number ≥ 1")
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        rows = params.get("head.weight")
-        if rows is None or rows.dim() != 2 or len(rows) != classes:
-            raise UserError("fedconcat needs a model with a linear layer 'head'; choose one of fedskew's models")
+        expect_linear_head("fedconcat", params, classes)
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
         first = Stage("clusters", 0, CrossEntropy(), survey="labels")

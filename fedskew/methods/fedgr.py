@@ -19,9 +19,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedskew.errors import UserError, expect
+from fedskew.errors import expect
 from fedskew.losses import GammaMode, VacantMode, gravitation, unbalanced_cross_entropy
 from fedskew.methods.catalogue import method, register
+from fedskew.methods.linear_head import expect_linear_head
 from fedskew.methods.parts import (
     Client,
     Objective,
@@ -69,11 +70,7 @@ class Gravitation(ServerRule):
         expect(self.gravity >= 0, "gravity", self.gravity, "a number ≥ 0")
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        rows = params.get("head.weight")
-        if rows is None or rows.dim() != 2 or len(rows) != classes:
-            raise UserError(
-                "the method needs a model with a linear layer 'head' at its end; choose one of fedskew's models"
-            )
+        expect_linear_head("the method", params, classes)
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         return {"label_presence": client.label_counts > 0}

@@ -24,7 +24,8 @@ from fedskew.losses import (
     teacher_free_label_masking,
 )
 from fedskew.methods.catalogue import method
-from fedskew.methods.parts import Client, Mode, Notes, Objective, Outputs, Schedule, Stage
+from fedskew.methods.parts import Client, Mode, Objective, Outputs
+from fedskew.methods.stages import Notes, Schedule, Stage
 
 _PAPER = "Lu et al., ACM MM 2023"
 

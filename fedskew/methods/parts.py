@@ -1,9 +1,9 @@
 """The parts a method is made of, each the maths of one client or of one server step.
 
 A method is an **objective** (the local loss), a **local solver** (how a client descends) and a **server rule**
-(how updates become the next global model); a **schedule** replaces the objective by a list of stages. A part is
-a frozen dataclass of hyper-parameters and a few pure functions of named tensors. It never knows how many clients
-there are, on which device they run or how they are reached: that is the engine's business.
+(how updates become the next global model); a **schedule** (stages.py) replaces the objective by a list of stages. A
+part is a frozen dataclass of hyper-parameters and a few pure functions of named tensors. It never knows how many
+clients there are, on which device they run or how they are reached: that is the engine's business.
 
 A part that must know a client's data as a whole asks for a pass over it: `opening`, by the model as received, for what
 the local training then uses; `closing`, by the model as trained, for what the client sends or keeps.
@@ -13,12 +13,10 @@ State is a flat mapping of named tensors. `pack` and `unpack` keep several model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -273,68 +271,3 @@ class ServerRule(Part):
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         """The next parameters and the server's next state."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What the clients told the server of their own training data, once."""
-
-    label_counts: npt.NDArray[np.int64]
-    """[clients, C]."""
-    probability: npt.NDArray[np.float64] | None = None
-    """[C, C]: mean predicted probability of each class over all samples of a true class; NaN rows: no sample. Only of a
-    survey of predictions."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Some rounds with one objective, from one model to the next."""
-
-    name: str
-    rounds: int
-    objective: Objective
-    model: str = "global"
-    """The model that is trained; a name not met before starts as a copy of the global model."""
-    concatenates: tuple[str, ...] = ()
-    """Train only a head on the frozen encoders of these models, side by side: from here on, that is `model`."""
-    new_head: bool = False
-    """Whether that head starts anew, rather than as the models' heads side by side."""
-    labels: tuple[int, ...] | None = None
-    """Train on samples of these labels only; clients without any stay out."""
-    clients: tuple[int, ...] | None = None
-    """Only these take part, as many a round as is their share of the clients of a round, and at least one."""
-    cohort: Literal["clients", "pooled", "alone"] = "clients"
-    """`pooled`: in place of a round's clients, one that has as many samples as they, drawn from all clients' samples.
-    `alone`: each client goes on from its own model; none are averaged, and what is tested are all clients' models."""
-    local_epochs: int | None = None
-    """Instead of the run's."""
-    local_batches: int | None = None
-    """Once over so many batches, drawn anew each round, instead of epochs over all of the client's samples."""
-    average: Literal["samples", "uniform"] | None = None
-    """Instead of the run's."""
-    cost: float = 1.0
-    """Of a sample's visit, in forward and backward passes of the whole model."""
-    survey: Literal["labels", "predictions"] | None = None
-    """What every client reports at the end; the schedule concludes from it."""
-
-
-Notes = dict[str, Any]
-"""What a schedule concluded so far: JSON, kept in the checkpoint."""
-
-
-@dataclass(frozen=True)
-class Schedule(Part):
-    """A method in stages; it takes the place of the objective."""
-
-    needs_features: ClassVar[bool] = False
-    """As an objective's."""
-    stands_alone: ClassVar[bool] = False
-    """Whether it sets the solver and the server rule, too, so that nothing can be combined with it."""
-
-    def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
-        """The stages as far as they are known: called again after each, with what was concluded."""
-        raise NotImplementedError
-
-    def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
-        """What a surveyed stage taught."""
-        return {}

@@ -29,18 +29,8 @@ from fedskew.errors import expect
 from fedskew.losses import MeanOver, active_experts, cross_entropy, group_cross_entropy, partial_distillation
 from fedskew.methods.catalogue import method
 from fedskew.methods.fedavg import CrossEntropy
-from fedskew.methods.parts import (
-    Client,
-    Mode,
-    Notes,
-    Objective,
-    Outputs,
-    Reveals,
-    Schedule,
-    Stage,
-    Survey,
-    Tensors,
-)
+from fedskew.methods.parts import Client, Mode, Objective, Outputs, Reveals, Tensors
+from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 
 Groups = tuple[tuple[int, ...], ...]
 

@@ -161,6 +161,18 @@ def test_a_server_step_that_overflows_is_not_taken() -> None:
     assert all(torch.equal(tensor, state.tensors()[name]) for name, tensor in start.tensors().items())
 
 
+def test_a_server_step_that_leaves_the_state_not_finite_is_not_taken() -> None:
+    """The squares of updates overflow, and FedAdagrad stays where it is; so it would for ever."""
+    this = server(
+        image_federation(), "fedadagrad", linear(), precision="float32", lr=1e25, local_epochs=1, batch_size=99
+    )
+    start = this.start()
+    state, row = this.advance(start)
+    assert row["loss"] is None
+    assert row["diverged"] == [0, 1, 2, 3, 4]
+    assert all(torch.equal(tensor, state.tensors()[name]) for name, tensor in start.tensors().items())
+
+
 def test_a_diverged_client_keeps_the_state_it_had() -> None:
     method = replace(make_method("scaffold"), objective=Explosive())
     state, rows = trained(image_federation(), method, linear())

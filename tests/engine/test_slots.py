@@ -23,7 +23,8 @@ from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Server
 from fedskew.losses import cross_entropy
 from fedskew.methods import METHODS as CATALOGUE
-from fedskew.methods.parts import Client, Notes, Objective, Outputs, Schedule, Stage
+from fedskew.methods.parts import Client, Objective, Outputs
+from fedskew.methods.stages import Notes, Schedule, Stage
 
 METHODS = ["fedavg", "fedvls", "scaffold", "fedgr", "fedlmd+scaffold", "pkd"]
 PARAMS: dict[str, dict[str, Any]] = {"pkd": {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 2}}

@@ -135,6 +135,15 @@ def test_local_only_saves_the_model_of_the_client_with_most_samples() -> None:
     assert np.array_equal(theta(states[-1]), own(states[-1], int(COUNTS.sum(axis=1).argmax())))
 
 
+def test_local_only_saves_no_model_that_is_not_finite() -> None:
+    fed, largest = federation(), int(COUNTS.sum(axis=1).argmax())
+    fed.dataset.train.x[fed.indices[largest]] = np.inf
+    states, rows = played(serve("local-only", federation=fed, rounds=2))
+    assert [row["diverged"] for row in rows] == [[largest]] * 2
+    assert np.array_equal(theta(states[-1]), theta(states[0]))
+    assert set(states[-1].clients.versions["global"]) == {0, 1, 2} - {largest}
+
+
 def test_local_only_models_are_tested_again_only_if_they_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve("local-only", clients_per_round=1, rounds=4)
     tested = []
