@@ -32,6 +32,11 @@ class Prepared:
 
 def build_federation(config: Config, dataset: Dataset | None = None) -> Federation:
     """Load the data, unless they are given, and split them."""
+    if config.partition.rule == "sites":
+        raise UserError(
+            "this is the configuration of a federation across machines, whose data are at its sites; "
+            "`flwr run` with its app repeats it"
+        )
     data = load(config.data, config.data_dir, **config.data_params) if dataset is None else dataset
     return federation(data, partition_rule(config), config.partition_seed)
 

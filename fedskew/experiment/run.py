@@ -154,7 +154,7 @@ def run_prepared(
     with contextlib.closing(server):
         if out is None:
             return _Run(prepared, server, None, callbacks).go()
-        with RunFolder(out).open(prepared.config) as folder:
+        with RunFolder(out).open(prepared.config, server.repeated_by) as folder:
             return _Run(prepared, server, folder, callbacks).go()
 
 

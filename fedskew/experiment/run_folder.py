@@ -70,14 +70,17 @@ class RunFolder:
         self._last_round = -1
         self._run = ""
 
-    def open(self, config: Config) -> Self:
-        """Create the folder, or take up the run in it; refuse a folder that holds anything else."""
+    def open(self, config: Config, repeated_by: str = "fedskew run -c config.yaml") -> Self:
+        """Create the folder, or take up the run in it; refuse a folder that holds anything else.
+
+        `repeated_by` is what a reader of its configuration is told to do to repeat the run.
+        """
         self._refuse_foreign()
         with reporting_os_errors("write", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(self.path / ".lock")
         try:
-            self._take_up(config)
+            self._take_up(config, repeated_by)
         except BaseException:
             lock.release()
             raise
@@ -268,7 +271,7 @@ class RunFolder:
                 f"{self.path} is not empty and not a run folder (it has no config.yaml); choose another --out"
             )
 
-    def _take_up(self, config: Config) -> None:
+    def _take_up(self, config: Config, repeated_by: str) -> None:
         if self.config_path.exists():
             before = self.config
             if differing := differing_keys(before, config):
@@ -277,7 +280,7 @@ class RunFolder:
                     "choose another --out, or delete that folder"
                 )
         else:
-            header = f"# To repeat this run: fedskew run -c {self.config_path.name}\n"
+            header = f"# To repeat this run: {repeated_by}\n"
             text = yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
             _write_text(self.config_path, header + text)
             with reporting_os_errors("write", self.path):

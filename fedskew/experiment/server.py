@@ -70,6 +70,9 @@ class _Round:
 class Server:
     """One run's server: `start`, then `advance` until `stage` is None."""
 
+    repeated_by = "fedskew run -c config.yaml"
+    """What its run's folder tells its readers."""
+
     def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
         self._federation, self._method, self._config = federation, method, config
         self._enlistment = Enlistment(federation, config)

@@ -18,6 +18,7 @@ from fedskew.experiment.workbench import Workbench
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import SENSITIVITY, epsilon, refuse_unbounded
 from fedskew.flower.remote_federation import RemoteFederation
+from fedskew.flower.run_record import NAME, RunRecord
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_tests import SiteTests
 from fedskew.flower.sites import Sites, good, require_some
@@ -30,6 +31,8 @@ from fedskew.methods import Method, Stage, Survey, Tensors
 class FederationServer(Server):
     """Everything that a method's server does is the simulation's; who trains, and who tests, are the sites."""
 
+    repeated_by = f"flwr run, with the federation's app; the data are at its sites, and {NAME} has its other settings"
+
     def __init__(
         self,
         federation: RemoteFederation,
@@ -38,14 +41,15 @@ class FederationServer(Server):
         config: Config,
         sites: Sites,
         settings: FederationSettings,
+        record: RunRecord,
     ) -> None:
         super().__init__(federation, method, model, config)
-        self._sites, self._settings = sites, settings
+        self._sites, self._settings, self._record = sites, settings, record
         if settings.privacy != "none":
             refuse_unbounded(settings.privacy, method, config.average, self.network.state().buffers)
         self._run = config_hash(config)
         self._conclusions: dict[str, dict[str, Any]] = {}
-        self._remote = SitesEngine(sites, settings, sites.say)
+        self._remote = SitesEngine(sites, settings, sites.say, record.release)
         self.engine = self._remote
         self._tests = SiteTests(self._tests, sites, settings, federation.classes)
 
@@ -68,7 +72,7 @@ class FederationServer(Server):
         if not self._settings.share_loss:
             row["loss"] = None
         if self._settings.privacy != "none":
-            row["privacy"] = self._spent(after.round)
+            row["privacy"] = self._spent()
         return after, row
 
     def _evaluated(
@@ -91,10 +95,10 @@ class FederationServer(Server):
         oldest = max(0, state.round - 2 * self._config.checkpoint_every)
         return Situation(self._run, state.stage, state.notes, stage.concatenates if stage else (), oldest)
 
-    def _spent(self, rounds: int) -> dict[str, Any]:
-        """What a site that took part in every round has spent."""
+    def _spent(self) -> dict[str, Any]:
+        """What a site that took part in every round has spent, with those that a crash undid."""
         own = self._settings
-        reached = epsilon(rounds, own.noise, own.delta, SENSITIVITY[own.privacy])
+        reached = epsilon(self._record.releases, own.noise, own.delta, SENSITIVITY[own.privacy])
         self._sites.say(f"{own.privacy} privacy of a site so far: ε = {reached:.3g} at δ = {own.delta:g}")
         return {"kind": own.privacy, "epsilon": reached, "delta": own.delta}
 

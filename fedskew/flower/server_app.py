@@ -15,10 +15,12 @@ from fedskew.data.dataset import Dataset
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.run import Callback, Result, run_prepared
+from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.remote_federation import RemoteFederation
+from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings, data_source, read_settings
 from fedskew.flower.sites import Sites
 
@@ -39,6 +41,9 @@ def main(grid: Grid, context: Context) -> None:
 
 def run_federation(grid: Grid, context: Context) -> Result:
     settings, contract, config = read_settings(dict(context.run_config))
+    folder = Path(os.path.expanduser(settings.folder))
+    record = RunRecord(folder, settings, contract)
+    record.check()
     dataset = _server_data(settings, contract)
     nobody = RemoteFederation(dataset, Sites(grid, settings.sites, {}, say), config.seed)
     prepared = prepare(config, nobody)
@@ -47,9 +52,9 @@ def run_federation(grid: Grid, context: Context) -> Result:
     sites = Sites(grid, settings.sites, terms, say)
     federation = RemoteFederation(dataset, sites, config.seed)
     prepared = replace(prepared, federation=federation)
-    server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings)
+    server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings, record)
     sites.await_some(settings.begin_with or settings.least)
-    return run_prepared(prepared, Path(os.path.expanduser(settings.folder)), [Log()], server)
+    return run_prepared(prepared, folder, [_Beginning(record), Log()], server)
 
 
 def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
@@ -64,13 +69,22 @@ def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
 
 def _without_paths(prepared: Prepared) -> dict[str, object]:
     """The run's configuration as sites may see it."""
-    mapping = prepared.config.to_mapping()
-    return mapping | {"data": {"name": "federation"}, "data_dir": None}
+    return prepared.config.to_mapping() | {"data_dir": None}
 
 
 def say(line: str) -> None:
     """One line for the operator."""
     _LOG.info("fedskew: %s", line)
+
+
+class _Beginning(Callback):
+    """Notes the federation's settings in the run's folder as soon as that is ours."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+
+    def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:  # noqa: ARG002
+        self._record.begin()
 
 
 class Log(Callback):

@@ -18,6 +18,8 @@ from fedskew.experiment.config import Config, PartitionConfig, with_values
 from fedskew.experiment.yaml_file import parse_yaml
 from fedskew.flower.contract import Contract
 
+FEDERATION = "federation"
+"""What a run's configuration calls the data of all sites, which nobody has in one place."""
 SITES = "sites"
 """The rule of a split that nobody made: every site has its own data."""
 
@@ -115,7 +117,7 @@ def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contra
     settings = FederationSettings(**own)
     contract = Contract.from_json(_section("contract", parsed))
     rest = {key: v for key, v in parsed.items() if not key.startswith(("federation.", "contract."))}
-    config = with_values(Config(), {"device": "cpu", "engine": "plain", **rest})
+    config = with_values(Config(), {"device": "cpu", "engine": "plain", **rest, "data": FEDERATION})
     split = PartitionConfig(SITES, len(settings.sites), None, {"names": list(settings.sites)})
     return settings, contract, with_values(config, {"partition": split.to_mapping()})
 

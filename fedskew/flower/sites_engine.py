@@ -44,8 +44,10 @@ class SitesEngine:
 
     name = "flower"
 
-    def __init__(self, sites: Sites, settings: FederationSettings, say: Callable[[str], None]) -> None:
-        self._sites, self._settings, self._say = sites, settings, say
+    def __init__(
+        self, sites: Sites, settings: FederationSettings, say: Callable[[str], None], release: Callable[[], None]
+    ) -> None:
+        self._sites, self._settings, self._say, self._release = sites, settings, say, release
         self.notices: list[str] = []
         self.situation = Situation(run="")
         self._ahead: _Ahead | None = None
@@ -85,6 +87,8 @@ class SitesEngine:
         if ahead is not None and ahead.payload == payload and ahead.answers.keys() == facts.keys():
             answers = ahead.answers
         else:
+            if self._settings.privacy == "local":
+                self._release()
             answers = self._sites.ask("train", facts, payload, self._settings.round_timeout, group)
         updates: dict[int, Update] = {}
         self.failures = {}
@@ -106,6 +110,7 @@ class SitesEngine:
         own, finite = self._settings, [client for client, update in updates.items() if update.tensors]
         if own.privacy != "central" or not finite:
             return updates
+        self._release()
         deviation, source = own.noise * own.clip / len(finite) ** 0.5, noise_source()
         sent = {name: t.cpu() for name, t in work.sent.params.items()}
         private = dict(updates)

@@ -1,0 +1,98 @@
+"""What a federation's run folder says beyond a simulated one's: `federation.json`.
+
+It has the settings that all rounds of a run must share, so that a run that goes on with others, say without the privacy
+that it began with, is refused; and, where there is noise, how often models were released: rounds that are done again
+after a crash are releases, too, and ε counts them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.durable import replace_file, reporting_os_errors
+from fedskew.flower.contract import Contract
+from fedskew.flower.settings import FederationSettings
+
+NAME = "federation.json"
+_MAY_CHANGE = ("minimum", "begin_with", "round_timeout", "attempts", "folder")
+"""How long a server waits, and for how many; where the folder lies."""
+
+
+class RunRecord:
+    """The record of one run."""
+
+    def __init__(self, folder: Path, settings: FederationSettings, contract: Contract) -> None:
+        self._folder, self._path = folder, folder / NAME
+        self._terms = _terms(settings, contract)
+        self.releases = 0
+
+    def check(self) -> None:
+        """Refuse a folder whose run has other settings."""
+        kept = self._read()
+        if kept is None:
+            if self._has_rounds():
+                raise UserError(
+                    f"{self._folder} has rounds but no {NAME}, so that nobody knows under which settings they were "
+                    "trained; restore it, or choose another federation.folder"
+                )
+            return
+        if differences := _differences(kept["settings"], self._terms):
+            raise UserError(
+                f"{self._folder} holds a run with {'; '.join(differences)}: set it back, or choose another "
+                "federation.folder"
+            )
+        self.releases = kept["releases"]
+
+    def begin(self) -> None:
+        """Write it down, in a folder that is there and that nobody else writes to; or check what stands there."""
+        self.check()
+        if not self._path.exists():
+            self._write()
+
+    def release(self) -> None:
+        """Count a release, before it happens: a crash may only make the count too large."""
+        self.releases += 1
+        self._write()
+
+    def _write(self) -> None:
+        text = json.dumps({"settings": self._terms, "releases": self.releases}, indent=2) + "\n"
+        replace_file(self._path, lambda draft: _put(draft, text))
+
+    def _read(self) -> dict[str, Any] | None:
+        with reporting_os_errors("read", self._path):
+            text = self._path.read_text(encoding="utf-8", errors="replace") if self._path.exists() else None
+        if text is None:
+            return None
+        try:
+            kept = json.loads(text)
+            return {"settings": dict(kept["settings"]), "releases": int(kept["releases"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self._path} is damaged; restore it, or choose another federation.folder") from error
+
+    def _has_rounds(self) -> bool:
+        """Row 0 is the model before any training."""
+        rows = self._folder / "rounds.jsonl"
+        with reporting_os_errors("read", rows):
+            return rows.exists() and rows.read_bytes().count(b"\n") > 1
+
+
+def _terms(settings: FederationSettings, contract: Contract) -> dict[str, Any]:
+    """As JSON has them."""
+    own: Mapping[str, Any] = {f"federation.{k}": v for k, v in asdict(settings).items() if k not in _MAY_CHANGE}
+    agreed = {f"contract.{key}": value for key, value in contract.to_json().items()}
+    terms: dict[str, Any] = json.loads(json.dumps({**own, **agreed}))
+    return terms
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    pairs = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
+    return [f"{key} = {json.dumps(old)}, not {json.dumps(new)}" for key, (old, new) in pairs.items() if old != new]
+
+
+def _put(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
