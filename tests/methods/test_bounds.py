@@ -84,9 +84,16 @@ def test_centralised_draws_from_all_clients_anew_each_round() -> None:
         assert len(np.unique(samples)) == len(samples)
         assert len(np.unique(owner[samples])) == 20  # not of five clients only
         assert (this.federation.label_counts[0] > 0).all()
-    assert set(rounds[0].samples[0]) != set(rounds[1].samples[0])
     again = enlisted.of(stage, 1)
     assert np.array_equal(again.samples[0], rounds[1].samples[0])
+
+
+def test_centralised_draws_other_samples_also_where_clients_are_of_one_size() -> None:
+    enlisted = Enlistment(federation(np.full((4, 4), 3)), settings(clients_per_round=2))
+    stage = make_method("centralised").stages(2, 1, {})[0]
+    first, second = (set(enlisted.of(stage, t).samples[0]) for t in range(2))
+    assert len(first) == len(second) == 24
+    assert first != second
 
 
 def test_with_everyone_taking_part_centralised_sees_every_sample() -> None:

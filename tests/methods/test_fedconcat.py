@@ -10,18 +10,21 @@ import pytest
 import torch
 from linear_clients import (
     Array,
+    Recording,
     Site,
     averaged,
     cross_entropy_slope,
     descend,
     federation,
     final,
+    linear_model,
     played,
     serve,
     settings,
     sites,
     theta,
 )
+from sklearn.cluster import KMeans
 from torch import nn
 
 from fedskew.data import Dirichlet
@@ -74,6 +77,16 @@ def test_no_cluster_is_larger_than_allowed(largest: float) -> None:
     assert sorted(itertools.chain(*limited)) == list(range(11))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_are_as_tight_as_those_of_many_starts(seed: int) -> None:
+    counts = np.random.default_rng(seed).multinomial(40, np.random.default_rng(seed).dirichlet([0.3] * 6, 30))
+    points = counts / counts.sum(axis=1, keepdims=True)
+    groups = label_clusters(counts, 5)
+    spread = sum(((points[group] - points[group].mean(axis=0)) ** 2).sum() for group in groups)
+    best = KMeans(5, n_init=50, random_state=0).fit(points).inertia_
+    assert spread == pytest.approx(best, rel=0.05)
+
+
 # -- the stages -----------------------------------------------------------------------------------------
 
 
@@ -114,6 +127,24 @@ def test_one_cluster_is_fedavg_and_then_head_training() -> None:
     fedavg = final("fedavg", rounds=3)
     np.testing.assert_allclose(params["head.weight"].numpy(), fedavg[:, :-1], rtol=0, atol=1e-12)
     np.testing.assert_allclose(params["head.bias"].numpy(), fedavg[:, -1], rtol=0, atol=1e-12)
+
+
+def test_the_head_starts_anew_from_the_run_s_seed() -> None:
+    changed = {"federation": federation(PAIRED), "rounds": 1, "lr": 1e-12}
+    states, _ = played(serve("fedconcat", {"clusters": 2}, **changed))
+    start = concatenated([linear_model(), linear_model()], settings().seed).head.weight
+    np.testing.assert_allclose(states[-1].model.params["head.weight"].numpy(), start.detach().numpy(), atol=1e-9)
+    states, _ = played(serve("fedconcat", {"clusters": 2, "head_start": "joined"}, **changed))
+    joined = concatenated([linear_model(), linear_model()]).head.weight
+    np.testing.assert_allclose(states[-1].model.params["head.weight"].numpy(), joined.detach().numpy(), atol=1e-9)
+
+
+def test_every_encoder_has_batches_of_its_own() -> None:
+    server = serve("fedconcat", {"clusters": 2}, federation=federation(PAIRED), rounds=1)
+    server.engine = recording = Recording(server.engine)
+    played(server)
+    keys = [work.key for work, _ in recording.results]
+    assert len(keys) == len(set(keys)) == 2
 
 
 def test_a_round_of_the_head_costs_a_forward_of_every_encoder() -> None:

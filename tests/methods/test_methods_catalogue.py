@@ -156,3 +156,19 @@ def test_a_part_of_no_kind_is_refused() -> None:
 
     with pytest.raises(UserError, match="Loose is no part of a method"):
         make_method(Loose())
+
+
+@pytest.mark.parametrize(
+    ("method", "visits"),
+    [
+        ("fedavg", 0),
+        ("balancefl", 1 / 3),
+        ("fpl", 1 / 3),
+        ("fedcurv", 1),
+        ("balancefl+fpl", 2 / 3),
+        ("fpl+fedcurv", 1),  # one pass for both
+        ("balancefl+fpl+fedcurv", 4 / 3),
+    ],
+)
+def test_passes_are_shared_but_not_between_beginning_and_end(method: str, visits: float) -> None:
+    assert pass_visits(make_method(method).members) == pytest.approx(visits)
