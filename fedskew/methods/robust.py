@@ -7,8 +7,8 @@ Sun et al., "Can you really backdoor federated learning?", 2019 (clipping, here 
     trimmed-mean   w ← the mean for each coordinate without its ⌊β·M⌋ smallest and largest of M values
     norm-clipping  w ← w + Σ a_k·Δ_k·min(1, S/‖Δ_k‖), Δ_k = w_k − w
 
-The first two count every participant alike, however many samples it has. Leaves the client: the model. Extra
-compute: none on the client.
+The first two count every participant alike, however many samples it has. With β = 0.1, a round of fewer than ten has
+nobody trimmed. Buffers are averaged all the same. Leaves the client: the model. Extra compute: none on the client.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TrimmedMean(ServerRule):
     """The coordinate-wise mean without the extremes."""
 
     trim: float = 0.1
-    """The share of participants that is left out at each end."""
+    """The share of participants that is left out at each end; of fewer than 1/trim, none is."""
 
     def __post_init__(self) -> None:
         expect(0 <= self.trim < 0.5, "trim", self.trim, "a number from 0 to below 0.5")
