@@ -24,7 +24,7 @@ from fedskew.flower.site_tests import SiteTests
 from fedskew.flower.sites import Sites, good, require_some
 from fedskew.flower.sites_engine import SitesEngine, Situation
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
-from fedskew.flower.wire import Garbled
+from fedskew.flower.wire import MOST, Garbled
 from fedskew.methods import Method, Stage, Survey, Tensors
 
 
@@ -141,7 +141,8 @@ def _checked(told: Tensors, classes: int, predictions: bool) -> Tensors:
     if predictions:
         expected["probability"] = torch.empty(classes, classes, dtype=torch.float64)
     require_like(told, expected)
-    if bool((told["label_counts"] < 0).any()) or (predictions and not bool(told["probability"].isfinite().all())):
+    counts, shares = told["label_counts"], told.get("probability", torch.zeros(()))
+    if not bool(((counts >= 0) & (counts <= MOST)).all()) or not bool(((shares >= 0) & (shares <= 1 + 1e-6)).all()):
         raise Garbled("it has numbers that cannot be")
     return told
 

@@ -8,6 +8,9 @@ import struct
 from typing import Any
 
 _LENGTH = struct.Struct(">Q")
+_PIECE = 2**20
+"""Memory is taken as bytes arrive: a length is only what the other side says."""
+_MOST_FACTS = 2**30
 
 
 def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -> None:
@@ -17,17 +20,21 @@ def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -
 
 
 def receive_frame(from_: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """EOFError if the other side is gone before the frame is whole."""
+    """EOFError if the other side is gone before the frame is whole; ValueError if it is not one of ours."""
     body, payload = (int(_LENGTH.unpack(_exactly(from_, _LENGTH.size))[0]) for _ in range(2))
-    return json.loads(_exactly(from_, body)), bytes(_exactly(from_, payload))
+    if body > _MOST_FACTS:
+        raise ValueError(f"facts of {body} bytes; expected at most {_MOST_FACTS}")
+    facts = json.loads(_exactly(from_, body))
+    if not isinstance(facts, dict):
+        raise ValueError("facts that are not a JSON object")
+    return facts, bytes(_exactly(from_, payload))
 
 
 def _exactly(from_: socket.socket, count: int) -> bytearray:
-    content = bytearray(count)
-    view = memoryview(content)
-    while view:
-        received = from_.recv_into(view)
+    content = bytearray()
+    while len(content) < count:
+        received = from_.recv(min(_PIECE, count - len(content)))
         if not received:
             raise EOFError("the connection ended in the middle of a frame")
-        view = view[received:]
+        content += received
     return content

@@ -20,8 +20,11 @@ def socket_path(site: str | Path, guardian: int) -> Path:
 def _private_folder() -> Path:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     folder = base / f"fedskew-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise UserError(f"{folder} is not a folder that only you can enter; remove it, or set XDG_RUNTIME_DIR")
     return folder

@@ -37,6 +37,17 @@ from fedskew.models.concatenation import concatenated
 Answer = tuple[Facts, bytes]
 
 
+_KNOWN = {
+    "hello": set(),
+    "census": {"labels"},
+    "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
+    | {"tests"},
+    "evaluate": {"labels", "detail", "frozen"},
+    "survey": {"predictions"},
+}
+"""What may be asked. A setting that is passed over, of a later version's privacy, say, would be a promise broken."""
+
+
 class Site:
     """One site; data and model stay in memory from message to message."""
 
@@ -56,6 +67,8 @@ class Site:
         }
         if facts.get("kind") not in questions:
             raise UserError(f"the server asks for {facts.get('kind')!r}; expected one of {', '.join(questions)}")
+        if strange := sorted(facts.keys() - _KNOWN[facts["kind"]] - {"kind", "terms"}):
+            raise UserError(f"the server sets {strange[0]!r}, which this site does not know; expected the same fedskew")
         place = self._place(facts["terms"])
         with arithmetic(place.config.precision):
             return questions[facts["kind"]](place, facts, payload)
@@ -87,6 +100,7 @@ class Site:
             told["loss"] = loss
         if tested is not None:
             told["tests"] = tested
+        _refuse_undeclared(work, result.uplink)
         leaving = result_tensors(result, work.sent, facts["share_loss"])
         if facts["noise"] is not None:
             clip, multiplier = facts["noise"]
@@ -175,6 +189,15 @@ class Workplace:
             state |= part.client_state(work.sent.params)
         whole = self.on_device({**state, **kept})
         return replace(work, assignments=[replace(work.assignments[0], state=whole)])
+
+
+def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:
+    """What leaves a site is what the method declares, also a method that came with the federation's app."""
+    if uplink and not any(part.sends for part in work.members):
+        raise UserError(
+            f"the method sends {min(uplink)!r} beside the model without declaring it; expected `sends` and `reveals` "
+            "on its class, for sites to read"
+        )
 
 
 def _same(some: Tensors, others: Tensors) -> bool:

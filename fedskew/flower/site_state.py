@@ -43,7 +43,7 @@ class SiteState:
     def write(self, model: str, round: int, state: Tensors, oldest: int) -> None:
         """Keep the state of a round, and of those before it all that a server may go back to from `oldest` on."""
         with reporting_os_errors("write", self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is kept was made of the site's data
         write_tensors(self._path(model, round), state, {"model": model, "round": round})
         kept = sorted(self._rounds(model))
         for number, newer in pairwise(kept):

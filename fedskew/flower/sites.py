@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedskew.errors import UserError
-from fedskew.flower.wire import Facts, Garbled, from_records, is_count, tensors_record, to_records
+from fedskew.flower.wire import Facts, Garbled, from_records, is_count, one_line, tensors_record, to_records
 
 _POLL_SECONDS = 0.5
 _ASK_AGAIN_SECONDS = 30.0
@@ -119,13 +119,13 @@ class Sites:
         """Let a node in, or say why not."""
         if isinstance(reply, Failure):
             return reply.reason
-        said, samples = str(reply.facts.get("site")), reply.facts.get("samples")
+        said, samples = one_line(str(reply.facts.get("site"))), reply.facts.get("samples")
         if node.name and said != node.name:
             return f"its key belongs to {node.name!r}, but its site.yaml says {said!r}"
         if said not in self.names:
             return f"it is called {said!r}; expected one of {', '.join(self.names)}"
         if not is_count(samples, least=1):
-            return f"it says that it has {samples!r} samples; expected a whole number of at least 1"
+            return f"it says that it has {one_line(repr(samples))} samples; expected a whole number of at least 1"
         client = self.names.index(said)
         if self._met.get(client, number) != number:
             return f"another node, {self._met[client]}, is {said!r} already"
@@ -172,12 +172,12 @@ def _read(message: Message) -> Reply | Failure:
         return Failure(f"its message is garbage: {error}")
     for key in ("refused", "failed"):
         if key in facts:
-            return Failure(str(facts[key]))
+            return Failure(one_line(str(facts[key])))
     return Reply(facts, payload)
 
 
 def _reason(message: Message) -> str:
-    return " ".join(str(message.error.reason or f"code {message.error.code}").split())[:300]
+    return one_line(str(message.error.reason or f"code {message.error.code}"))
 
 
 def require_some(answers: Mapping[int, Reply | Failure], names: Sequence[str], what: str) -> None:

@@ -37,6 +37,8 @@ def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int, con
 def require_keys(keys: NodeKeys) -> None:
     if not keys.private.is_file():
         raise UserError(f"{keys.folder} has no node.key; expected a site's folder as `fedskew federate certs` makes it")
+    if os.name == "posix" and keys.private.stat().st_mode & 0o077:
+        raise UserError(f"{keys.private} can be read by others: whoever has it is this site; chmod 600 {keys.private}")
 
 
 def require_trusted_server(superlink: str, keys: NodeKeys) -> None:

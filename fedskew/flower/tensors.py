@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fedskew.flower.wire import Garbled
 from fedskew.methods.parts import Tensors
+
+_TYPES = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+)
+"""What torch can compute with: it cannot even tell whether some of the others are finite."""
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -20,9 +27,12 @@ def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 def from_bytes(payload: bytes) -> Tensors:
     try:
-        return dict(sorted(load(payload).items()))
+        tensors = dict(sorted(load(payload).items()))
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise Garbled(f"its tensors cannot be read ({error})") from error
+    if strange := [name for name, tensor in tensors.items() if tensor.dtype not in _TYPES]:
+        raise Garbled(f"tensor {strange[0]!r} is {_form(tensors[strange[0]])}, which nobody computes with")
+    return tensors
 
 
 def require_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -46,11 +46,29 @@ def checked(answer: Reply | Failure, work: RoundWork) -> Update:
     require_like({name: t for name, t in tensors.items() if name.startswith("trained:")}, expected)
     if foreign := [name for name in tensors if not name.startswith(("trained:", "uplink/", "tally/"))]:
         raise Garbled(f"it has a tensor {foreign[0]!r} that nobody asked for")
+    if undeclared := _undeclared(tensors, work):
+        raise Garbled(f"it sends {undeclared!r}, which the method does not declare")
     loss = told.get("loss", 0.0)
-    known = isinstance(loss, int | float) and math.isfinite(loss)
-    if not told.get("finite") or not known or not _are_finite(tensors, unchanged):
+    if not told.get("finite") or not _is_finite(loss) or not _are_finite(tensors, unchanged):
         return Update({}, float("nan"), visits)
     return Update(tensors, float(loss), visits)
+
+
+def _undeclared(tensors: Tensors, work: RoundWork) -> str | None:
+    """Something beside the model from a method that sends nothing, or a tally that is not a number."""
+    declares = any(part.sends for part in work.members)
+    for name, tensor in tensors.items():
+        if (name.startswith("uplink/") and not declares) or (name.startswith("tally/") and tensor.dim() > 0):
+            return name
+    return None
+
+
+def _is_finite(number: object) -> bool:
+    """Whatever it is: JSON has whole numbers that no float can hold."""
+    try:
+        return isinstance(number, int | float) and math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:

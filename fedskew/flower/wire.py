@@ -18,16 +18,28 @@ FORMAT = "safetensors"
 _FACTS, _TENSORS = "facts", "tensors"
 
 
-_MOST = 2**40
+MOST = 2**40
+"""Samples that a site may say it has."""
+_SHOWN = 300
 
 
 class Garbled(Exception):
     """A message that does not hold what it should; the text says in what way."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
+
+
+def one_line(text: str) -> str:
+    """What somebody else wrote, for a log: short, on one line, and without characters that a terminal obeys."""
+    plain = "".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN])
+    words = " ".join(plain.split())
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]} …"
+
 
 def is_count(value: object, least: int = 0) -> TypeGuard[int]:
     """Whether a number that somebody sent can be a number of samples."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
 
 
 def tensors_record(payload: bytes) -> ArrayRecord | None:
@@ -59,7 +71,7 @@ def from_records(records: RecordDict) -> tuple[Facts, bytes]:
             if list(arrays) != [FORMAT] or arrays[FORMAT].stype != FORMAT:
                 raise Garbled("its array is not of safetensors bytes")
             payload = arrays[FORMAT].data
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise Garbled(f"it cannot be read ({error})") from error
     if not isinstance(facts, dict):
         raise Garbled("its facts are not a JSON object")

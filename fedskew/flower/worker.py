@@ -24,6 +24,9 @@ from fedskew.flower.site import Answer, Site
 from fedskew.flower.site_config import load_site
 from fedskew.flower.wire import Facts, Garbled
 
+_PATIENCE = 600.0
+"""Seconds that a ClientApp may take to send or to receive: one that hangs must not keep the next ones out for ever."""
+
 
 def main(path: str, guardian: int) -> None:
     """Serve until the guardian ends."""
@@ -45,14 +48,15 @@ def serve(path: Path, listener: socket.socket) -> None:
             connection, _ = listener.accept()
         except TimeoutError:
             return
-        connection.settimeout(None)
+        connection.settimeout(_PATIENCE)
         with connection:
             try:
                 facts, payload = receive_frame(connection)
                 if desk.outdated(facts.get("paths", [])):
+                    listener.close()  # before the connection: its ClientApp must find nobody here, and start another
                     return
                 send_frame(connection, *desk.answer(facts, payload))
-            except (OSError, EOFError, ValueError):  # the ClientApp was killed in the middle: the next one asks again
+            except (OSError, EOFError, ValueError, RecursionError):  # the ClientApp was killed, or is none of ours
                 continue
 
 
@@ -64,6 +68,7 @@ class _Desk:
         self._read_at = 0
         self._site: Site | None = None
         self._apps: list[str] = []
+        self._problem = ""
         self.idle: float | None = None
         """Seconds to wait for the next ClientApp; None: for ever."""
 
@@ -78,12 +83,29 @@ class _Desk:
             new = [path for path in facts.pop("paths", []) if path not in sys.path]
             self._apps += new  # the app's own folder, in which a federation's own methods and models may lie
             sys.path += new
-            return self._current().answer(facts, payload)
-        except (UserError, Garbled) as error:
-            return {"refused": str(error)}, b""
+            site = self._current()
+        except UserError as error:  # of the site's own files, which it may quote: that stays here
+            return self._refusal(str(error), "its configuration or data cannot be read; the site's own log says why")
         except Exception as error:
-            traceback.print_exc()
-            return {"failed": f"{type(error).__name__}: {error}"}, b""
+            return self._failure(error)
+        try:
+            return site.answer(facts, payload)
+        except (UserError, Garbled) as error:
+            return self._refusal(str(error), str(error))
+        except Exception as error:
+            return self._failure(error)
+
+    def _refusal(self, problem: str, told: str) -> Answer:
+        """In the site's own log once: a server asks again and again."""
+        if problem != self._problem:
+            self._problem = problem
+            print(f"fedskew: the server's question is refused: {problem}", file=sys.stderr, flush=True)
+        return {"refused": told}, b""
+
+    def _failure(self, error: Exception) -> Answer:
+        """Its text may have anything in it, also data: that stays here."""
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}; the site's own log says more"}, b""
 
     def _current(self) -> Site:
         changed = self._path.stat().st_mtime_ns if self._path.exists() else -1

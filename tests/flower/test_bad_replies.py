@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import ConfigRecord, RecordDict
 from in_process import Meddle, case, small_data
 
 from fedskew.data import Dirichlet, Federation, federation
@@ -15,7 +16,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.run import Result
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.tensors import from_bytes, to_bytes
-from fedskew.flower.wire import Facts
+from fedskew.flower.wire import Facts, Garbled, from_records
 from fedskew.methods import Tensors
 
 
@@ -55,6 +56,10 @@ def not_a_number(facts: Facts, tensors: Tensors) -> None:
 
 def infinite_loss(facts: Facts, tensors: Tensors) -> None:
     facts["loss"] = float("inf")
+
+
+def endless_loss(facts: Facts, tensors: Tensors) -> None:
+    facts["loss"] = 10**400
 
 
 def infinite_uplink(facts: Facts, tensors: Tensors) -> None:
@@ -97,7 +102,19 @@ def garbage(facts: Facts, tensors: Tensors) -> None:
     facts["garbage"] = True
 
 
+def eight_bits(facts: Facts, tensors: Tensors) -> None:
+    """Of a type for which torch cannot tell whether it is finite."""
+    name = next(n for n in tensors if n.startswith("uplink/"))
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+
+
+def list_for_a_tally(facts: Facts, tensors: Tensors) -> None:
+    tensors["tally/labels"] = torch.arange(10.0)
+
+
 LEFT_OUT = [
+    eight_bits,
+    list_for_a_tally,
     wrong_shape,
     wrong_type,
     missing,
@@ -121,7 +138,7 @@ def test_a_bad_update_is_left_out_and_its_site_named(
     assert_finite(result)
 
 
-@pytest.mark.parametrize("change", [not_a_number, infinite_loss, infinite_uplink])
+@pytest.mark.parametrize("change", [not_a_number, infinite_loss, endless_loss, infinite_uplink])
 def test_an_update_that_is_not_finite_is_recorded_as_diverged(
     change: Callable[[Facts, Tensors], None], data: Path, split: Federation, tmp_path: Path
 ) -> None:
@@ -130,6 +147,40 @@ def test_an_update_that_is_not_finite_is_recorded_as_diverged(
     assert result.history[2]["diverged"] == [1]
     assert result.history[2]["failed"] == {}
     assert_finite(result)
+
+
+def test_a_lie_beside_the_model_does_not_shut_out_a_site_that_sends_none(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """Of two sites nobody is the majority; but FedAvg declares that it sends nothing."""
+    here = case(tmp_path, split, data, settings("fedavg"), spoiling(other_uplink), minimum=1, begin_with=3)
+    here.grid.offline = {"site-0"}
+    here.context.run_config["federation.begin_with"] = 2
+    result = run_federation(here.grid, here.context)
+    assert result.history[2]["failed"]["site-1"] == "it sends 'uplink/extra', which the method does not declare"
+    assert "site-2" not in result.history[2]["failed"]
+
+
+def test_what_a_site_writes_stays_on_one_line_of_the_log(
+    data: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shout(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if site == "site-1" and asked["kind"] == "train":
+            return {"refused": "no\nfedskew: round 9 of 9: accuracy 100 %\x1b[2J" + "!" * 100_000}, b""
+        return facts, answer
+
+    here = case(tmp_path, split, data, settings("fedavg"), shout, minimum=2)
+    result = run_federation(here.grid, here.context)
+    told = result.history[1]["failed"]["site-1"]
+    assert told.startswith("no fedskew: round 9")
+    assert len(told) < 400
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_a_message_too_deep_to_read_is_garbage() -> None:
+    deep = '{"a":' * 100_000 + "1" + "}" * 100_000
+    with pytest.raises(Garbled, match="it cannot be read"):
+        from_records(RecordDict({"facts": ConfigRecord({"json": deep})}))
 
 
 def test_a_bad_update_counts_as_little_as_an_absent_site(data: Path, split: Federation, tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def test_strangers_are_refused_in_words(tmp_path: Path) -> None:
     mixed.mkdir()
     (mixed / "ca.pem").write_bytes(ours.authority.read_bytes())
     (mixed / "node.key").write_bytes(theirs.private.read_bytes())
+    (mixed / "node.key").chmod(0o600)
     superlink = f"localhost:{real.local.port}"
 
     def connect(keys: Path) -> subprocess.CompletedProcess[str]:

@@ -82,6 +82,11 @@ def test_a_server_cannot_write_outside_the_site_s_state(tmp_path: Path) -> None:
             SiteState(tmp_path, run)
 
 
+def test_what_a_site_keeps_is_for_its_user_alone(tmp_path: Path) -> None:
+    SiteState(tmp_path / "state", "run").write("global", 1, {"c": torch.zeros(3)}, oldest=0)
+    assert stat.S_IMODE((tmp_path / "state" / "run").stat().st_mode) == 0o700
+
+
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     states = SiteState(tmp_path, "run")
     states.write("expert.0", 1, {"c": torch.zeros(3)}, oldest=0)
@@ -96,8 +101,21 @@ def test_the_worker_s_socket_lies_where_nobody_else_can_enter(tmp_path: Path, mo
     path = socket_path(tmp_path / ("deep" * 30) / "site.yaml", 12345)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert len(os.fsencode(path.name)) < 40
+    path.parent.chmod(0o700)
+    path.parent.rename(tmp_path / "elsewhere")
+    path.parent.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="not a folder that only you can enter"):
+        socket_path(tmp_path / "site.yaml", 12345)
+    path.parent.unlink()
+    path.parent.mkdir()
     path.parent.chmod(0o755)
     with pytest.raises(UserError, match="not a folder that only you can enter"):
+        socket_path(tmp_path / "site.yaml", 12345)
+
+
+def test_a_place_for_the_socket_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match="set XDG_RUNTIME_DIR"):
         socket_path(tmp_path / "site.yaml", 12345)
 
 

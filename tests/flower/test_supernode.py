@@ -59,6 +59,13 @@ def test_an_address_is_a_host_and_a_port(address: str, keys: NodeKeys) -> None:
         require_trusted_server(address, keys)
 
 
+def test_a_key_that_others_can_read_is_refused(keys: NodeKeys) -> None:
+    require_keys(keys)
+    keys.private.chmod(0o640)
+    with pytest.raises(UserError, match="chmod 600"):
+        require_keys(keys)
+
+
 def test_keys_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no node\.key"):
         require_keys(NodeKeys(tmp_path))

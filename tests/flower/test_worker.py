@@ -64,7 +64,8 @@ def running(tmp_path: Path) -> Iterator[Running]:
     site.write_text("name: a\ndata: digits.npz\ndevice: cpu\nthreads: 1\n")
     guardian = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(guardian.pid)]
-    worker = subprocess.Popen(command, start_new_session=True)
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(command, start_new_session=True, stderr=log)
     terms = {"contract": contract.to_json(), "config": config.to_mapping() | {"data": {"name": "federation"}}}
     try:
         yield Running(guardian, worker, site, terms)
@@ -82,6 +83,16 @@ def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(runni
         killed.sendall(b"\0\0")
     with running.connected() as stranger:  # one that speaks no JSON
         stranger.sendall((3).to_bytes(8, "big") + bytes(8) + b"???")
+    with running.connected() as stranger:  # or JSON of another kind
+        stranger.sendall((2).to_bytes(8, "big") + bytes(8) + b"[]")
+    deep = b"[" * 200_000
+    with running.connected() as stranger:
+        stranger.sendall(len(deep).to_bytes(8, "big") + bytes(8) + deep)
+    for length in (2**62, 2**64 - 1):  # one that promises more than the machine can hold
+        with running.connected() as boaster:
+            boaster.sendall(length.to_bytes(8, "big") + length.to_bytes(8, "big"))
+        with running.connected() as boaster:
+            boaster.sendall((2).to_bytes(8, "big") + length.to_bytes(8, "big") + b"{}")
     assert running.asked()["samples"] == 180
 
     colour = {**running.terms["contract"], "shape": [3, 8, 8], "mean": [0.5] * 3, "std": [1.0] * 3}
@@ -97,6 +108,19 @@ def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(runni
     running.guardian.wait()
     assert running.worker.wait(PATIENCE) == 0
     assert not place.exists()
+
+
+def test_what_a_site_s_own_files_say_stays_in_its_own_log(running: Running, tmp_path: Path) -> None:
+    (tmp_path / "patients.csv").write_text("age,diagnosis\nJohn Smith,ill\n4,well\n5,ill\n")
+    running.site.write_text("name: a\ndata: {name: patients.csv, label: diagnosis}\ndevice: cpu\n")
+    told = running.asked()
+    assert told == {"refused": "its configuration or data cannot be read; the site's own log says why"}
+    assert "patients.csv" in (tmp_path / "log").read_text()
+
+    running.site.write_text("name: a\ndata: digits.npz\ndevice: cpu\n")
+    told = running.asked(terms={"contract": running.terms["contract"]})
+    assert told == {"failed": "KeyError; the site's own log says more"}
+    assert "KeyError: 'config'" in (tmp_path / "log").read_text()
 
 
 def test_it_ends_when_it_is_idle_for_as_long_as_its_site_says(running: Running) -> None:
