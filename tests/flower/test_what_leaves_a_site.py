@@ -10,7 +10,9 @@ import torch
 from in_process import Sent, case, small_data
 
 from fedskew.data import Dirichlet, Federation, federation
+from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
+from fedskew.flower.contract import Contract
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.tensors import from_bytes
 from fedskew.methods import METHODS
@@ -119,6 +121,45 @@ def test_what_is_sent_beside_the_model_is_declared(entry: Entry, data: Path, spl
     beside = {n for m in messages if m.kind == "train" for n in from_bytes(m.payload) if n.startswith("uplink/")}
     surveyed = any(m.kind == "survey" for m in messages)
     assert bool(beside or surveyed) == (entry.sends != "model, sample count")
+
+
+GOSSIP = """
+from fedskew.methods import Objective
+from fedskew.losses import cross_entropy
+
+
+class Gossip(Objective):
+    def loss(self, out, y, client):
+        return cross_entropy(out.logits, y)
+
+    def uplink(self, trained, client):
+        return {"anything": client.label_counts}
+"""
+
+
+def test_a_method_that_sends_what_it_does_not_declare_sends_nothing(
+    data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method of the federation's own, which came with its app: the site itself keeps what was not announced."""
+    (tmp_path / "gossiping.py").write_text(GOSSIP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    values = {"method": "gossiping:Gossip", "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    here = case(tmp_path, split, data, with_values(Config(), values), attempts=1)
+    with pytest.raises(UserError, match="failed 1 times"):
+        run_federation(here.grid, here.context)
+    assert all(m.payload == b"" and "'anything'" in m.facts["refused"] for m in here.grid.sent if m.kind == "train")
+
+
+def test_a_site_does_not_pass_over_what_it_does_not_know(data: Path, split: Federation, tmp_path: Path) -> None:
+    """A later version's promise of privacy, say."""
+    config = with_values(Config(), {"method": "fedavg", "rounds": 1, "device": "cpu", "partition.clients": 3})
+    here = case(tmp_path, split, data, config)
+    run_federation(here.grid, here.context)
+    _, site = next(iter(here.grid._sites.values()))
+    terms = {"contract": Contract.of(split.dataset).to_json(), "config": here.config.to_mapping()}
+    assert site.answer({"kind": "hello", "terms": terms}, b"")[0]["site"] == "site-0"
+    with pytest.raises(UserError, match="the server sets 'secure', which this site does not know"):
+        site.answer({"kind": "hello", "terms": terms, "secure": True}, b"")
 
 
 def _holds(message: Sent, counts: np.ndarray) -> bool:
