@@ -103,9 +103,16 @@ class Setting:
         return sorted((c for c in self.contenders if c.tested), key=lambda c: (is_bound(c.method), -score(c)))
 
     @property
+    def competing(self) -> list[Contender]:
+        """The ranking without the bounds."""
+        return [c for c in self.ranking if not is_bound(c.method)]
+
+    @property
     def common_seeds(self) -> set[int]:
-        """The seeds with which every contender that was tested was tested."""
-        seeds = [{run.seed for run in c.tested} for c in self.contenders if c.tested]
+        """The seeds with which every method that was tested was tested; bounds do not take seeds from them."""
+        tested = [c for c in self.contenders if c.tested]
+        methods = [c for c in tested if not is_bound(c.method)] or tested
+        seeds = [{run.seed for run in c.tested} for c in methods]
         return set.intersection(*seeds) if seeds else set()
 
 

@@ -35,8 +35,8 @@ def overview(found: Sequence[Setting]) -> Section:
 def _winners(found: Sequence[Setting]) -> list[str]:
     wins: dict[str, int] = {}
     for setting in found:
-        if len(setting.ranking) > 1:
-            wins[setting.ranking[0].label] = wins.get(setting.ranking[0].label, 0) + 1
+        if len(methods := setting.competing) > 1:
+            wins[methods[0].label] = wins.get(methods[0].label, 0) + 1
     if not wins:
         return []
     told = ", ".join(f"{label} in {n}" for label, n in sorted(wins.items(), key=lambda item: -item[1]))

@@ -87,9 +87,19 @@ class RecordedRun:
             return tuple(self.federation["classes"])
         return tuple(map(str, range(len(self.last.confusion)))) if self.last else ()
 
+    @property
+    def diverged(self) -> int:
+        """Updates of clients that were not finite and left out."""
+        return sum(len(row.get("diverged", ())) for row in self.rows)
+
     def total(self, key: str) -> float:
         """A number that every round has, summed up."""
         return float(sum(row.get(key) or 0.0 for row in self.rows))
+
+
+def moved(row: Row) -> int:
+    """Bytes of a round, both ways."""
+    return sum(row.get("bytes", {}).values())
 
 
 def read_run(folder: Path) -> RecordedRun:

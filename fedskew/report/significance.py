@@ -2,7 +2,8 @@
 
 With one seed both methods meet the same split, clients and batches, so their difference on a second seed is a new
 draw: paired differences are what varies. Student's t on them is the test; it assumes that they are roughly normal,
-which a few seeds can neither show nor refute. Several comparisons are corrected by Holm's method.
+which a few seeds can neither show nor refute. Several comparisons are corrected by Holm's method; whoever asks about
+the best of several has to count all pairs, for any of them could have come out best.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 LEVEL = 0.05
+NO_SPREAD = 1e-12
+"""Differences of shares of the same test set that spread less than this are the same but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,17 @@ class Difference:
     seeds: int
     mean: float
     low: float | None = None
-    """Of the 95 % interval; None with fewer than two seeds."""
+    """Of the 95 % interval; None with fewer than two seeds, or where they do not differ at all."""
     high: float | None = None
     p: float | None = None
     """Two-sided; after `holm`, corrected."""
+    comparisons: int = 1
+    """For which p is corrected."""
+
+    @property
+    def none(self) -> bool:
+        """Whether the means are the same."""
+        return abs(self.mean) < NO_SPREAD
 
     @property
     def sure(self) -> bool:
@@ -41,8 +51,8 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Differenc
     if n < 2:
         return Difference(n, mean)
     spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1) / n)
-    if spread == 0:  # the same to the last sample: no estimate of chance
-        return Difference(n, mean, mean, mean, 1.0 if mean == 0 else None)
+    if spread < NO_SPREAD:  # the same to the last sample: no estimate of chance
+        return Difference(n, mean, p=1.0 if abs(mean) < NO_SPREAD else None)
     from scipy.stats import t
 
     half = float(t.ppf(1 - LEVEL / 2, n - 1)) * spread
@@ -57,4 +67,4 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
     for rank, (p, i) in enumerate(order):
         floor = max(floor, min(1.0, p * (len(order) - rank)))
         corrected[i] = floor
-    return [replace(d, p=corrected.get(i)) for i, d in enumerate(differences)]
+    return [replace(d, p=corrected.get(i), comparisons=len(order)) for i, d in enumerate(differences)]

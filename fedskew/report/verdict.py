@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 
 from fedskew.report.contenders import Contender, Setting
+from fedskew.report.recorded import moved
 from fedskew.report.significance import Difference, holm, paired
 
 LOST = 0.05
@@ -21,10 +23,9 @@ def verdict(setting: Setting) -> list[str]:
     ranking = setting.ranking
     if not ranking:
         return ["Nothing was tested yet: the runs have no evaluation."]
-    said = _unfinished(setting)
-    if len(ranking) == 1:
-        return [*said, *_alone(ranking[0], setting)]
-    return [*said, *_compared(ranking, setting)]
+    methods = setting.competing
+    answer = _compared(methods, setting) if len(methods) > 1 else _alone(ranking[0], setting)
+    return [*_unfinished(setting), *answer, *_bounds(ranking[max(1, len(methods)) :]), *_diverged(ranking)]
 
 
 def _unfinished(setting: Setting) -> list[str]:
@@ -34,8 +35,13 @@ def _unfinished(setting: Setting) -> list[str]:
     if not any(c.finished for c in setting.contenders):
         rounds = [run.last_round for c in setting.contenders for run in c.tested]
         return [f"No run is finished: this is how they stand after round {_span(rounds)}."]
-    told = [f"{c.label} ({len(c.finished)} of {len(c.runs)} runs finished)" for c in going]
-    return [f"Unfinished: {', '.join(told)}; only finished runs count where a method has any."]
+    return [f"Unfinished: {', '.join(map(_standing, going))}; only finished runs count where a method has any."]
+
+
+def _standing(contender: Contender) -> str:
+    rounds = [run.last_round for run in contender.tested]
+    far = f", here after round {_span(rounds)}" if rounds and not contender.finished else ""
+    return f"{contender.label} ({len(contender.finished)} of {len(contender.runs)} runs finished{far})"
 
 
 def _span(rounds: Sequence[int]) -> str:
@@ -50,18 +56,20 @@ def _alone(contender: Contender, setting: Setting) -> list[str]:
     ]
 
 
-def _compared(ranking: Sequence[Contender], setting: Setting) -> list[str]:
-    best, baseline = ranking[0], setting.baseline
-    against = {c.label: d for c, d in zip(ranking[1:], differences(best, ranking[1:]), strict=True)}
+def _compared(methods: Sequence[Contender], setting: Setting) -> list[str]:
+    best, second, baseline = methods[0], methods[1], setting.baseline
+    against = {c.label: d for c, d in zip(methods[1:], differences(methods), strict=True)}
     said = _on_fewer_seeds(setting)
-    said += [f"{best.label} is best here: {_percent(best.accuracy)} of the test set ({_seeds(best)}){_spread(best)}."]
-    second = ranking[1]
-    said.append(_lead(second, against[second.label], len(against)))
-    if unsure := [c for c in ranking[2:] if c is not baseline and _open(against[c.label])]:
+    lead = against[second.label]
+    equal = lead is not None and lead.none
+    who = f"{best.label} and {second.label} are equally good here" if equal else f"{best.label} is best here"
+    said += [f"{who}: {_percent(best.accuracy)} of the test set ({_seeds(best)}){_spread(best)}."]
+    said += [] if equal else [_lead(second, lead)]
+    if unsure := [c for c in methods[2:] if c is not baseline and _open(against[c.label])]:
         names = ", ".join(c.label for c in unsure)
         said.append(f"Not told apart from {best.label} either: {names}.")
     if baseline is not None and baseline not in (best, second) and baseline.tested:
-        said.append(_over_baseline(baseline, against[baseline.label], len(against)))
+        said.append(_over_baseline(baseline, against[baseline.label]))
     if baseline is not None and baseline is not best and baseline.tested:
         said += _classes(best, baseline, setting.classes)
     return [*said, *_weakest(best, setting), *_cost(best, baseline)]
@@ -69,7 +77,7 @@ def _compared(ranking: Sequence[Contender], setting: Setting) -> list[str]:
 
 def _on_fewer_seeds(setting: Setting) -> list[str]:
     common = setting.common_seeds
-    have = {len(c.tested) for c in setting.ranking}
+    have = {len(c.tested) for c in setting.competing}
     if len(have) == 1 and have == {len(common)}:
         return []
     if not common:
@@ -78,19 +86,19 @@ def _on_fewer_seeds(setting: Setting) -> list[str]:
     return [f"Not all methods have the same seeds: they are ranked on those that all have ({seeds})."]
 
 
-def differences(best: Contender, others: Sequence[Contender]) -> list[Difference | None]:
-    """The best minus each of the others, corrected for their number."""
-    first = best.by_seed(lambda e: e.accuracy)
-    raw = [paired(first, other.by_seed(lambda e: e.accuracy)) for other in others]
+def differences(methods: Sequence[Contender]) -> list[Difference | None]:
+    """The first minus each of the others, corrected for all pairs: which is first was not known before."""
+    values = [method.by_seed(lambda e: e.accuracy) for method in methods]
+    raw = [paired(one, other) for one, other in combinations(values, 2)]
     corrected = iter(holm([d for d in raw if d is not None]))
-    return [None if d is None else next(corrected) for d in raw]
+    return [None if d is None else next(corrected) for d in raw][: len(methods) - 1]
 
 
 def _open(difference: Difference | None) -> bool:
     return difference is not None and difference.seeds > 1 and not difference.sure
 
 
-def _lead(second: Contender, difference: Difference | None, comparisons: int) -> str:
+def _lead(second: Contender, difference: Difference | None) -> str:
     if difference is None:
         return (
             f"{second.label} comes next with {_percent(second.accuracy)}, on other seeds, so the two cannot be paired."
@@ -98,16 +106,16 @@ def _lead(second: Contender, difference: Difference | None, comparisons: int) ->
     points = f"It leads {second.label} by {_points(difference.mean)}"
     if difference.seeds == 1:
         return f"{points}, with one seed only: nobody can say whether that is chance; run more (--seeds 5)."
-    return f"{points} ({_interval(difference)}): {_certainty(difference, comparisons)}."
+    return f"{points} ({_interval(difference)}): {_certainty(difference)}."
 
 
-def _over_baseline(baseline: Contender, difference: Difference | None, comparisons: int) -> str:
+def _over_baseline(baseline: Contender, difference: Difference | None) -> str:
     if difference is None:
         return f"{baseline.label} has {_percent(baseline.accuracy)}, on other seeds."
     told = f"Over {baseline.label} it gains {_points(difference.mean)}"
     if difference.seeds == 1:
         return f"{told} (one seed)."
-    return f"{told} ({_interval(difference)}): {_certainty(difference, comparisons)}."
+    return f"{told} ({_interval(difference)}): {_certainty(difference)}."
 
 
 def _interval(difference: Difference) -> str:
@@ -117,12 +125,12 @@ def _interval(difference: Difference) -> str:
     return f"95 % interval {signed(low, 1)} to {signed(high, 1)}, paired over {difference.seeds} seeds"
 
 
-def _certainty(difference: Difference, comparisons: int) -> str:
+def _certainty(difference: Difference) -> str:
     if difference.p is None:
-        return "the same difference in every seed"
+        return "the same in every seed, which leaves nothing to estimate chance by"
     how = f"p = {difference.p:.3f}" if difference.p >= 0.001 else "p < 0.001"
-    if comparisons > 1:
-        how += f", corrected for {comparisons} comparisons"
+    if difference.comparisons > 1:
+        how += f", corrected for {difference.comparisons} comparisons"
     if not difference.sure:
         few = " so few seeds show large differences only;" if difference.seeds < 5 else ""
         return f"not sure,{few} {how}"
@@ -171,24 +179,34 @@ def _weakest(contender: Contender, setting: Setting) -> list[str]:
 
 
 def _cost(best: Contender, baseline: Contender | None) -> list[str]:
-    if baseline is None or baseline is best:
+    """Of whole runs: half a run costs half."""
+    if baseline is None or baseline is best or not (best.finished and baseline.finished):
         return []
-    told = []
+    told, known = [], False
     for key, what in (("compute", "computation"), ("bytes", "communication")):
         own, its = _mean_cost(best, key), _mean_cost(baseline, key)
+        known |= bool(own and its)
         if own and its and abs(own / its - 1) >= 0.005:
             told.append(f"{own / its:.2f} times the {what} of {baseline.label}")
-    return [f"It costs {' and '.join(told)}." if told else f"It costs no more than {baseline.label}."]
+    if told:
+        return [f"It costs {' and '.join(told)}."]
+    return [f"It costs no more than {baseline.label}."] if known else []
+
+
+def _bounds(bounds: Sequence[Contender]) -> list[str]:
+    told = ", ".join(f"{c.label} {_percent(c.accuracy)}" for c in bounds)
+    return [f"To compare with, no federated method: {told}."] if told else []
+
+
+def _diverged(ranking: Sequence[Contender]) -> list[str]:
+    found = {c.label: sum(run.diverged for run in c.tested) for c in ranking}
+    told = ", ".join(f"{n} of {label}" for label, n in found.items() if n)
+    return [f"Clients' updates that were not finite and were left out: {told}."] if told else []
 
 
 def _mean_cost(contender: Contender, key: str) -> float:
     totals = [moved(row) if key == "bytes" else row.get(key) or 0.0 for run in contender.tested for row in run.rows]
     return float(sum(totals)) / max(1, len(contender.tested))
-
-
-def moved(row: dict[str, dict[str, int]]) -> int:
-    """Bytes of a round, both ways."""
-    return sum(row.get("bytes", {}).values())
 
 
 def signed(points: float, digits: int = 0) -> str:

@@ -38,6 +38,15 @@ def test_the_same_result_twice_is_no_difference() -> None:
     assert (found.mean, found.p, found.sure) == (0, 1.0, False)
 
 
+def test_a_difference_that_varies_by_rounding_only_is_not_sure() -> None:
+    one, other = {0: 0.7, 1: 0.4}, {0: 0.6, 1: 0.3}
+    assert one[0] - other[0] != one[1] - other[1], "of floating point"
+    found = paired(one, other)
+    assert found == Difference(2, pytest.approx(0.1))
+    assert found is not None
+    assert not found.sure
+
+
 def test_holm_multiplies_the_smallest_most_and_keeps_the_order() -> None:
     ps = [0.01, 0.04, 0.03, 0.005]
     corrected = [d.p for d in holm([Difference(3, 0.1, 0, 1, p) for p in ps])]

@@ -47,6 +47,46 @@ def test_fedavg_may_be_the_best() -> None:
     assert "gain most" not in text
 
 
+def test_a_bound_is_no_rival() -> None:
+    runs = [made_up("fedavg", s, [0.5, 0.5 + s * s / 50]) for s in range(3)]
+    runs += [made_up("fedvls", s, [0.6, 0.6]) for s in range(3)]
+    text = said(*runs, made_up("centralised", 0, [0.95, 0.95]))
+    assert text.startswith("fedvls is best here: 60.0 % of the test set (mean of 3 seeds)")
+    assert "paired over 3 seeds" in text, "though the bound has one only"
+    assert text.endswith("To compare with, no federated method: centralised 95.0 %.")
+    assert text.count("centralised") == 1
+
+
+def test_one_method_beside_a_bound_is_not_compared() -> None:
+    text = said(made_up("fedavg", 0, GOOD), made_up("centralised", 0, [0.95, 0.95, 0.95]))
+    assert text.startswith("fedavg recognises 80.0 % of the test set")
+    assert "leads" not in text
+
+
+def test_equal_methods_are_called_equal() -> None:
+    text = said(*(made_up(m, s, GOOD) for m in ("fedavg", "fedvls") for s in (0, 1)))
+    assert text.startswith("fedavg and fedvls are equally good here: 80.0 %")
+    assert "leads" not in text
+
+
+def test_the_best_of_several_is_corrected_for_all_pairs() -> None:
+    runs = [made_up(m, s, [a + s * s / 50] * 2) for m, a in (("fedavg", 0.3), ("fedvls", 0.6)) for s in range(3)]
+    runs += [made_up("fedlmd", s, [0.4 + s / 50] * 2) for s in range(3)]
+    assert "corrected for 2 comparisons" in said(*runs), "of the three pairs one has the same difference in every seed"
+
+
+def test_half_a_run_is_not_compared_in_cost() -> None:
+    text = said(made_up("fedavg", 0, BAD), made_up("fedvls", 0, GOOD, finished=False))
+    assert "Unfinished: fedvls (0 of 1 runs finished, here after round 1)" in text
+    assert "costs" not in text
+
+
+def test_updates_that_were_left_out_are_told() -> None:
+    run = made_up("fedavg", 0, GOOD)
+    run.rows[1]["diverged"] = [0, 1]
+    assert "not finite and were left out: 2 of fedavg" in said(run)
+
+
 def test_a_lost_class_is_named() -> None:
     assert "lost (below 5 %): class 2" in said(made_up("fedavg", 0, BAD))
 

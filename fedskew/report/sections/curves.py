@@ -7,9 +7,8 @@ from itertools import accumulate
 
 from fedskew.report.charts.chart import Figure, Line, Lines
 from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun
+from fedskew.report.recorded import RecordedRun, moved
 from fedskew.report.sections.section import Point, Section, banded, lines, percent
-from fedskew.report.verdict import moved
 
 FULL = (0.0, 100.0)
 

@@ -8,8 +8,9 @@ from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary, MeanStd, mean_std
 from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.contenders import Contender, Setting
+from fedskew.report.recorded import moved
 from fedskew.report.sections.section import Section
-from fedskew.report.verdict import differences, moved
+from fedskew.report.verdict import differences
 
 _MEASURES: dict[str, Callable[[Evaluation], float]] = {
     "accuracy %": lambda e: 100 * e.accuracy,
@@ -23,12 +24,13 @@ def results(setting: Setting) -> Section:
     ranking = setting.ranking
     tables = [Table("final", "After the last round", _columns(), [_row(c) for c in ranking])] if ranking else []
     words = ["Mean ± population standard deviation over the seeds. Best is chosen on the test set, as papers do."]
-    if len(ranking) > 1:
-        tables.append(_significance(ranking))
+    if len(methods := setting.competing) > 1:
+        tables.append(_significance(methods))
         words.append(
             "The second table pairs the best with each other method, seed by seed; p is two-sided, from Student's t, "
-            "corrected by Holm's method for the number of comparisons. With three seeds it has two degrees of freedom: "
-            "only large and steady differences come out."
+            "corrected by Holm's method for all pairs of methods, since any of them could have come out best; the "
+            "interval is that of the one pair. With three seeds t has two degrees of freedom: only large and steady "
+            "differences come out."
         )
     missing = [f"{c.label}: no evaluated round in {c.runs[0].folder}" for c in setting.contenders if not c.tested]
     return Section("results", "Final results", words, tables=tables, missing=missing)
@@ -63,10 +65,10 @@ def _spread(value: MeanStd | None, seeds: int) -> str:
     return f"{value.mean:.2f} ± {value.std:.2f}" if seeds > 1 else f"{value.mean:.2f}"
 
 
-def _significance(ranking: list[Contender]) -> Table:
-    best, others = ranking[0], ranking[1:]
+def _significance(methods: list[Contender]) -> Table:
+    best, others = methods[0], methods[1:]
     rows: list[list[Cell]] = []
-    for other, d in zip(others, differences(best, others), strict=True):
+    for other, d in zip(others, differences(methods), strict=True):
         if d is None:
             rows.append([other.label, 0, None, None, None, None, "no seed in common"])
             continue
