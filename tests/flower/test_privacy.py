@@ -15,7 +15,8 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.privacy import epsilon, private_change
 from fedskew.flower.server_app import run_federation
-from fedskew.flower.tensors import from_bytes
+from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.flower.wire import Facts
 
 SECRET = {"share_loss": False, "attempts": 1}
 
@@ -81,6 +82,27 @@ def test_central_noise_is_on_the_mean_and_epsilon_is_recorded(data: Path, split:
     moved = torch.cat([(t - before[name]).flatten() for name, t in result.model.state_dict().items()])
     assert float(moved.std()) == pytest.approx(30.0 * 1e-4 / 3, rel=0.05)
     assert result.history[1]["privacy"] == {"kind": "central", "epsilon": epsilon(1, 30.0, 1e-5), "delta": 1e-5}
+
+
+def test_a_site_whose_numbers_are_not_finite_takes_no_share_of_the_noise(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """Noise for three on the mean of two would be less than is accounted for."""
+
+    def spoil(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if site != "site-1" or asked["kind"] != "train":
+            return facts, answer
+        tensors = from_bytes(answer)
+        tensors["trained:params/head.bias"][0] = torch.nan
+        return facts, to_bytes(tensors)
+
+    here = case(tmp_path, split, data, settings(rounds=1), spoil, privacy="central", clip=1e-4, noise=30.0)
+    from fedskew.experiment.preparation import prepare
+
+    before = prepare(here.config, split).model.state_dict()
+    result = run_federation(here.grid, here.context)
+    moved = torch.cat([(t - before[name]).flatten() for name, t in result.model.state_dict().items()])
+    assert float(moved.std()) == pytest.approx(30.0 * 1e-4 / 2, rel=0.05)
 
 
 def test_local_noise_is_there_before_anything_leaves(data: Path, split: Federation, tmp_path: Path) -> None:
