@@ -30,7 +30,7 @@ LOOK_AGAIN = 0.001
 def rows(folder: Path) -> list[dict[str, object]]:
     """What is recorded, but for the time it took."""
     lines = (folder / "rounds.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in json.loads(line).items() if key not in ("seconds", "time")} for line in lines]
 
 
 def written(folder: Path) -> int:
