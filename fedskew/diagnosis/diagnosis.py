@@ -46,6 +46,8 @@ class Diagnosis:
         beta = self.skew.beta
         if beta is None:
             return "not defined for one client"
+        if beta < BETAS[0] * 10:
+            return f"below {BETAS[0] * 10:g}: hardly any class is shared"
         if beta > BETAS[1] / 10:
             return f"above {BETAS[1] / 10:g}: as good as no skew"
         return f"{beta:.3g}"
@@ -54,9 +56,10 @@ class Diagnosis:
         """What one would tell a colleague."""
         skew, n = self.skew, len(self.counts.clients)
         yield (
-            f"{n} clients, {skew.classes} classes, {skew.samples} samples. {_strength(skew)}: a client lacks "
-            f"{100 * skew.vacant.mean():.0f} % of the classes on average and hardly has another "
-            f"{100 * skew.minority.mean():.0f} %; effective Dirichlet β {self.beta}."
+            f"{n} client{'s' if n > 1 else ''}, {skew.classes} classes, {skew.samples} samples. {_strength(skew)}: a "
+            f"client lacks {100 * skew.vacant.mean():.0f} % of the classes on average and has another "
+            f"{100 * skew.minority.mean():.0f} % in no more than an even share of its samples; effective Dirichlet β "
+            f"{self.beta}."
         )
         if skew.size_ratio > 3:
             yield f"Clients differ in size: the largest has {skew.size_ratio:.0f} times the samples of the smallest."

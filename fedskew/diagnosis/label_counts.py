@@ -28,7 +28,10 @@ class LabelCounts:
 
     def __post_init__(self) -> None:
         if self.counts.shape[1] < 2:
-            raise UserError(f"counts of {self.counts.shape[1]} class; expected two or more")
+            raise UserError(f"counts of {self.counts.shape[1]} classes; expected two or more, a column for each")
+        for what, names in (("clients", self.clients), ("classes", self.classes)):
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise UserError(f"two {what} called {twice[0]!r}; expected a name for each")
         for name, row in zip(self.clients, self.counts, strict=True):
             if row.sum() == 0:
                 raise UserError(f"client {name!r} has no samples; expected at least 1")
@@ -71,7 +74,10 @@ def _read_table(path: Path) -> LabelCounts:
 def _cells(path: Path) -> list[list[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+            first = file.readline()
+            file.seek(0)
+            mark = next((m for m in ",;\t" if m in first), ",")
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file, delimiter=mark)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; {FORMS}") from error
     rows = [row for row in rows if any(row)]
@@ -133,7 +139,7 @@ def _histogram(path: Path) -> dict[str, int]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}; expected an object of classes and counts") from error
-    whole = isinstance(content, dict) and all(isinstance(v, int) and v >= 0 for v in content.values())
+    whole = isinstance(content, dict) and all(type(v) is int and v >= 0 for v in content.values())
     if not whole:
         raise UserError(f'{path}: expected an object such as {{"cat": 120, "dog": 0}}')
     return {str(name): int(v) for name, v in content.items()}

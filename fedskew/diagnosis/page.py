@@ -8,6 +8,11 @@ from fedskew.report.document import Chapter, Document
 from fedskew.report.sections.federation import class_groups, partition_map
 from fedskew.report.sections.section import Section
 
+START = (
+    "For your own data. fedskew diagnose COUNTS --save start.yaml writes it to a file; without --data, with a dataset "
+    "of as many classes as a stand-in."
+)
+
 
 def diagnosis_document(found: Diagnosis, title: str, config: str) -> Document:
     counts = found.counts
@@ -23,6 +28,6 @@ def diagnosis_document(found: Diagnosis, title: str, config: str) -> Document:
         Section("measures", "Measures of skew", tables=[found.measures(), found.clients()]),
         Section("settings", "Near settings", tables=[found.settings()]),
         Section("methods", "What helped there", tables=[found.methods(), found.evidence()]),
-        Section("start", "A configuration to start from", listing=config),
+        Section("start", "A configuration to start from", [START], listing=config),
     ]  # fmt: skip
     return Document(title, [Chapter(title, list(found.words()), [], sections)], None, [])

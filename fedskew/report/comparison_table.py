@@ -76,7 +76,7 @@ def class_accuracy_table(results: Sequence[MethodResults], classes: Sequence[str
 
 def _title(results: Sequence[MethodResults]) -> Text:
     config, seeds = results[0].results[0].config, len(results[0].results)
-    spread = f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else f", seed {config.seed}"
+    spread = f", mean ± population standard deviation of {seeds} seeds" if seeds > 1 else f", seed {config.seed}"
     return Text(f"{config.data}, {config.partition.rule} split{spread}")
 
 

@@ -53,7 +53,7 @@ def test_the_table_is_in_the_order_given_and_marks_the_best(cli):
 
 def test_several_seeds_have_a_spread(cli):
     outcome = cli(*TINY, "--methods", "fedavg,fedlmd,fedvls", "--seeds", "2", "--quiet")
-    assert "mean ± standard deviation of 2 seeds" in outcome.out
+    assert "mean ± population standard deviation of 2 seeds" in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 80
 
 

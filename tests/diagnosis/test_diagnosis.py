@@ -74,6 +74,19 @@ def test_what_only_one_client_has_and_nobody_has_is_named() -> None:
     assert "Held by a single client, hence lost whenever it is not drawn: y." in text
 
 
+def test_the_ends_of_beta_are_words() -> None:
+    apart, even = (LabelCounts(("a", "b"), ("x", "y"), np.array(c)) for c in ([[50, 0], [0, 50]], [[50, 50], [50, 50]]))
+    assert Diagnosis(apart, []).beta.startswith("below 0.001")
+    assert Diagnosis(even, []).beta.startswith("above 1000")
+
+
+def test_the_page_does_not_offer_a_dataset_with_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sites.csv").write_text("cat,dog,owl\n5,1,2\n1,9,0\n")
+    assert main(["diagnose", "sites.csv", "-o", "page.html"]) == 0
+    assert "name: path/to/your/data" in Path("page.html").read_text(encoding="utf-8")
+
+
 def _setting(*scores: Score) -> KnownSetting:
     return KnownSetting("digits", "iid", (), 10, None, list(scores))
 

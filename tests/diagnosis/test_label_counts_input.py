@@ -27,6 +27,7 @@ def written(path: Path, text: str) -> Path:
         (",1,0\nx,5,2\n", ("x",), ("1", "0"), [5, 2]),
         ("0,1,2\n7,8,9\n", ("0",), ("0", "1", "2"), [7, 8, 9]),
         ("\ufeffclient,a,b\n\n0,1,2\n", ("0",), ("a", "b"), [1, 2]),
+        ("site;a;b\nRome;1;2\n", ("Rome",), ("a", "b"), [1, 2]),
     ],
 )
 def test_a_table_is_understood(
@@ -57,6 +58,8 @@ def test_histograms_of_a_folder_are_put_together(tmp_path: Path) -> None:
         ("a,b\n1,2\n0,0\n", "client '1' has no samples"),
         ("client,a\n0,1\n", "expected two or more"),
         ("", "is empty"),
+        ("client,a,a\nx,1,2\n", "two classes called 'a'"),
+        ("client,a,b\nx,1,2\nx,3,4\n", "two clients called 'x'"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, error: str, tmp_path: Path) -> None:
@@ -75,4 +78,10 @@ def test_two_histograms_of_one_client_are_refused(tmp_path: Path) -> None:
     written(tmp_path / "a.csv", "x,1\ny,2\n")
     written(tmp_path / "a.json", '{"x": 1, "y": 2}')
     with pytest.raises(UserError, match="two histograms of one client"):
+        read_counts(tmp_path)
+
+
+def test_true_is_no_number_of_samples(tmp_path: Path) -> None:
+    written(tmp_path / "a.json", '{"x": true, "y": 2}')
+    with pytest.raises(UserError, match="expected an object"):
         read_counts(tmp_path)

@@ -41,7 +41,7 @@ def test_the_comparison_has_mean_and_spread(results):
     text = printed(comparison_table(results, CLASSES))
     accuracies = [100 * r.accuracy for r in results[0].results]
     assert f"{np.mean(accuracies):.1f} ± {np.std(accuracies):.1f}" in text
-    assert "mean ± standard deviation of 2 seeds" in text
+    assert "mean ± population standard deviation of 2 seeds" in text
 
 
 def test_a_bound_cannot_win(results):

@@ -97,6 +97,14 @@ def test_a_tooltip_tells_the_value(browser: Any, report: Path) -> None:
     page.close()
 
 
+def test_the_tool_bar_lies_above_the_data(browser: Any, report: Path) -> None:
+    page = opened(browser, report, 1300).page
+    chart = page.locator("#chart-accuracy")
+    bar, plot = chart.locator(".modebar-group").first.bounding_box(), chart.locator(".nsewdrag").first.bounding_box()
+    assert bar["y"] + bar["height"] <= plot["y"]
+    page.close()
+
+
 def test_a_method_is_hidden_in_all_charts(browser: Any, report: Path) -> None:
     page = opened(browser, report, 1300).page
     shown = """['accuracy', 'by-class'].map(key => document.getElementById('chart-' + key).data

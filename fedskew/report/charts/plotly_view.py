@@ -11,6 +11,8 @@ from fedskew.report.charts.palette import colour, dash, marker
 Json = dict[str, Any]
 MOST_MARKERS = 40
 """Points of a curve that are marked one by one."""
+FEW_ROUNDS = 10
+"""That are numbered one by one: half a round means nothing."""
 
 
 @singledispatch
@@ -29,6 +31,8 @@ def _(chart: Lines) -> Json:
     layout = _layout(chart.x_label, chart.y_label) | {"hovermode": "closest" if chart.thin else "x unified"}
     if chart.y_range:
         layout["yaxis"]["range"] = list(chart.y_range)
+    if chart.x_label == "round" and max((x for line in chart.lines for x in line.x), default=0) <= FEW_ROUNDS:
+        layout["xaxis"]["dtick"] = 1
     layout["showlegend"] = not chart.thin and len(chart.lines) > 1
     return {"data": traces, "layout": layout}
 

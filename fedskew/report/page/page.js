@@ -44,7 +44,8 @@
     return { ...chart.layout, ...size, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: fore, family: "system-ui, sans-serif", size: 12 },
       hoverlabel: { bgcolor: back, bordercolor: line, font: { color: fore } },
-      margin: { l: 50, r: 10, t: 10, b: 45 },
+      // the tool bar has its own strip above the data
+      margin: { l: 50, r: 10, t: narrow ? 10 : 34, b: 45 }, modebar: { bgcolor: back, color: colour("--soft"), activecolor: fore },
       legend: { orientation: "h", traceorder: "normal", y: chart.layout.xaxis.showticklabels === false ? -0.02 : -0.25, yanchor: "top", x: 0, font: { size: narrow ? 10 : 11 } },
       xaxis: axis(chart.layout.xaxis), yaxis: axis(chart.layout.yaxis) };
   }

@@ -17,7 +17,7 @@ def classes(setting: Setting) -> Section:
     who = [c for c in setting.contenders if c.tested]
     if not who:
         return Section("classes", "Classes", missing=["no run was tested yet"])
-    figures = [Figure("by-class", "Accuracy by class after the last round, mean over the seeds", [_now(setting, who)])]
+    figures = [Figure("by-class", _caption(who), [_now(setting, who)])]
     if (baseline := setting.baseline) in who and len(who) > 1 and baseline is not None:
         gains = _gains(setting, baseline, [c for c in who if c is not baseline])
         figures.append(Figure("gains", f"What changes against {baseline.label}, in points", [gains]))
@@ -36,6 +36,11 @@ def _now(setting: Setting, who: list[Contender]) -> Chart:
     return Heat(
         "by-class", "accuracy by class", "method", "class", "accuracy %", labels, setting.classes, means, "share"
     )
+
+
+def _caption(who: list[Contender]) -> str:
+    said = "Accuracy by class after the last round, mean over the seeds"
+    return f"{said}, ± population standard deviation" if any(len(c.tested) > 1 for c in who) else said
 
 
 def _mean(contender: Contender) -> list[float | None]:

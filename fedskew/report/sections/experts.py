@@ -32,8 +32,9 @@ def experts(setting: Setting) -> Section | None:
         chart = Lines("activations", "expert activations", "round", "% of sample visits", found)
         figures.append(Figure("activations", "How often a sample was taught by an expert", [chart]))
     words = [
-        "After the warm-up PKD groups classes that are confused with one another, trains an expert for each group and "
-        "lets it teach samples whose label and wrong prediction fall into its group."
+        "After the warm-up PKD groups classes to which the global model gives one another's probability on the "
+        "clients' training samples, trains an expert for each group and lets it teach samples whose label and wrong "
+        "prediction fall into its group. The map is of predictions on the test set, where others may be confused."
     ]
     return Section("experts", "PKD's experts", words, figures, [table])
 
