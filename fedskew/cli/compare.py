@@ -32,6 +32,11 @@ def add_to(app: typer.Typer) -> None:
 @takes_settings(name for name in FLAGS if name != "method")
 def _command(
     settings: Settings,
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="finished runs, simulated or of a federation, to compare instead",
+                       show_default=False),
+    ] = None,
     methods: Annotated[
         str | None,
         typer.Option("--methods", metavar="A,B,C", help=f"methods, or all (default: {DEFAULT})",
@@ -54,15 +59,32 @@ def _command(
     """Run several methods on the same federations and compare them. Finished runs are not run again.
 
     --set method.NAME=VALUE goes to every method that has the parameter; --set method.fedvls.NAME=VALUE to one. The
-    YAML file may list `methods` and `seeds`, too.
+    YAML file may list `methods` and `seeds`, too. With folders of finished runs, also of a federation across machines,
+    nothing is run.
     """
     from fedskew.cli.several_runs import report, run_all
     from fedskew.experiment.compare import prepare_comparison
 
+    if folders:
+        if methods or seeds or settings.file or settings.values:
+            raise UserError("folders of runs are compared as they are; expected no settings beside them")
+        _show_recorded(folders, as_json)
+        return
     comparison = read_comparison(settings, methods, seeds)
     runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
     results = run_all(runs, Path(out), as_json or quiet, Onlookers(live, log))
-    report(results, runs[0].federation, as_json)
+    report(results, runs[0].federation.dataset.classes, as_json)
+
+
+def _show_recorded(folders: Sequence[str], as_json: bool) -> None:
+    from fedskew.cli.compare_folders import recorded_results
+    from fedskew.cli.several_runs import report
+    from fedskew.cli.terminal import notice
+
+    results, classes, notes = recorded_results(folders)
+    report(results, classes, as_json)
+    for line in notes:
+        notice(line)
 
 
 class Comparison(NamedTuple):

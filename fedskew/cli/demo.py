@@ -58,7 +58,7 @@ def _command(
     if not as_json:
         _introduce(console, runs)
     results = run_all(runs, folder, as_json or quiet)
-    report(results, runs[0].federation, as_json)
+    report(results, runs[0].federation.dataset.classes, as_json)
     _draw(results, runs[0].federation.dataset.classes, folder / FIGURE)
     if not as_json:
         _conclude(console, results, folder, settings)

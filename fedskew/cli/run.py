@@ -63,7 +63,7 @@ def _command(
 
     runs = prepare_comparison(config, [config], numbers)
     results = run_all(runs, Path(out or RUNS), as_json or quiet, Onlookers(live, log))
-    report(results, runs[0].federation, as_json)
+    report(results, runs[0].federation.dataset.classes, as_json)
 
 
 def seed_range(config: Config, seeds: str | int | None) -> list[int]:

@@ -10,7 +10,6 @@ from fedskew.cli.observing import NOBODY, Onlookers, observing
 from fedskew.cli.progress import watching
 from fedskew.cli.terminal import print_json, stdout
 from fedskew.cli.threads import use_threads
-from fedskew.data import Federation
 from fedskew.experiment.compare import MethodResults, compare
 from fedskew.experiment.config import run_name
 from fedskew.experiment.preparation import Prepared
@@ -29,13 +28,12 @@ def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, onlookers: Onlooke
         return compare(runs, out, [watch, *trackers])
 
 
-def report(results: Sequence[MethodResults], federation: Federation, as_json: bool) -> None:
+def report(results: Sequence[MethodResults], classes: Sequence[str], as_json: bool) -> None:
     """The tables, or one JSON object."""
     if as_json:
-        print_json(_json(results, federation))
+        print_json(_json(results, classes))
         return
     console = stdout()
-    classes = federation.dataset.classes
     console.print(comparison_table(results, classes))
     console.print(class_accuracy_table(results, classes, console.width))
     folders = {folder.parent for result in results for r in result.results if (folder := r.folder)}
@@ -43,11 +41,11 @@ def report(results: Sequence[MethodResults], federation: Federation, as_json: bo
         console.print(f"runs kept in {folder}; to look at them: fedskew report {folder}", markup=False, soft_wrap=True)
 
 
-def _json(results: Sequence[MethodResults], federation: Federation) -> dict[str, Any]:
+def _json(results: Sequence[MethodResults], classes: Sequence[str]) -> dict[str, Any]:
     config = results[0].results[0].config.to_mapping()
     method_of_each = [result.results[0].config.to_mapping()["method"] for result in results]
     return {
-        "classes": list(federation.dataset.classes),
+        "classes": list(classes),
         "config": {key: value for key, value in config.items() if key not in ("method", "seed")},
         "methods": [
             result.to_json() | {"params": {k: v for k, v in method.items() if k != "name"}}

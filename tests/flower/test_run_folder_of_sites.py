@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,34 @@ def test_it_tells_of_its_sites_but_not_of_their_labels(run: Path) -> None:
 def test_reports_are_made_of_it(run: Path, tmp_path: Path) -> None:
     assert main(["report", str(run), "--no-features", "-o", str(tmp_path / "page.html")]) == 0
     assert "fedvls" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_it_is_compared_with_a_simulated_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = [
+        "--data",
+        str(run.parent / "digits.npz"),
+        "--clients",
+        "3",
+        "--rounds",
+        "1",
+        "--local-epochs",
+        "1",
+        "--quiet",
+    ]
+    assert main(["run", *here, "--method", "fedavg", "--engine", "plain", "--out", str(tmp_path / "simulated")]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(run), str(tmp_path / "simulated"), "--json"]) == 0
+    printed = capsys.readouterr()
+    told = {each["method"]: each for each in json.loads(printed.out)["methods"]}
+    assert told.keys() == {"fedvls", "fedavg"}
+    assert told["fedvls"]["accuracy"]["mean"] == (RunFolder(run).summary() or {})["accuracy"]
+    assert "partition.rule" in printed.err
+
+    assert main(["compare", str(run), "--rounds", "3"]) == 2
+    assert "expected no settings beside them" in capsys.readouterr().err
+    (tmp_path / "simulated" / "summary.json").unlink()
+    assert main(["compare", str(run), str(tmp_path / "simulated")]) == 2
+    assert "is not finished" in capsys.readouterr().err
 
 
 def test_its_model_is_exported(run: Path, tmp_path: Path) -> None:
