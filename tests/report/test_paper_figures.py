@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from made_up_runs import made_up
 
 from fedskew.cli import main
 from fedskew.errors import UserError
+from fedskew.experiment.config import with_values
 from fedskew.report.charts.chart import Heat, Lines
 from fedskew.report.charts.matplotlib_view import save_figure
 from fedskew.report.contenders import Setting, settings
 from fedskew.report.figures.catalogue import FIGURES, find
-from fedskew.report.recorded import gather
+from fedskew.report.recorded import gather, read_run
 
 SWEEPS = [name for name, entry in FIGURES.items() if entry.draw.__module__.endswith("sweeps")]
 
@@ -66,6 +68,16 @@ def test_a_sweep_over_two_numbers_is_a_grid() -> None:
 def test_local_figures_want_local_tests() -> None:
     with pytest.raises(UserError, match="--eval-local"):
         find("fedvls/1").draw(settings([made_up("fedavg", 0, [0.5, 0.5])]))
+
+
+@pytest.mark.parametrize("name", ["fedvls/1", "fedvls/2", "fedvls/9"])
+def test_local_figures_leave_bounds_out(name: str, comparison: Path) -> None:
+    runs = [read_run(comparison / "fedavg-0"), read_run(comparison / "fedvls-0")]
+    bound = replace(runs[0], config=with_values(runs[0].config, {"method": "centralised"}), rows=[])
+    alone = find(name).draw(settings(runs)).charts
+    assert find(name).draw(settings([*runs, bound])).charts == alone
+    with pytest.raises(UserError, match="centralised is a bound"):
+        find(name).draw(settings([bound]))
 
 
 def test_sweep_figures_want_a_sweep() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedskew.errors import UserError
+from fedskew.methods import is_bound
 from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure
 from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting
@@ -19,7 +20,7 @@ def local_update(settings: Sequence[Setting]) -> Figure:
     """For each method: what the first client of the last tested round was sent, and what it made of it."""
     panels: list[Chart] = []
     for setting in settings:
-        for c in setting.contenders:
+        for c in with_local_models(setting):
             run, row = last_local_row(c)
             one = row["local"][0]
             series = [
@@ -36,9 +37,10 @@ def local_and_aggregated(settings: Sequence[Setting]) -> Figure:
     """Accuracy by class: mean over the clients after their update, and of the aggregated model."""
     panels = []
     for i, setting in enumerate(settings):
-        for c in setting.contenders:
+        who = with_local_models(setting)
+        for c in who:
             last_local_row(c)
-        after = [BarSeries(c.label, class_means(c), style=c.style) for c in setting.contenders]
+        after = [BarSeries(c.label, class_means(c), style=c.style) for c in who]
         whole = [BarSeries(c.label, _mean(c), style=c.style) for c in setting.contenders if c.tested]
         for key, title, series in (("local", "after local update", after), ("global", "after aggregation", whole)):
             panels.append(Bars(f"{key}-{i}", title, "class", "accuracy %", setting.classes, series, (0, 100)))
@@ -47,6 +49,14 @@ def local_and_aggregated(settings: Sequence[Setting]) -> Figure:
 
 def _mean(contender: Contender) -> list[float | None]:
     return [number(100 * v) for v in contender.class_accuracy().mean(axis=0)]
+
+
+def with_local_models(setting: Setting) -> list[Contender]:
+    """All but bounds, which have none that are averaged."""
+    found = [c for c in setting.contenders if not is_bound(c.method)]
+    if not found:
+        raise UserError(f"{setting.contenders[0].label} is a bound, without local models; expected runs of a method")
+    return found
 
 
 def last_local_row(contender: Contender) -> tuple[RecordedRun, Row]:

@@ -11,7 +11,7 @@ from fedskew.errors import UserError
 from fedskew.report.charts.chart import Chart, Figure, Heat
 from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting
-from fedskew.report.figures.bars import last_local_row
+from fedskew.report.figures.bars import last_local_row, with_local_models
 from fedskew.report.model_outputs import ModelOutputs, model_outputs
 from fedskew.report.sections.features import cloud_chart, distance_chart, probability_chart
 from fedskew.report.sections.federation import partition_map
@@ -44,7 +44,7 @@ def local_confusion(settings: Sequence[Setting]) -> Figure:
     """For each method, how the first client's model of the last round takes classes for one another."""
     panels = []
     for setting in settings:
-        for c in setting.contenders:
+        for c in with_local_models(setting):
             _, row = last_local_row(c)
             one = row["local"][0]
             if "confusion" not in one:
