@@ -224,9 +224,32 @@ def _revealed(run: FinishedRun) -> str:
     told = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     return (
         f"{'' if run.sites else _SIMULATED}In each of its rounds a client sends to the server: {sent}. Of its "
-        f"labels the server is told: {told or 'nothing'}. Updates and models can themselves tell something of the "
-        "training data (membership, and to a degree labels) to those who receive them, the users of this model among "
-        "them, unless training was differentially private."
+        f"labels the server is told: {told or 'nothing'}. {_tests_told(run)}{_private(run)}"
+    )
+
+
+def _tests_told(run: FinishedRun) -> str:
+    """Nothing where nobody told, as in a simulation."""
+    told = run.last_row.get("sites") or {}
+    if not told:
+        return ""
+    by_class = any("confusion" in results for results in told.values())
+    return f"The sites told the results of their tests{', class by class' if by_class else ' in total'}. "
+
+
+def _private(run: FinishedRun) -> str:
+    if run.privacy is None:
+        return (
+            "Updates and models can themselves tell something of the training data (membership, and to a degree "
+            "labels) to those who receive them, the users of this model among them: training was not differentially "
+            "private."
+        )
+    kind, epsilon, delta = (run.privacy[key] for key in ("kind", "epsilon", "delta"))
+    whom = "whoever has the models" if kind == "central" else "the server and whoever has the models"
+    return (
+        f"Training was differentially private, against {whom}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
+        "that took part in every round. That covers the models, not numbers of samples, losses or results of tests, and "
+        "other runs on the same data add to it."
     )
 
 

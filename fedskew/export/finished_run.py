@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class FinishedRun:
     summary: dict[str, Any]
     about: dict[str, Any]
     model: nn.Module
+    last_row: dict[str, Any] = field(default_factory=dict)
+    """Of its last round."""
 
     @property
     def evaluation(self) -> Evaluation:
@@ -66,6 +68,12 @@ class FinishedRun:
         return list(section.params.get("names", ())) if section.rule == "sites" else []
 
     @property
+    def privacy(self) -> dict[str, Any] | None:
+        """Kind, ε and δ of the noise on the sites' updates; None without noise."""
+        told: dict[str, Any] | None = self.last_row.get("privacy")
+        return told
+
+    @property
     def rebuildable(self) -> bool:
         """Whether fedskew has the model's code, rather than its user."""
         return self.config.model in MODELS
@@ -98,7 +106,8 @@ def read_run(path: str | Path, model: nn.Module | None = None) -> FinishedRun:
     tensors, noted = folder.load_model()
     module = side_by_side(module, noted.get("encoders", 0)).to("cpu", torch.float32)
     _fill(module, tensors, folder.model_path)
-    return FinishedRun(folder.path, config, summary, about, module.eval())
+    rows = folder.rounds()
+    return FinishedRun(folder.path, config, summary, about, module.eval(), rows[-1] if rows else {})
 
 
 def _require_common_model(config: Config, summary: dict[str, Any]) -> None:

@@ -36,7 +36,8 @@ Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then
     flwr run . --stream
 
 The run's folder (`federation.folder`) lies on the server and is a run like any other: `fedskew report`, `export` and
-`compare` take it. If the server is stopped or killed, the same command goes on from the last round that was saved.
+`compare` take it. If the server is stopped or killed, the same command goes on from the last round that was saved; with
+other settings (`federation.json` there has them) it says which differ, and does not.
 """
 
 SITE = """# One site's own configuration. It stays on the site.

@@ -12,6 +12,7 @@ from fedskew.cli import main
 from fedskew.data import Dirichlet, federation
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.run_folder import RunFolder
+from fedskew.flower.privacy import epsilon
 from fedskew.flower.server_app import run_federation
 
 
@@ -75,3 +76,24 @@ def test_it_is_compared_with_a_simulated_run(run: Path, tmp_path: Path, capsys: 
 def test_its_model_is_exported(run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), "-o", str(tmp_path / "model")]) == 0
     assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_its_card_says_what_was_told(run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), "-o", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "The sites told the results of their tests, class by class." in card
+    assert "training was not differentially private" in card
+
+
+def test_the_card_of_a_private_run_has_its_epsilon(tmp_path: Path) -> None:
+    data = small_data(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+    values = {"method": "fedavg", "rounds": 2, "local_epochs": 1, "device": "cpu", "average": "uniform"}
+    config = with_values(Config(), {**values, "partition.clients": 3})
+    here = case(tmp_path, split, data, config, privacy="central", noise=4.0)
+    run_federation(here.grid, here.context)
+    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"ε = {epsilon(2, 4.0, 1e-5):.3g} at δ = 1e-05 for a whole site" in card
+    assert "not differentially private" not in card
+    assert "told the results of their tests" not in card
