@@ -248,8 +248,8 @@ def _private(run: FinishedRun) -> str:
     whom = "whoever has the models" if kind == "central" else "the server and whoever has the models"
     return (
         f"Training was differentially private, against {whom}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
-        "that took part in every round. That covers the models, not numbers of samples, losses or results of tests, and "
-        "other runs on the same data add to it."
+        "that took part in every round. That covers the models, not numbers of samples, losses or results of tests, "
+        "and other runs on the same data add to it."
     )
 
 
