@@ -8,6 +8,7 @@ the ClientApps, and with that one's parent, the SuperNode.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -31,12 +32,12 @@ _PATIENCE = 600.0
 def main(path: str, guardian: int) -> None:
     """Serve until the guardian ends."""
     place = socket_path(path, guardian)
-    listener = _listening(place)
-    threading.Thread(target=_end_with, args=(guardian, place), daemon=True).start()
+    listener, own = _listening(place)
+    threading.Thread(target=_end_with, args=(guardian, place, own), daemon=True).start()
     try:
         serve(Path(path), listener)
     finally:
-        place.unlink(missing_ok=True)
+        _leave(place, own)
 
 
 def serve(path: Path, listener: socket.socket) -> None:
@@ -125,17 +126,25 @@ def _use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _listening(path: Path) -> socket.socket:
-    """It takes the place of one whose worker is gone, and is there at once or not at all."""
+def _listening(path: Path) -> tuple[socket.socket, int]:
+    """It takes the place of one whose worker is gone, and is there at once or not at all; with the file's number."""
     draft = path.with_suffix(f".{os.getpid()}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(draft))
     listener.listen()
+    number = draft.stat().st_ino
     os.replace(draft, path)
-    return listener
+    return listener, number
 
 
-def _end_with(guardian: int, place: Path) -> None:
+def _leave(place: Path, own: int) -> None:
+    """Unless a successor listens there already."""
+    with contextlib.suppress(FileNotFoundError):
+        if place.stat().st_ino == own:
+            place.unlink()
+
+
+def _end_with(guardian: int, place: Path, own: int) -> None:
     """With the guardian or its parent, the SuperNode, however they end, and even in the middle of a round."""
     watched = [process for process in (guardian, _parent(guardian)) if process > 1]
     try:
@@ -148,7 +157,7 @@ def _end_with(guardian: int, place: Path) -> None:
                 time.sleep(1)
     except ProcessLookupError:
         pass
-    place.unlink(missing_ok=True)
+    _leave(place, own)
     os._exit(0)
 
 

@@ -123,6 +123,22 @@ def test_what_a_site_s_own_files_say_stays_in_its_own_log(running: Running, tmp_
     assert "KeyError: 'config'" in (tmp_path / "log").read_text()
 
 
+def test_it_leaves_the_socket_of_a_successor_alone(running: Running) -> None:
+    """Two ClientApps at once may each start a worker; the later one has the place."""
+    assert running.asked()["samples"] == 180
+    place = socket_path(running.site, running.guardian.pid)
+    successor = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with successor:
+        draft = place.with_suffix(".later")
+        successor.bind(str(draft))
+        os.replace(draft, place)
+        os.kill(running.guardian.pid, signal.SIGKILL)
+        running.guardian.wait()
+        assert running.worker.wait(PATIENCE) == 0
+        assert place.exists()
+    place.unlink()
+
+
 def test_it_ends_when_it_is_idle_for_as_long_as_its_site_says(running: Running) -> None:
     running.site.write_text("name: a\ndata: digits.npz\ndevice: cpu\nidle: 1\n")
     assert running.asked()["samples"] == 180
