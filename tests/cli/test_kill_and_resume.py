@@ -47,7 +47,14 @@ def writes_checkpoint(folder: Path) -> bool:
 def start(arguments: tuple[str, ...], folder: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "fedskew", *arguments, "--out", str(folder), "--quiet"]
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=heed_interrupts
+    )
+
+
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def stop_when(process: subprocess.Popen[bytes], moment: Callable[[], bool], number: int) -> None:

@@ -210,11 +210,18 @@ except KeyboardInterrupt:
 """
 
 
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_parent_in_the_middle_of_a_round(number: signal.Signals) -> None:
     """Its output ends only when the last process that could write to it is gone."""
     script = SCRIPT.format(here=str(HERE))
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True, preexec_fn=heed_interrupts
+    )
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"training\n"
     if number == signal.SIGINT:

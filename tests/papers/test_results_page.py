@@ -59,7 +59,7 @@ def test_a_cell_is_rerun_kept_and_not_run_again(
         (method, seed, 3) for method in ("fedavg", "fedvls") for seed in (0, 1)
     }
     assert {r.config.local_epochs for r in records} == {5}
-    assert {r.content["command"].split()[1] for r in records}
+    assert all(r.content["command"] for r in records)
     before = Path("results/fedvls.jsonl").read_bytes()
     assert main(arguments) == 0
     assert "4 of 4 runs are done already" in capsys.readouterr().err
