@@ -111,6 +111,15 @@ def test_the_measurement_itself() -> None:
     assert all(rate > 0 for rate in rates.values())
 
 
+def test_a_rate_counts_the_samples_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    this, engine = automatic()
+    work = this._work(this._prepare(this.stages(this.start())[0], this.start()), this.start())
+    several = replace(work, local=replace(work.local, epochs=3))
+    monkeypatch.setattr(measurement, "_seconds", lambda *_: 1e-3)
+    rates = measurement.measured_rates({"plain": engine._make("plain")}, several, 1)
+    assert rates["plain"] == pytest.approx(3000 * sum(len(a.samples) for a in work.assignments))
+
+
 def test_trials_take_the_same_time_for_any_model() -> None:
     this, _ = automatic()
     work = this._work(this._prepare(this.stages(this.start())[0], this.start()), this.start())

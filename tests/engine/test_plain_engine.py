@@ -167,6 +167,15 @@ def test_functional_dropout_is_reproducible_and_leaves_the_global_stream_alone(e
     assert not torch.equal(other.model.params["out.weight"], runs[0].model.params["out.weight"])
 
 
+def test_layers_in_eval_mode_when_the_model_is_given_train_like_others() -> None:
+    asleep = norm_and_dropout()
+    asleep.eval()
+    runs = [
+        trained(image_federation(), "fedavg", model, clients_per_round=3)[0] for model in (norm_and_dropout(), asleep)
+    ]
+    assert same_bits(*runs)
+
+
 @BOTH
 def test_the_same_seed_gives_the_same_bits(engine: str) -> None:
     def once(seed: int) -> Any:
