@@ -43,6 +43,9 @@ def test_it_tells_of_its_sites_but_not_of_their_labels(run: Path) -> None:
 def test_reports_are_made_of_it(run: Path, tmp_path: Path) -> None:
     assert main(["report", str(run), "--no-features", "-o", str(tmp_path / "page.html")]) == 0
     assert "fedvls" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Their label counts stayed with them" in page
+    assert "the folder has no about.json" not in page
 
 
 def test_it_is_compared_with_a_simulated_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
