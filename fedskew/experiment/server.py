@@ -19,6 +19,7 @@ from fedskew.engine import (
     ENGINES,
     Assignment,
     AutoEngine,
+    Engine,
     LocalTraining,
     ModelState,
     RoundKey,
@@ -67,8 +68,29 @@ class _Round:
         return self.participants.federation
 
 
+@dataclass(frozen=True)
+class RoundInProgress:
+    """A round whose clients are to be trained: between `Server.begin` and `Server.finish`."""
+
+    state: RunState
+    """Before the round."""
+    this: _Round
+    work: RoundWork
+    seconds: float
+    """What making it ready took."""
+
+    @property
+    def engine(self) -> Engine:
+        """What trains the clients unless the caller has something better."""
+        return self.this.bench.engine
+
+
 class Server:
-    """One run's server: `start`, then `advance` until `stage` is None."""
+    """One run's server: `start`, then `advance` until `stage` is None.
+
+    `advance` is `begin`, `train` and `finish`; who trains the clients of several runs together calls the first and the
+    last.
+    """
 
     repeated_by = "fedskew run -c config.yaml"
     """What its run's folder tells its readers."""
@@ -154,14 +176,32 @@ class Server:
 
     def advance(self, state: RunState) -> tuple[RunState, Row]:
         """One round."""
+        this = self.begin(state)
+        began = time.perf_counter()
+        result = self.train(this)
+        return self.finish(this, result, time.perf_counter() - began)
+
+    def begin(self, state: RunState) -> RoundInProgress:
+        """Who takes part in the next round, and what they are given."""
+        began = time.perf_counter()
+        stage = self.stage(state)
+        if stage is None:
+            raise ValueError("the run is at its end")
         with arithmetic(self._config.precision):
-            stage = self.stage(state)
-            if stage is None:
-                raise ValueError("the run is at its end")
-            laps = [time.perf_counter()]
             this = self._prepare(stage, state)
             work = self._work(this, state)
-            result = this.bench.engine.train(work)
+        return RoundInProgress(state, this, work, time.perf_counter() - began)
+
+    def train(self, under_way: RoundInProgress) -> RoundResult:
+        """Have the clients of this round trained, on their own."""
+        with arithmetic(self._config.precision):
+            return under_way.engine.train(under_way.work)
+
+    def finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> tuple[RunState, Row]:
+        """Aggregate and test what the clients came back with, for whom `seconds` were spent."""
+        state, this = under_way.state, under_way.this
+        with arithmetic(self._config.precision):
+            laps = [time.perf_counter()]
             report = RoundReport.of(result, this.trainee.model)
             laps.append(time.perf_counter())
             finite = report.finite
@@ -171,15 +211,18 @@ class Server:
                 trainee = self._aggregated(this, result, finite)
             after = replace(state, round=state.round + 1, stage_round=state.stage_round + 1)
             after = replace(after, clients=self._kept(this, result, finite, after))
-            after = self._past_empty_stages(after.with_trainee(stage.model, trainee))
+            after = self._past_empty_stages(after.with_trainee(this.stage.model, trainee))
             row = self._row(this, replace(report, finite=finite), result.visits, after)
-            federated = stage.cohort == "clients"
-            row["bytes"] = traffic(work, result, stage.concatenates) if federated else {"down": 0, "up": 0}
+            federated = this.stage.cohort == "clients"
+            nothing = {"down": 0, "up": 0}
+            row["bytes"] = traffic(under_way.work, result, this.stage.concatenates) if federated else nothing
             laps.append(time.perf_counter())
             if self._is_evaluated(this, after):
                 row |= self._evaluated(this, result, finite, trainee, after)
             laps.append(time.perf_counter())
-            row["time"] = dict(zip(("train", "server", "evaluate"), np.diff(laps).tolist(), strict=True))
+            report_s, server_s, evaluate_s = np.diff(laps).tolist()
+            trained_s = under_way.seconds + seconds + report_s  # a device may still train when it is asked for a report
+            row["time"] = {"train": trained_s, "server": server_s, "evaluate": evaluate_s}
         return after, row
 
     def _prepare(self, stage: Stage, state: RunState) -> _Round:
