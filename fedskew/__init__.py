@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         method,
     )
     from fedskew.models import Classifier, make_model
+    from fedskew.report.writing import write_report
 
 __version__ = "0.1.0"
 
@@ -93,6 +94,7 @@ _HOMES = {
         "method",
     ),
     "fedskew.models": ("Classifier", "make_model"),
+    "fedskew.report.writing": ("write_report",),
 }
 """Where each public name lives: it is imported when first used, so that `fedskew --help` need not wait for torch."""
 
@@ -144,4 +146,5 @@ __all__ = [
     "make_model",
     "method",
     "run",
+    "write_report",
 ]

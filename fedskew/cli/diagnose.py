@@ -54,9 +54,9 @@ def _command(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure a federation's label skew, find the nearest published setting, and say what helped there."""
-    from fedskew.cli.report import page_path
     from fedskew.cli.terminal import notice, print_json
     from fedskew.diagnosis.diagnosis import Diagnosis
+    from fedskew.report.writing import page_path
 
     page = None if out is None else page_path(out)
     table, given = _federation(settings, counts)
@@ -88,12 +88,12 @@ def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Co
 
 
 def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Config | None) -> None:
-    from fedskew.cli.report import write_text
     from fedskew.diagnosis.page import diagnosis_document
     from fedskew.diagnosis.start import starting_config, to_yaml
     from fedskew.experiment.config import Config, with_values
     from fedskew.report.contenders import setting_name
     from fedskew.report.page.render import page
+    from fedskew.report.writing import write_text
 
     title = f"Diagnosis of {Path(counts).name if counts else setting_name(given) if given else 'a federation'}"
     config = given if given is not None else with_values(Config(), {"data": "path/to/your/data"})

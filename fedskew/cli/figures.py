@@ -33,12 +33,12 @@ def _command(
     listing: Annotated[bool, typer.Option("--list", help="list the figures and the runs that each wants")] = False,
 ) -> None:  # fmt: skip
     """Draw a figure of the papers, in their layout, from runs on disk."""
-    from fedskew.cli.report import write_text
     from fedskew.cli.terminal import stdout
     from fedskew.errors import UserError
     from fedskew.report.contenders import settings
     from fedskew.report.figures.catalogue import find
     from fedskew.report.recorded import gather
+    from fedskew.report.writing import write_text
 
     if listing or name is None:
         _list()

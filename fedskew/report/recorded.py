@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, nearest
 from fedskew.experiment.about import described
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation
@@ -115,12 +115,22 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if not path.is_dir():
-            raise UserError(f"no run folder {str(path)!r}; expected one that `fedskew run` or `compare` made")
+            raise UserError(
+                f"no run folder {str(path)!r};{_meant(path)} expected one that `fedskew run` or `compare` made"
+            )
         inside = [path] if _is_run(path) else _runs_in(path, DEPTH)
         if not inside:
             raise UserError(f"no run in {str(path)!r}: no folder there has a config.yaml")
         found |= dict.fromkeys(inside)
     return list(found)
+
+
+def _meant(path: Path) -> str:
+    """The folder that is there and has most nearly this name."""
+    home = path.parent
+    there = [inner.name for inner in home.iterdir() if inner.is_dir()] if home.is_dir() else []
+    close = nearest(path.name, there)
+    return f" did you mean {str(home / close)!r}?" if close else ""
 
 
 def _is_run(folder: Path) -> bool:

@@ -96,8 +96,28 @@ def test_the_page_may_load_nothing_from_elsewhere(served: LiveServer) -> None:
 
 def test_a_taken_port_is_refused_if_it_was_asked_for(served: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
     port = urlsplit(served.url).port
-    assert main(["live", "runs", "--port", str(port)]) == 2
+    assert main(["live", "runs", "--wait", "--port", str(port)]) == 2
     assert f"cannot serve on port {port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("runs/digts-fedavg", "no run folder 'runs/digts-fedavg'; did you mean 'runs/digits-fedavg'?"),
+        ("runs/digits-fedavg", "no run in 'runs/digits-fedavg': no folder there has a config.yaml"),
+        ("elsewhere/x", "no run folder 'elsewhere/x'; expected"),
+    ],
+)
+def test_a_folder_without_runs_is_not_waited_for_unless_asked(
+    asked: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/digits-fedavg").mkdir(parents=True)
+    assert main(["live", asked]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.endswith("--wait waits until it has begun\n")
+    assert error.count("\n") == 1
 
 
 def test_the_page_s_process_ends_with_the_run_and_tells_the_last_state(tmp_path: Path) -> None:

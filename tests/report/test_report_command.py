@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import fedskew as fs
 from fedskew.cli import main
 
 
@@ -27,7 +28,8 @@ def test_the_page_the_figures_and_the_answer(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["nowhere"], "no run folder 'nowhere'"),
+        (["nowhere"], "no run folder 'nowhere'; expected"),
+        (["rns"], "no run folder 'rns'; did you mean 'runs'?"),
         (["RUNS", "-o", "report.pdf"], "expected a file that ends in .html"),
         (["RUNS", "--format", "jpeg"], "unknown format 'jpeg'"),
     ],
@@ -37,8 +39,40 @@ def test_mistakes_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
     assert main(["report", *(str(comparison) if a == "RUNS" else a for a in arguments)]) == 2
     told = capsys.readouterr().err
     assert error in told
     assert told.count("\n") == 1
     assert not list(tmp_path.glob("*.html"))
+
+
+def test_python_writes_the_same_page(comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(comparison), "-o", str(tmp_path / "by-command.html"), "--no-features"]) == 0
+    report = fs.write_report(comparison, tmp_path / "by-python.html", features=False)
+    assert report.path.read_bytes() == (tmp_path / "by-command.html").read_bytes()
+    assert "\n".join(report.answer) in capsys.readouterr().out
+    assert report.problems == report.figures == ()
+
+
+def test_python_reports_results_and_saves_figures(tmp_path: Path) -> None:
+    fed = fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0))
+    results = [
+        fs.run(fed, method, rounds=1, local_epochs=1, out=tmp_path / method)
+        for method in ("fedavg", "fedvls")
+    ]  # fmt: skip
+    report = fs.write_report(results, tmp_path / "page.html", features=False, figures=tmp_path / "f", formats="svg")
+    assert "is best here" in report.answer[0]
+    assert set(report.figures) == set((tmp_path / "f").iterdir())
+    assert len(report.figures) > 5
+
+
+def test_python_says_in_one_line_what_cannot_be_reported(comparison: Path, tmp_path: Path) -> None:
+    fed = fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0))
+    kept_nowhere = fs.run(fed, "fedavg", rounds=1, local_epochs=1)
+    with pytest.raises(fs.UserError, match="out='runs/NAME'"):
+        fs.write_report(kept_nowhere)
+    with pytest.raises(fs.UserError, match="no runs; expected run folders"):
+        fs.write_report([])
+    with pytest.raises(fs.UserError, match=r"ends in \.html"):
+        fs.write_report(comparison, tmp_path / "page.pdf")
