@@ -11,7 +11,7 @@ import torch
 from fedskew.engine.network import ModelState
 from fedskew.experiment.client_states import ClientStates, HeldStates
 from fedskew.methods.parts import Tensors, pack, unpack
-from fedskew.methods.stages import Notes
+from fedskew.methods.stages import Notes, Survey
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class RunState:
     stage: int = 0
     stage_round: int = 0
     notes: Notes = field(default_factory=dict)
+    survey: Survey | None = None
+    """What clients told at the end of this very round, if they were asked: it is recorded once, and not kept."""
     clients: ClientStates = field(default_factory=HeldStates)
     """What each client that took part keeps, by model."""
 
@@ -77,4 +79,5 @@ class RunState:
             )
             for name, about in meta["trainees"].items()
         }
-        return cls(trainees, meta["round"], meta["stage"], meta["stage_round"], dict(meta["notes"]), clients)
+        place = (meta["round"], meta["stage"], meta["stage_round"])
+        return cls(trainees, *place, notes=dict(meta["notes"]), clients=clients)

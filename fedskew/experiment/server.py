@@ -158,19 +158,21 @@ class Server:
         return sum(stage.rounds for stage in self.stages(state)[state.stage :]) - state.stage_round
 
     def _past_empty_stages(self, state: RunState) -> RunState:
+        state = replace(state, survey=None)
         while (stage := self.stage(state)) is not None and state.stage_round >= stage.rounds:
             if stage.survey:
-                state = replace(state, notes={**state.notes, **self._concluded(stage, state)})
+                told = self._survey(stage, state)
+                state = replace(state, notes={**state.notes, **self._method.conclude(stage, told)}, survey=told)
             state = replace(state, stage=state.stage + 1, stage_round=0)
         return state
 
-    def _concluded(self, stage: Stage, state: RunState) -> dict[str, Any]:
+    def _survey(self, stage: Stage, state: RunState) -> Survey:
         probability = None
         if stage.survey == "predictions":
             samples = np.concatenate(self._federation.indices)
             model = state.trainees[stage.model].model
             probability = survey(self.network, model, self._workshop.train, samples).probability
-        return self._method.conclude(stage, Survey(self._federation.label_counts, probability))
+        return Survey(self._federation.label_counts, probability)
 
     # -- a round -----------------------------------------------------------------------------------------
 
@@ -361,6 +363,7 @@ class Server:
             "tally": report.tally,
             "compute": spent / self._baseline_visits(this),
             "notes": after.notes,
+            **({} if after.survey is None else after.survey.recorded()),
         }
 
     def _baseline_visits(self, this: _Round) -> float:

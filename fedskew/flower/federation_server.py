@@ -48,7 +48,7 @@ class FederationServer(Server):
         if settings.privacy != "none":
             refuse_unbounded(settings.privacy, method, config.average, self.network.state().buffers)
         self._run = config_hash(config)
-        self._conclusions: dict[str, dict[str, Any]] = {}
+        self._surveys: dict[str, Survey] = {}
         self._remote = SitesEngine(sites, settings, sites.say, record.release)
         self.engine = self._remote
         self._tests = SiteTests(self._tests, sites, settings, federation.classes)
@@ -106,13 +106,13 @@ class FederationServer(Server):
         """What clients keep is kept by the sites."""
         return 0
 
-    def _concluded(self, stage: Stage, state: RunState) -> dict[str, Any]:
-        """From what the sites tell, as the method declares; they are asked once."""
-        if stage.name not in self._conclusions:
-            self._conclusions[stage.name] = self._method.conclude(stage, self._survey(stage, state))
-        return self._conclusions[stage.name]
-
     def _survey(self, stage: Stage, state: RunState) -> Survey:
+        """What the sites tell, as the method declares; they are asked once."""
+        if stage.name not in self._surveys:
+            self._surveys[stage.name] = self._asked(stage, state)
+        return self._surveys[stage.name]
+
+    def _asked(self, stage: Stage, state: RunState) -> Survey:
         self._sites.await_some(self._settings.least)
         predictions = stage.survey == "predictions"
         payload = to_bytes(model_tensors("sent", state.trainees[stage.model].model)) if predictions else b""

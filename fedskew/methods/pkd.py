@@ -68,7 +68,9 @@ class PartialDistillation(Objective):
         return cross_entropy(out.logits, y) + self.distill_weight * scale * distilled
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:
-        return {"distilled": active_experts(out.logits, y, self.groups).sum()}
+        """How many samples were taught, in all and by each expert."""
+        taught = active_experts(out.logits, y, self.groups).sum(dim=-1)
+        return {"distilled": taught.sum(), **{f"expert {i}": taught[i] for i in range(len(self.groups))}}
 
     def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:  # noqa: ARG002
         return tally.get("distilled", 0.0)

@@ -22,6 +22,13 @@ class Survey:
     """[C, C]: mean predicted probability of each class over all samples of a true class; NaN rows: no sample. Only of a
     survey of predictions."""
 
+    def recorded(self) -> dict[str, Any]:
+        """What a round's row tells of it, to be looked at: the probabilities, and nobody's label counts."""
+        if self.probability is None:
+            return {}
+        rows = [[float(f"{p:.6g}") if np.isfinite(p) else None for p in row] for row in self.probability]
+        return {"survey": {"probability": rows}}
+
 
 @dataclass(frozen=True)
 class Stage:

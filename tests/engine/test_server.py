@@ -18,6 +18,7 @@ from fedskew.experiment.server import Server
 from fedskew.losses import cross_entropy
 from fedskew.methods import METHODS, Client, Objective, Outputs, ServerRule, Tensors, Updates, make_method
 from fedskew.methods.pkd import weak_groups
+from fedskew.methods.stages import Survey
 from fedskew.metrics.confusion import Evaluation, confusion_matrix
 from fedskew.metrics.drift import drift_diversity
 
@@ -233,8 +234,20 @@ def test_the_groups_that_pkd_finds_are_noted() -> None:
     expected = weak_groups(np.stack([probability[y == c].mean(axis=0) for c in range(4)]), 2.0)
     assert row["notes"]["groups"] == [list(group) for group in expected]
     assert state.notes == row["notes"]
+    recorded = np.array(row["survey"]["probability"])
+    np.testing.assert_allclose(recorded, [probability[y == c].mean(axis=0) for c in range(4)], rtol=1e-5)
+    assert row["survey"].keys() == {"probability"}, "nobody's label counts"
     _, rows_after = finished(this, state)
     assert [r["stage"] for r in rows_after] == [*(f"expert {i}" for i in range(len(expected))), "distil"]
+    assert not any("survey" in r for r in rows_after), "it is recorded once"
+
+
+def test_a_class_without_samples_has_no_recorded_probabilities() -> None:
+    probability = np.array([[0.75, 0.25], [np.nan, np.nan]])
+    assert Survey(np.array([[3, 0]]), probability).recorded() == {
+        "survey": {"probability": [[0.75, 0.25], [None, None]]}
+    }
+    assert Survey(np.array([[3, 0]])).recorded() == {}
 
 
 def test_fedlmd_switches_at_its_round() -> None:
@@ -270,6 +283,7 @@ def test_compute_of_pkd_as_the_paper_counts_it() -> None:
     for row in rows[-2:]:
         assert 0 < row["tally"]["distilled"] < row["visits"]
         assert row["compute"] == pytest.approx(1 + row["tally"]["distilled"] / (3 * epochs * total))
+        assert row["tally"]["distilled"] == row["tally"]["expert 0"] + row["tally"]["expert 1"]
 
 
 def test_compute_of_experts_with_one_class_a_client() -> None:

@@ -224,6 +224,28 @@ def test_a_federation_of_one_class_is_trained_to_the_end() -> None:
     assert [row["stage"] for row in rows] == ["warm-up"] * 2 + ["train"] * 2
 
 
+# -- who teaches whom -------------------------------------------------------------------------------------
+
+
+def test_each_expert_counts_the_samples_that_it_taught() -> None:
+    """Rows: right; confused in the first group; twice in the second; in both, where the first speaks; in neither."""
+    predicted = torch.tensor([0, 0, 3, 2, 1, 3])
+    y = torch.tensor([0, 1, 2, 3, 2, 0])
+    logits = torch.eye(4)[predicted]
+    tally = PartialDistillation(((0, 1, 2), (1, 2, 3))).tally(Outputs(logits), y)
+    assert {name: int(t) for name, t in tally.items()} == {"distilled": 4, "expert 0": 2, "expert 1": 2}
+
+
+def test_the_engines_agree_on_who_was_taught_by_whom() -> None:
+    tallies = {}
+    for engine in ("plain", "stacked"):
+        _, rows = played(serve("pkd", GROUPS, rounds=6, engine=engine))
+        tallies[engine] = [row["tally"] for row in rows if row["stage"] == "distil"]
+        assert all(t["distilled"] == t["expert 0"] + t["expert 1"] for t in tallies[engine])
+    assert tallies["plain"] == tallies["stacked"]
+    assert all(sum(t[f"expert {i}"] for t in tallies["plain"]) > 0 for i in (0, 1))
+
+
 # -- the account of computation ---------------------------------------------------------------------------
 
 
