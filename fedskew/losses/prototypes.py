@@ -1,0 +1,52 @@
+"""What it costs to be far from the prototypes of one's class, or near those of others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedskew.losses.batches import batch_mean, class_masks, index
+from fedskew.losses.features import directions
+from fedskew.losses.softmaxes import masked_lse
+
+
+def prototype_contrast(
+    features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor, temperature: float = 0.02
+) -> Tensor:
+    """−log of Σ e^(cos/τ) over the prototypes of the sample's class over the same of all classes (FPL).
+
+    `prototypes[C, P, d]`, of which `known[C, P]` are; a sample whose class has none counts as 0 in the mean.
+    """
+    cosines = directions(features) @ directions(prototypes.detach().flatten(0, 1)).T / temperature
+    own = (class_masks(targets, len(known)).unsqueeze(-1) & known).flatten(1)
+    contrast = masked_lse(cosines, known.flatten().expand_as(own)) - masked_lse(cosines, own)
+    return batch_mean(torch.where(own.any(dim=-1), contrast, 0.0), targets)
+
+
+def prototype_distance(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """The mean square of f − m_y, m_y the mean of the class's prototypes (FPL); else as in `prototype_contrast`."""
+    present = known.to(prototypes.dtype).unsqueeze(-1)
+    means = (prototypes.detach() * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
+    squares = (features.flatten(1) - means[index(targets)]).square().mean(dim=-1)
+    return batch_mean(torch.where(known.any(dim=-1)[index(targets)], squares, 0.0), targets)
+
+
+def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """max(0, ‖g_c − g_c'‖ − ‖f̄_c − g_c'‖), the mean over the classes c of the batch and all others (FedMR, inter term).
+
+    `prototypes[C, d]` are the g_c, `known[C]` tells which there are; pairs without both cost nothing.
+    """
+    x, g = features.flatten(1), prototypes.detach()
+    members = class_masks(targets, len(known)).to(x.dtype)
+    means = members.T @ x / members.sum(dim=0).clamp(min=1).unsqueeze(-1)
+    here = (members.sum(dim=0) > 0) & known
+    pairs = here.unsqueeze(-1) & known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
+    shortfall = (_distances(g, g) - _distances(means, g)).clamp(min=0)
+    return torch.where(pairs, shortfall, 0.0).sum() / pairs.sum().clamp(min=1)
+
+
+def _distances(some: Tensor, others: Tensor) -> Tensor:
+    """‖a − b‖ of every pair, with a slope of 0 where they coincide."""
+    squares = (some.unsqueeze(1) - others).square().sum(dim=-1)
+    apart = squares > 0
+    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
