@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from fedskew.data import Federation
+from fedskew.engine import RoundResult
 from fedskew.errors import UserError
 from fedskew.experiment.about import about
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.run_folder import Checkpoint, RunFolder
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Row, Server
+from fedskew.experiment.server import RoundInProgress, Row, Server
 from fedskew.methods import Method, Part, unpack
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary
@@ -151,11 +152,38 @@ def run_prepared(
     """Run what `prepare` made ready, by a simulation unless another `server` is given."""
     # The server first: what it refuses must not leave a folder behind.
     server = server or Server(prepared.federation, prepared.method, prepared.model, prepared.config)
+    rounds = rounds_of(prepared, server, out, callbacks)
+    try:
+        under_way = next(rounds)
+        while True:
+            under_way = rounds.send(_trained(server, under_way, rounds))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+Rounds = Generator[RoundInProgress, tuple[RoundResult, float], Result]
+"""A run that somebody else trains the clients of: it gives a round's work, and is sent the result and the seconds that
+were spent on it."""
+
+
+def rounds_of(prepared: Prepared, server: Server, out: str | Path | None, callbacks: Sequence[Callback]) -> Rounds:
+    """The run, round by round."""
     with contextlib.closing(server):
         if out is None:
-            return _Run(prepared, server, None, callbacks).go()
+            return (yield from _Run(prepared, server, None, callbacks).rounds())
         with RunFolder(out).open(prepared.config, server.repeated_by) as folder:
-            return _Run(prepared, server, folder, callbacks).go()
+            return (yield from _Run(prepared, server, folder, callbacks).rounds())
+
+
+def _trained(server: Server, under_way: RoundInProgress, rounds: Rounds) -> tuple[RoundResult, float]:
+    began = time.perf_counter()
+    try:
+        result = server.train(under_way)
+    except BaseException as error:
+        rounds.throw(error)  # it has a folder to close
+        raise
+    return result, time.perf_counter() - began
 
 
 class _Run:
@@ -170,14 +198,16 @@ class _Run:
         self._callbacks = callbacks
         self._rows: list[Row] = []
 
-    def go(self) -> Result:
+    def rounds(self) -> Rounds:
         if self._folder is not None and self._folder.finished:
             return self._recalled(self._folder)
         state = self._begin()
         for callback in self._callbacks:
             callback.on_start(self._prepared, state, self._server.rounds_ahead(state))
         while self._server.stage(state) is not None:
-            state = self._one_round(state)
+            under_way = self._server.begin(state)
+            result, seconds = yield under_way
+            state = self._finish(under_way, result, seconds)
         return self._end(state)
 
     def _begin(self) -> RunState:
@@ -232,10 +262,10 @@ class _Run:
             self._notify([f"continues with {threads} CPU threads, as it began, instead of {torch.get_num_threads()}"])
             torch.set_num_threads(threads)
 
-    def _one_round(self, state: RunState) -> RunState:
+    def _finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> RunState:
         began = time.perf_counter()
-        state, row = self._server.advance(state)
-        row["seconds"] = time.perf_counter() - began
+        state, row = self._server.finish(under_way, result, seconds)
+        row["seconds"] = under_way.seconds + seconds + time.perf_counter() - began
         self._record(row)
         ahead = self._server.rounds_ahead(state)
         if self._folder is not None and (ahead == 0 or state.round % self._prepared.config.checkpoint_every == 0):

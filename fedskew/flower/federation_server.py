@@ -13,7 +13,7 @@ from fedskew.engine import RoundResult
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash
 from fedskew.experiment.run_state import RunState, Trainee
-from fedskew.experiment.server import Row, Server
+from fedskew.experiment.server import RoundInProgress, Row, Server
 from fedskew.experiment.workbench import Workbench
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import SENSITIVITY, epsilon, refuse_unbounded
@@ -61,11 +61,15 @@ class FederationServer(Server):
         tests = SiteTests(bench.tests, self._sites, self._settings, self._federation.classes, frozen)
         return Workbench(bench.network, self._remote, tests)
 
-    def advance(self, state: RunState) -> tuple[RunState, Row]:
-        """One round."""
+    def begin(self, state: RunState) -> RoundInProgress:
+        """Who takes part in the next round, once there are enough."""
         self._sites.await_some(self._settings.least)
         self._remote.situation = self._situation(state)
-        after, row = super().advance(state)
+        return super().begin(state)
+
+    def finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> tuple[RunState, Row]:
+        """With what the sites are to blame for, and without what they keep to themselves."""
+        after, row = super().finish(under_way, result, seconds)
         failures = self._remote.failures
         row["diverged"] = [client for client in row["diverged"] if client not in failures]
         row["failed"] = {self._sites.names[client]: reason for client, reason in failures.items()}
