@@ -39,6 +39,8 @@ def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, know
     x, g = features.flatten(1), prototypes.detach()
     members = class_masks(targets, len(known)).to(x.dtype)
     means = members.T @ x / members.sum(dim=0).clamp(min=1).unsqueeze(-1)
+    origin = (g * known.unsqueeze(-1)).sum(dim=0) / known.sum().clamp(min=1)  # near the points, their squares are small
+    g, means = g - origin, means - origin
     here = (members.sum(dim=0) > 0) & known
     pairs = here.unsqueeze(-1) & known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
     shortfall = (_distances(g, g) - _distances(means, g)).clamp(min=0)
@@ -46,7 +48,11 @@ def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, know
 
 
 def _distances(some: Tensor, others: Tensor) -> Tensor:
-    """‖a − b‖ of every pair, with a slope of 0 where they coincide."""
-    squares = (some.unsqueeze(1) - others).square().sum(dim=-1)
-    apart = squares > 0
+    """‖a − b‖ of every pair, from their products, so that no [C, C, d] is made.
+
+    The difference of large squares is rounding where two coincide: there it is 0, with a slope of 0.
+    """
+    lengths = some.square().sum(dim=-1, keepdim=True) + others.square().sum(dim=-1)
+    squares = lengths - 2 * some @ others.T
+    apart = squares > 4 * torch.finfo(squares.dtype).eps * lengths
     return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
