@@ -106,7 +106,7 @@ class _Descent:
     ) -> None:
         self._network, self._work, self._batches = network, work, batches
         self._frozen, self._buffers = frozen, buffers
-        self._seen: list[tuple[Tensor, Tensors]] = []
+        self._told: tuple[Tensor, Tensors] | None = None
 
     def at(self, params: Tensors) -> Directions:
         if type(self._work.solver).direction is Solver.direction:
@@ -115,7 +115,8 @@ class _Descent:
                 direction = torch.func.vmap(self._clipped)(direction)
         else:
             direction = torch.func.vmap(self._direction)(params, self._batches.label_counts, self._batches.state)
-        loss, tally = self._seen[0]
+        assert self._told is not None, "a direction without a gradient"
+        loss, tally = self._told
         return Directions(direction, self._buffers, loss, tally)
 
     def _direction(self, params: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
@@ -144,8 +145,10 @@ class _Descent:
         out, self._buffers = self._network.forward_stacked(
             leaves, self._buffers, batches.x, batches.valid, "train", batches.keys, self._perturbation(y)
         )
-        losses, tally = torch.func.vmap(self._loss)(out.tensors(), y, batches.label_counts, batches.state, self._frozen)
-        self._seen.append((losses.detach(), {name: t.detach() for name, t in tally.items()}))
+        losses, tally = self._losses(out, y)
+        if self._told is None:  # of the whole batch, also where a solver begins with half of it
+            told, tally = (losses, tally) if half is None else self._losses(out, batches.y)
+            self._told = told.detach(), {name: t.detach() for name, t in tally.items()}
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
 
@@ -163,6 +166,12 @@ class _Descent:
             changed: Tensor = torch.func.vmap(one)(features, y, batches.label_counts, batches.state, keys)
             return changed
 
+        return of_all
+
+    def _losses(self, out: Outputs, y: Tensor) -> tuple[Tensor, Tensors]:
+        """Each client's loss and tally."""
+        counts, state = self._batches.label_counts, self._batches.state
+        of_all: tuple[Tensor, Tensors] = torch.func.vmap(self._loss)(out.tensors(), y, counts, state, self._frozen)
         return of_all
 
     def _loss(

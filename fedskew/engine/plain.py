@@ -127,23 +127,24 @@ class _ClientRun:
 
     def _descend(self, x: Tensor, y: Tensor, key: Tensor) -> None:
         x = self._layout.of_inputs(x)
-        companions = self._companions(x, key)
-        seen: list[tuple[Tensor, Tensors]] = []
+        companions, objective, local = self._companions(x, key), self._work.objective, self._work.local
+        told: list[tuple[Tensor, Tensors]] = []
 
         def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
             leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
             targets = targets_of(y, half)
             out = self._network.forward(leaves, self.buffers, x, "train", key, self._perturbation(targets, key))
             out = Outputs(out.logits, _usual_layout(out.features), companions)
-            loss = self._work.objective.loss(out, targets, self._client)
-            seen.append((loss.detach(), self._work.objective.tally(out, targets)))
+            loss = objective.loss(out, targets, self._client)
+            if not told:  # of the whole batch, also where a solver begins with half of it
+                whole = loss if half is None else objective.loss(out, y, self._client)
+                told.append((whole.detach(), objective.tally(out, y)))
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             return {name: g.contiguous() for name, g in zip(leaves, grads, strict=True)}
 
-        local = self._work.local
         direction = clipped(self._work.solver.direction(gradient, self.params, self._client), local.clip_norm)
         sgd_(list(self.params.values()), self._velocity, [direction[name] for name in self.params], local)
-        loss, tally = seen[0]
+        loss, tally = told[0]
         self._loss += loss.double() * len(y)
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
 

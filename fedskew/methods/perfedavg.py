@@ -7,9 +7,10 @@ NeurIPS 2020.
     first-order   direction = d
     hessian-free  direction = d − α·(∇L(v + δ·d; B₁) − ∇L(v − δ·d; B₁))/(2δ)
 
-B₁ and B₂ are the two halves of the batch; where there is one sample, it is both. What is tested and saved is the
-global model, before any such step. Leaves the client: the model. Extra compute: one more forward and backward pass,
-three for hessian-free.
+B₁ and B₂ are the two halves of the batch; where there is one sample, it is both. The loss that is recorded is that of
+the whole batch at v; what is tested and saved is the global model, before any such step. Leaves the client: the model.
+Extra compute: one more forward and backward pass, three for hessian-free: each takes the whole batch, so that BatchNorm
+sees it, and leaves out half of the labels.
 """
 
 from __future__ import annotations

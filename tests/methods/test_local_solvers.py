@@ -314,6 +314,18 @@ def test_perfedavg_without_a_trial_step_on_single_samples_is_fedavg(engine: str)
     np.testing.assert_allclose(final("perfedavg", {"alpha": 0.0}, **single), final("fedavg", **single), rtol=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_perfedavg_reports_the_whole_batch_though_it_begins_with_half_of_it(engine: str) -> None:
+    """What a model that does not move costs, and how many samples its experts teach, does not hang on the solver."""
+    params = {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 1, "warmup_rounds": 1}
+    still: dict[str, Any] = {"lr": 1e-12, "rounds": 3, "engine": engine, "batch_size": 3}
+    rows, halved = (played(serve(name, params, **still))[1] for name in ("pkd", "pkd+perfedavg"))
+    assert sum(row["tally"].get("distilled", 0) for row in rows) > 0
+    for row, other in zip(rows, halved, strict=True):
+        assert (other["visits"], other["tally"]) == (row["visits"], row["tally"])
+        assert other["loss"] == pytest.approx(row["loss"], rel=1e-9)
+
+
 # -- all ------------------------------------------------------------------------------------------------
 
 
