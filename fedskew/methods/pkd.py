@@ -168,13 +168,12 @@ def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: in
     one another. Where no pair stands out, the most confused pair is the only group; where no two classes have a
     finite probability (a single class, a model that diverged), there is none.
     """
-    mutual = (probability + probability.T) / 2
-    classes = len(mutual)
+    mutual, classes = mutual_probability(probability), len(probability)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes) if np.isfinite(mutual[i, j])]
     if not pairs:
         return ()
     strength = np.array([mutual[pair] for pair in pairs])
-    standing_out = strength > strength.mean() + threshold * strength.std()
+    standing_out = strength > stands_out_above(probability, threshold)
     if not standing_out.any():
         standing_out = np.arange(len(pairs)) == strength.argmax()
     neighbours: dict[int, set[int]] = {c: set() for c in range(classes)}
@@ -184,6 +183,19 @@ def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: in
             neighbours[j].add(i)
     cliques = _maximal_cliques(neighbours, frozenset(), set(neighbours), set())
     return tuple(sorted(sorted(cliques, key=lambda clique: -_confusion_within(clique, mutual))[:most]))
+
+
+def mutual_probability(probability: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """How likely two classes are taken for each other: the mean of both directions."""
+    mutual: npt.NDArray[np.float64] = (probability + probability.T) / 2
+    return mutual
+
+
+def stands_out_above(probability: npt.NDArray[np.float64], threshold: float) -> float:
+    """The mutual probability above which a pair is confused: so many standard deviations above the mean pair."""
+    mutual = mutual_probability(probability)[np.triu_indices(len(probability), 1)]
+    known = mutual[np.isfinite(mutual)]
+    return float(known.mean() + threshold * known.std())
 
 
 def _confusion_within(clique: tuple[int, ...], mutual: npt.NDArray[np.float64]) -> float:

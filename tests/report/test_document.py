@@ -11,6 +11,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 from made_up_runs import made_up
@@ -18,9 +19,11 @@ from made_up_runs import made_up
 from fedskew.errors import UserError
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.experiment.tensor_file import write_tensors
+from fedskew.methods.pkd import weak_groups
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import charts, packed_plotly, page, plotly_program
-from fedskew.report.recorded import Gathered, gather
+from fedskew.report.recorded import Gathered, gather, read_run
+from fedskew.report.sections.section import Section
 
 ALL = ["results", "curves", "classes", "federation", "local", "confusion", "predictions", "features", "experts",
        "timing", "circumstances"]  # fmt: skip
@@ -145,6 +148,73 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         gather([tmp_path])
     with pytest.raises(UserError, match="no run folder"):
         gather([tmp_path / "nothing"])
+
+
+# -- PKD's experts -----------------------------------------------------------------------------------------
+
+
+def experts_of(report: Document) -> Section:
+    return next(section for section in report.sections if section.key == "experts")
+
+
+def test_the_groups_are_those_that_stand_out_in_the_map(whole: Document, comparison: Path) -> None:
+    (warm,) = [row for row in read_run(comparison / "pkd-0").rows if "survey" in row]
+    probability = np.array(warm["survey"]["probability"])
+    heat = next(figure for figure in experts_of(whole).figures if figure.key == "similarity").charts[0]
+    for i, row in enumerate(heat.values):  # type: ignore[attr-defined]
+        for j, cell in enumerate(row):
+            assert (
+                cell is None
+                if i == j
+                else cell == pytest.approx(50 * (probability[i, j] + probability[j, i]), abs=1e-3)
+            )
+    (table,) = experts_of(whole).tables
+    found = [[int(name) for name in str(row[3]).split(", ")] for row in table.rows]
+    assert found == [list(group) for group in weak_groups(probability, 2.0)] == warm["notes"]["groups"]
+    for group, row in zip(found, table.rows, strict=True):
+        pairs = [heat.values[i][j] for i in group for j in group if i < j]  # type: ignore[attr-defined]
+        assert row[4] == pytest.approx(sum(pairs) / len(pairs), abs=2e-3)
+
+
+def test_experts_together_taught_what_each_did(whole: Document, comparison: Path) -> None:
+    rows = [row for row in read_run(comparison / "pkd-0").rows if "distilled" in row.get("tally", {})]
+    total, each = next(figure for figure in experts_of(whole).figures if figure.key == "activations").charts
+    (line,) = total.lines  # type: ignore[attr-defined]
+    assert list(line.x) == [row["model_round"] for row in rows]
+    assert line.y == pytest.approx([100 * row["tally"]["distilled"] / row["visits"] for row in rows], abs=1e-3)
+    summed = np.sum([one.y for one in each.lines], axis=0)  # type: ignore[attr-defined]
+    assert summed == pytest.approx(line.y, abs=1e-2)
+    (table,) = experts_of(whole).tables
+    taught, visits = (sum(of(row) for row in rows) for of in (lambda r: r["tally"]["expert 0"], lambda r: r["visits"]))
+    assert table.rows[0][5] == pytest.approx(100 * taught / visits, abs=1e-3)
+
+
+def test_experts_of_a_run_from_before_are_drawn_as_far_as_it_tells(copy: Path) -> None:
+    path = copy / "pkd-0/rounds.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row.pop("survey", None)
+        row["tally"] = {name: n for name, n in row.get("tally", {}).items() if name == "distilled"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = experts_of(document(gather([copy / "pkd-0"]), with_features=False))
+    assert [figure.key for figure in section.figures] == ["warm-confusion", "activations"]
+    assert [row[4:] for row in section.tables[0].rows] == [[None, None]] * len(section.tables[0].rows)
+    assert list(section.missing) == [
+        "pkd, seed 0: the probabilities that the groups come from, which that version did not record; run it anew",
+        "pkd, seed 0: how often each expert taught, which that version did not record; run it anew",
+    ]
+
+
+@pytest.mark.parametrize("known", [None, 0.1])
+def test_a_survey_of_less_than_two_classes_is_no_map(copy: Path, known: float | None) -> None:
+    path = copy / "pkd-0/rounds.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if "survey" in row:
+            row["survey"]["probability"] = [10 * [known], *(10 * [None] for _ in range(9))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = experts_of(document(gather([copy / "pkd-0"]), with_features=False))
+    assert "similarity" not in [figure.key for figure in section.figures]
 
 
 # -- the page ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting
 from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.curves import accuracy, cost, worst_class
-from fedskew.report.sections.experts import activations
+from fedskew.report.sections.experts import activations, activations_by_expert
 from fedskew.report.sections.section import Point, first_tested, lines, percent
 
 
@@ -118,6 +119,9 @@ def computation(settings: Sequence[Setting]) -> Figure:
     ]  # fmt: skip
     if found := lines(who, activations):
         panels.append(Lines("activations", "expert activations", "round", "% of sample visits", found))
+    for i, setting in enumerate(settings):
+        of_each = [activations_by_expert(c, run, setting) for c in setting.contenders if (run := first_tested(c))]
+        panels += [replace(chart, key=f"{chart.key}-{i}") for chart in of_each if chart]
     return Figure("computation", "Accuracy over rounds and computation", panels, 2)
 
 
