@@ -15,7 +15,15 @@ from torch import Tensor
 
 from fedskew.engine.layers import Between
 from fedskew.engine.network import Network
-from fedskew.engine.work import RoundWork, clipped, companion, companion_key, perturbation_key, targets_of
+from fedskew.engine.work import (
+    RoundWork,
+    carries_given,
+    clipped,
+    companion,
+    companion_key,
+    perturbation_key,
+    targets_of,
+)
 from fedskew.methods.hooks import asks_for
 from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained
 
@@ -80,10 +88,12 @@ class _Frozen:
     def _of(self, name: str, mode: Mode) -> Tensors:
         model, x = companion(name, self._work, self._batches.state), self._batches.x
         keys, clients = companion_key(self._batches.keys), len(x)
+        valid = self._batches.valid
+        if carries_given(self._batches.state):
+            return self._stacked(model.params, model.buffers, x, valid, mode, keys)
         if name.startswith("state/"):
             buffers = {n: b.expand(clients, *b.shape) for n, b in model.buffers.items()}
-            return self._stacked(model.params, buffers, x, self._batches.valid, mode, keys)
-        valid = self._batches.valid
+            return self._stacked(model.params, buffers, x, valid, mode, keys)
         if not self._network.mixes_rows(mode, self._samples):  # common to all: one model on one batch
             clients, x, valid, keys = 1, x.flatten(0, 1).unsqueeze(0), None, keys[:1]
         params, buffers = (

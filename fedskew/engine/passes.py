@@ -157,7 +157,8 @@ def stacked_opening(network: Network, data: DeviceSamples, work: RoundWork, plan
         own, some = plans[first : first + _AT_ONCE], work.assignments[first : first + _AT_ONCE]
         model = _starts(work, some, device)
         counts = torch.from_numpy(np.stack([a.label_counts for a in some])).to(device)
-        state = {name: torch.stack([a.state[name].to(device) for a in some]) for name in some[0].state}
+        belongings = [work.belongings(a) for a in some]
+        state = {name: torch.stack([own[name].to(device) for own in belongings]) for name in belongings[0]}
         sums = stacked_sums(network, data, this, Stack(own, model.params, model.buffers, counts, state))
         each += [{name: t[row] for name, t in sums.items()} for row in range(len(own))]
     return opened(work, each)
@@ -165,7 +166,7 @@ def stacked_opening(network: Network, data: DeviceSamples, work: RoundWork, plan
 
 def _starts(work: RoundWork, some: Sequence[Assignment], device: torch.device) -> ModelState:
     """The models that these clients start with, stacked."""
-    own = [a.start for a in some if a.start is not None]
+    own = [a.start or work.of(a).sent for a in some if a.start is not None or a.given is not None]
     if own:
         params, buffers = (
             {

@@ -19,6 +19,9 @@ _ALIGNMENT = 16
 Flats = dict[str, Tensor]
 """[rows, width], by the name of the dtype."""
 
+Places = slice | Tensor
+"""Rows of a stack."""
+
 
 @dataclass(frozen=True)
 class _Place:

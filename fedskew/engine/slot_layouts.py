@@ -22,6 +22,8 @@ class Layouts:
     params: RowLayout
     buffers: RowLayout
     state: RowLayout
+    given: RowLayout
+    """Of what goes with each client of several runs; nothing where there is one run."""
     downlink: RowLayout
     companions: Mapping[str, tuple[RowLayout, RowLayout]]
     tally: Mapping[str, torch.dtype]
@@ -33,6 +35,7 @@ class Layouts:
             params=RowLayout(work.sent.params),
             buffers=RowLayout(work.sent.buffers),
             state=RowLayout(work.assignments[0].state),
+            given=RowLayout(work.packed() if work.is_joint else {}),
             downlink=RowLayout(work.downlink),
             companions={
                 name: (RowLayout(work.companions[name].params), RowLayout(work.companions[name].buffers))

@@ -23,7 +23,7 @@ _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what a cache holds; what 
 _STAGED_STEPS = 16
 """Few, so that the device need not wait long for the first."""
 
-_PER_SLOT = ("params", "velocity", "buffers", "state", "sums", "label_counts")
+_PER_SLOT = ("params", "velocity", "buffers", "state", "given", "sums", "label_counts")
 """The kinds of memory with a row for each slot."""
 
 
@@ -54,6 +54,7 @@ class Slots:
             "velocity": layouts.params.zeros(rows, self._device),
             "buffers": layouts.buffers.zeros(rows, self._device),
             "state": layouts.state.zeros(rows, self._device),
+            "given": layouts.given.zeros(rows, self._device),
             "sums": sums,
             "label_counts": {"": torch.zeros(rows, data.classes, dtype=torch.int64, device=self._device)},
             "rates": {"lr": torch.zeros((), dtype=torch.float32, device=self._device)},

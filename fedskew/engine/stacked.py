@@ -203,7 +203,7 @@ class StackedEngine:
         except torch.OutOfMemoryError:
             return 1
         each = max(two - one, one // 2) + 4 * layouts.params.row_bytes
-        each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
+        each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes + 2 * layouts.given.row_bytes
         of_round = layouts.params.row_bytes + layouts.buffers.row_bytes + 2 * layouts.state.row_bytes
         return max(1, (spare - clients * of_round) // max(each, 1))
 
@@ -282,7 +282,7 @@ class _Trial:
     def _belongings(self, clients: int) -> tuple[Tensor, Tensors]:
         """Label counts and state, of one client again and again."""
         device = self._data.y.device
-        state = {name: _copies(t.to(device), clients) for name, t in self._few.state.items()}
+        state = {name: _copies(t.to(device), clients) for name, t in self._work.belongings(self._few).items()}
         return _copies(torch.tensor(self._few.label_counts, device=device), clients), state
 
     def _number_does_not_count(self, few: Assignment) -> bool:
@@ -292,7 +292,7 @@ class _Trial:
         with torch.no_grad():
             out = self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)).tensors()
         y = torch.where(torch.arange(len(rows), device=device) < samples, self._data.y[rows], IGNORE)
-        state = {name: t.to(device) for name, t in few.state.items()}
+        state = {name: t.to(device) for name, t in work.belongings(few).items()}
         client = work.client(torch.tensor(few.label_counts, device=device), state)
 
         def told(count: int) -> Tensors:
@@ -320,7 +320,7 @@ def _kind(work: RoundWork) -> str:
     """Works of one kind differ in their clients and numbers only."""
     companions = sorted(work.objective.companions().items())
     given = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
-    return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {given!r}"
+    return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {given!r} {work.is_joint}"
 
 
 def _pads(plans: Sequence[BatchPlan]) -> bool:

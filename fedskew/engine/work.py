@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -14,11 +14,13 @@ from torch import Tensor
 from fedskew.engine.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.network import ModelState
 from fedskew.losses import IGNORE
-from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
+from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, pack, unpack
 from fedskew.randomness import fold
 
 OPENING = "opening"
 """Under this name the sums of a client's opening pass go with what it keeps."""
+GIVEN = "given"
+"""Under this name what its own run's server sent does, where clients of several runs are trained together."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,16 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
+class Given:
+    """What the server of one run gives to all its clients."""
+
+    sent: ModelState
+    downlink: Tensors
+    companions: Mapping[str, ModelState]
+    key: RoundKey
+
+
+@dataclass(frozen=True)
 class Assignment:
     """One client's part of a round."""
 
@@ -44,6 +56,8 @@ class Assignment:
     state: Tensors
     start: ModelState | None = None
     """Where it starts, on the host; None: at the model that is sent."""
+    given: Given | None = None
+    """What the server of its own run gives, where those of several runs are trained together (`joint`)."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +84,44 @@ class RoundWork:
         """The parts, those of which others are made one by one."""
         return [member for part in self.parts for member in part.members]
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether the clients may be those of several runs."""
+        return any(a.given is not None for a in self.assignments)
+
+    def of(self, assignment: Assignment) -> RoundWork:
+        """The work as the client's own run has it."""
+        given = assignment.given
+        if given is None:
+            return self
+        return replace(self, sent=given.sent, downlink=given.downlink, companions=given.companions, key=given.key)
+
+    def belongings(self, assignment: Assignment) -> Tensors:
+        """What goes with a client into a stack: what it keeps, and what its own run's server sent if others' differ."""
+        return assignment.state if assignment.given is None else {**assignment.state, **self.of(assignment).packed()}
+
+    def packed(self) -> Tensors:
+        """All that the server sent, as it goes with a client."""
+        tensors = _packed_model("sent", self.sent) | pack("downlink", self.downlink)
+        for name in self.objective.companions():
+            if name in self.companions:
+                tensors |= _packed_model(f"companion {name}", self.companions[name])
+        return pack(GIVEN, tensors)
+
+    def as_given(self, state: Tensors) -> RoundWork:
+        """The work as one client has it, or a stack of them: with what goes with them in the place of what is sent."""
+        given = unpack(GIVEN, state)
+        if not given:
+            return self
+        companions = {name: _unpacked_model(f"companion {name}", given) for name in self.companions}
+        sent, downlink = _unpacked_model("sent", given), unpack("downlink", given)
+        return replace(self, sent=sent, downlink=downlink, companions=companions)
+
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
-        """What the maths of a client may use; its state holds the sums of its opening pass, too."""
-        opening = unpack(OPENING, state)
-        kept = {name: t for name, t in state.items() if not name.startswith(f"{OPENING}/")} if opening else state
-        return Client(label_counts, self.sent.params, self.downlink, kept, opening)
+        """What the maths of a client may use, from all that goes with it."""
+        own = self.as_given(state)
+        kept = {name: t for name, t in state.items() if not name.startswith((f"{OPENING}/", f"{GIVEN}/"))}
+        return Client(label_counts, own.sent.params, own.downlink, kept, unpack(OPENING, state))
 
     def end(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
         """What one client sends beside its model, and what it keeps."""
@@ -90,8 +137,17 @@ class RoundWork:
         largest = max(len(a.samples) for a in self.assignments)
         width = min(self.local.batch_size, largest)
         return [
-            plan_batches(a.samples, a.client, self.local.epochs, width, smallest, self.key) for a in self.assignments
+            plan_batches(a.samples, a.client, self.local.epochs, width, smallest, self.of(a).key)
+            for a in self.assignments
         ]
+
+
+def _packed_model(name: str, model: ModelState) -> Tensors:
+    return pack(f"{name}:params", model.params) | pack(f"{name}:buffers", model.buffers)
+
+
+def _unpacked_model(name: str, tensors: Tensors) -> ModelState:
+    return ModelState(unpack(f"{name}:params", tensors), unpack(f"{name}:buffers", tensors))
 
 
 @dataclass(frozen=True)
@@ -172,8 +228,14 @@ def targets_of(y: Tensor, half: Half | None) -> Tensor:
     return torch.where((inside != IGNORE).any(dim=-1, keepdim=True), inside, y)
 
 
+def carries_given(state: Tensors) -> bool:
+    """Whether what the server of its own run sent goes with each client of a stack."""
+    return any(name.startswith(f"{GIVEN}/") for name in state)
+
+
 def companion(name: str, work: RoundWork, state: Tensors) -> ModelState:
     """The frozen model that an objective calls `name`."""
+    work = work.as_given(state)
     if name == "teacher":
         return work.sent
     if name.startswith("state/"):
