@@ -17,6 +17,7 @@ from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.device_memory import on_host
 from fedskew.engine.devices import DevicesEngine
 from fedskew.engine.evaluation import Evaluator, survey
+from fedskew.engine.joint import joinable, joint_work, shared_out
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.pool import PoolEngine
@@ -46,9 +47,12 @@ __all__ = [
     "choose_engine",
     "close_engine",
     "estimated_seconds",
+    "joinable",
+    "joint_work",
     "make_engine",
     "number_format",
     "on_host",
+    "shared_out",
     "survey",
     "worth_compiling",
 ]

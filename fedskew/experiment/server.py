@@ -95,19 +95,30 @@ class Server:
     repeated_by = "fedskew run -c config.yaml"
     """What its run's folder tells its readers."""
 
-    def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        method: Method,
+        model: nn.Module,
+        config: Config,
+        beside: Server | None = None,
+    ) -> None:
+        """`beside` is the server of a run with another seed, and the same dataset, model and settings: both train and
+        test with the same network, engine and data on the device."""
         self._federation, self._method, self._config = federation, method, config
         self._enlistment = Enlistment(federation, config)
-        self._workshop = Workshop(federation.dataset, config, self._compiles())
+        self._workshop: Workshop = beside._workshop if beside else self._new_workshop()
         self.device = self._workshop.devices[0]
-        bench = self._workshop.bench(model, config.engine)
+        bench = beside._narrow if beside else self._workshop.bench(model, config.engine)
         self.network, self.engine, self._tests = bench.network, bench.engine, bench.tests
+        self._initial = self._workshop.initial(model) if beside else self.network.state()
         self._wide: tuple[list[ModelState], Workbench] | None = None
 
-    def _compiles(self) -> bool:
+    def _new_workshop(self) -> Workshop:
         config = self._config
         steps = -(-float(self._federation.sizes.mean()) // config.batch_size)
-        return worth_compiling(config.compile, config.rounds * config.local_epochs * steps)
+        compiles = worth_compiling(config.compile, config.rounds * config.local_epochs * steps)
+        return Workshop(self._federation.dataset, config, compiles)
 
     def close(self) -> None:
         """End the processes and threads of the engines."""
@@ -120,10 +131,15 @@ class Server:
         if engine is not None and isinstance(self.engine, AutoEngine):
             self.engine.take(engine)
 
+    @property
+    def _narrow(self) -> Workbench:
+        """That of the run's own model."""
+        return Workbench(self.network, self.engine, self._tests)
+
     def _bench(self, stage: Stage, state: RunState) -> Workbench:
         """What the stage's model is trained and tested with."""
         if not stage.concatenates:
-            return Workbench(self.network, self.engine, self._tests)
+            return self._narrow
         models = [state.trainees[name].model for name in stage.concatenates]
         if self._wide is None or not all(map(operator.is_, models, self._wide[0])):
             seed = self._config.seed if stage.new_head else None
@@ -141,7 +157,7 @@ class Server:
 
     def start(self, clients: ClientStates | None = None) -> RunState:
         """The state before the first round; what clients keep goes to `clients`, or else to the host's memory."""
-        trainees = {"global": self._new_trainee(self.network.state())}
+        trainees = {"global": self._new_trainee(self._initial)}
         return self._past_empty_stages(RunState(trainees, clients=clients or HeldStates()))
 
     def stages(self, state: RunState) -> list[Stage]:
@@ -277,8 +293,8 @@ class Server:
 
     def _own_models(self, states: Sequence[Tensors]) -> list[ModelState | None]:
         """Where clients that share their models with nobody go on, on the host."""
-        host, initial = torch.device("cpu"), self.network.state()
-        return [own_model(state, initial, host) for state in states]
+        host = torch.device("cpu")
+        return [own_model(state, self._initial, host) for state in states]
 
     def _fresh_state(self, stage: Stage, params: Tensors) -> Tensors:
         """What a client keeps before its first round: one for all of them, on the host as the others are."""
@@ -392,7 +408,7 @@ class Server:
         tests, labels = this.bench.tests, this.stage.labels
         if this.stage.cohort == "alone":
             everyone = self._federation.populated.tolist()
-            own = partial(own_model, initial=self.network.state(), device=self.device)
+            own = partial(own_model, initial=self._initial, device=self.device)
             return tests.of_everyone(everyone, after.clients, this.stage.model, own)
         row: Row = tests.row(trainee.model, labels)
         if self._config.eval_local and this.stage.cohort == "clients":

@@ -14,6 +14,7 @@ from fedskew.engine import (
     DevicesEngine,
     Engine,
     Evaluator,
+    ModelState,
     Network,
     choose_devices,
     make_engine,
@@ -62,6 +63,10 @@ class Workshop:
         ]
         together = engines[0] if len(engines) == 1 else DevicesEngine(engines, self.devices)
         return Workbench(networks[0], together, self._tests(networks[0]))
+
+    def initial(self, model: nn.Module) -> ModelState:
+        """The tensors of a model as networks here have them."""
+        return Network(model, self._dtype, self._autocast).to(self.devices[0]).state()
 
     def _tests(self, network: Network) -> Tests:
         def evaluator(samples: Samples) -> Evaluator:

@@ -1,0 +1,132 @@
+"""Several runs in lockstep: the clients of a round of all of them are trained as one stack.
+
+A run does not know: it gives its round's work and is sent what came of it (`run.rounds_of`). Runs are joined round by
+round, wherever their rounds allow it, and one that ends or fails leaves the others to go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedskew.engine import RoundResult, StackedEngine, joinable, joint_work, shared_out
+from fedskew.experiment.run import Result, Rounds
+from fedskew.experiment.server import RoundInProgress, Server
+
+Trained = tuple[RoundResult, float]
+Ended = Result | Exception
+
+
+@dataclass
+class _Run:
+    place: int
+    server: Server
+    rounds: Rounds
+    under_way: RoundInProgress | None = None
+
+    @property
+    def now(self) -> RoundInProgress:
+        assert self.under_way is not None
+        return self.under_way
+
+
+def run_together(runs: Sequence[tuple[Server, Rounds]]) -> Iterator[tuple[int, Ended]]:
+    """The runs' results or errors, each with its place, in the order of their ends."""
+    live = [_Run(place, server, rounds) for place, (server, rounds) in enumerate(runs)]
+    try:
+        for run in list(live):
+            yield from _ended(run, live, None)
+        while live:
+            for group in _groups(live):
+                for run, trained in zip(group, _trained(group), strict=True):
+                    yield from _ended(run, live, trained)
+    except BaseException as error:  # such as ^C: their folders are left as they should be
+        for run in live:
+            _throw(run, error)
+        raise
+
+
+def _ended(run: _Run, live: list[_Run], sent: Trained | Exception | None) -> Iterator[tuple[int, Ended]]:
+    """Take a run to the next round that it wants trained; if it comes to an end instead, its end."""
+    try:
+        if isinstance(sent, Exception):
+            run.under_way = run.rounds.throw(sent)
+        else:
+            run.under_way = next(run.rounds) if sent is None else run.rounds.send(sent)
+    except StopIteration as end:
+        live.remove(run)
+        yield run.place, end.value
+    except Exception as error:
+        live.remove(run)
+        yield run.place, error
+
+
+def _throw(run: _Run, error: BaseException) -> None:
+    try:
+        run.rounds.throw(error)
+    except BaseException as same:
+        if same is not error:
+            error.add_note(f"and then: {same!r}")
+
+
+def _groups(live: Sequence[_Run]) -> list[list[_Run]]:
+    """The runs that are furthest behind, those together that one stack can hold: so one that was resumed later than
+    the others catches up with them."""
+    behind = min(run.now.state.round for run in live)
+    groups: list[list[_Run]] = []
+    for run in live:
+        if run.now.state.round == behind:
+            fitting = next((group for group in groups if _fit(group[0].now, run.now)), None)
+            if fitting is None:
+                groups.append([run])
+            else:
+                fitting.append(run)
+    return groups
+
+
+def _fit(one: RoundInProgress, other: RoundInProgress) -> bool:
+    return _stacks(one) and one.engine is other.engine and joinable(one.work, other.work)
+
+
+def _stacks(under_way: RoundInProgress) -> bool:
+    return isinstance(under_way.engine, StackedEngine)
+
+
+def _trained(group: Sequence[_Run]) -> list[Trained | Exception]:
+    """What came of each run's round; where training them together fails, each is trained by itself.
+
+    A run that is left alone stays in the form of several, for which programs are there.
+    """
+    if _stacks(group[0].now):
+        with contextlib.suppress(Exception):  # it shows again if the run itself is the cause
+            return list(_trained_as_one(group))
+    return [_trained_alone(run) for run in group]
+
+
+def _trained_as_one(group: Sequence[_Run]) -> list[Trained]:
+    works, first = [run.now.work for run in group], group[0]
+    began = time.perf_counter()
+    result = first.server.train(replace(first.now, work=joint_work(works)))
+    if first.server.device.type == "cuda":
+        torch.cuda.synchronize(first.server.device)  # or the run that is served first would wait for all
+    return _seconds_shared(shared_out(result, works), time.perf_counter() - began)
+
+
+def _seconds_shared(results: Sequence[RoundResult], seconds: float) -> list[Trained]:
+    """To each run its part of the time, by the samples that its clients visited."""
+    visits = np.array([result.visits.sum() for result in results], dtype=np.float64) + 1e-9
+    return list(zip(results, (seconds * visits / visits.sum()).tolist(), strict=True))
+
+
+def _trained_alone(run: _Run) -> Trained | Exception:
+    began = time.perf_counter()
+    try:
+        result = run.server.train(run.now)
+    except Exception as error:
+        return error
+    return result, time.perf_counter() - began

@@ -1,0 +1,156 @@
+"""Clients of several runs in one stack: every run is what it is by itself."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_engine_agreement import JOINED, KEEP_MOVES, PARAMS, TOLERANCE
+from torch import Tensor, nn
+from toy_runs import config, distance, finished, image_federation, linear, moved, norm_and_dropout
+
+from fedskew.data.federation import Federation
+from fedskew.engine import RoundWork, StackedEngine, joinable, joint_work, shared_out
+from fedskew.experiment.run_state import RunState
+from fedskew.experiment.server import Server
+from fedskew.losses import cross_entropy
+from fedskew.methods import METHODS, Client, Method, Objective, Outputs, Part, make_method
+
+Given = str | Method | Part
+
+
+def federation_of(seed: int) -> Federation:
+    """The same data, split anew for each seed; clients have other sizes, too."""
+    first = image_federation()
+    samples = np.roll(np.concatenate(first.indices), 7 * seed)
+    ends = np.cumsum(np.roll(first.sizes, seed))[:-1]
+    return replace(first, indices=tuple(np.sort(part) for part in np.split(samples, ends)), seed=seed)
+
+
+def model_of(model: nn.Module, seed: int) -> nn.Module:
+    """Each run begins with weights of its own."""
+    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in other.parameters():
+            p += 0.05 * seed * torch.randn(p.shape, generator=generator)
+    return other
+
+
+def servers(
+    method: Given, model: nn.Module, params: dict[str, Any] | None = None, *, runs: int = 2, **settings: Any
+) -> list[Server]:
+    """Runs that differ in their seed, hence in split, first model, clients and batches; on one workbench."""
+    found: list[Server] = []
+    for seed in range(runs):
+        own = config(engine="stacked", seed=seed, **settings)
+        first = found[0] if found else None
+        found.append(Server(federation_of(seed), make_method(method, params), model_of(model, seed), own, first))
+    return found
+
+
+def alone(servers: list[Server]) -> list[RunState]:
+    return [finished(one)[0] for one in servers]
+
+
+def together(servers: list[Server]) -> tuple[list[RunState], int]:
+    """The states at the end, and how many rounds were joined."""
+    states, joined = [one.start() for one in servers], 0
+    while servers[0].stage(states[0]) is not None:
+        begun = [one.begin(state) for one, state in zip(servers, states, strict=True)]
+        works = [one.work for one in begun]
+        assert works[0].key != works[1].key
+        if begun[0].engine is begun[1].engine:
+            assert joinable(*works)
+            joined += 1
+            results = shared_out(servers[0].train(replace(begun[0], work=joint_work(works))), works)
+        else:
+            results = [one.train(this) for one, this in zip(servers, begun, strict=True)]
+        states = [one.finish(*both, 0.0)[0] for one, *both in zip(servers, begun, results, strict=True)]
+    assert all(one.stage(state) is None for one, state in zip(servers, states, strict=True))
+    return states, joined
+
+
+@pytest.mark.parametrize("method", [*METHODS, *JOINED])
+def test_every_method(method: str) -> None:
+    lr = 0.07 if any(name in method for name in KEEP_MOVES) else 0.01
+    settings: dict[str, Any] = {"clients_per_round": 3, "lr": lr}
+    apart = alone(servers(method, norm_and_dropout(), PARAMS.get(method), **settings))
+    ran = servers(method, norm_and_dropout(), PARAMS.get(method), **settings)
+    states, joined = together(ran)
+    assert ran[0].engine.notices == []
+    assert joined >= 2
+    assert moved(apart[0].model.params, apart[1].model.params) > 1e-3
+    for one, other in zip(apart, states, strict=True):
+        assert distance(one, other) < TOLERANCE["float64"]
+
+
+def differences(method: Given, model: nn.Module, **settings: Any) -> tuple[float, list[str]]:
+    """Between runs together and apart, and what the engine said meanwhile."""
+    apart, ran = alone(servers(method, model, **settings)), servers(method, model, **settings)
+    states, _ = together(ran)
+    return max(distance(*both) for both in zip(apart, states, strict=True)), ran[0].engine.notices
+
+
+def test_more_clients_than_fit_the_memory_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StackedEngine, "_most_clients", lambda *_: 3)
+    assert differences("scaffold", norm_and_dropout(), lr=0.07)[0] < 1e-9
+    assert differences("fedcurv", norm_and_dropout(), lr=0.01)[0] < 1e-9
+    assert differences("fedlmd", norm_and_dropout(), lr=0.01)[0] < 1e-9
+
+
+def test_clients_without_samples_return_what_their_own_server_sent() -> None:
+    """BatchNorm cannot train on one sample: that client takes no step, in either run."""
+    ran = servers("fedavg", norm_and_dropout())
+    begun = [one.begin(one.start()) for one in ran]
+    works = [one.work for one in begun]
+    for this, result in zip(
+        works, shared_out(ran[0].train(replace(begun[0], work=joint_work(works))), works), strict=True
+    ):
+        idle = next(row for row, a in enumerate(this.assignments) if len(a.samples) == 1)
+        assert result.visits[idle] == 0
+        assert all(torch.equal(t[idle], this.sent.params[name]) for name, t in result.trained.params.items())
+        assert all(torch.equal(t[idle], this.sent.buffers[name]) for name, t in result.trained.buffers.items())
+
+
+@dataclass(frozen=True)
+class ReadsWhatWasSent(Objective):
+    """Looks at a number that the server sent, which a stack can only where it is the same for all."""
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        weight = 1.0 + min(float(next(iter(client.received.values())).abs().max()), 1.0)
+        return weight * cross_entropy(out.logits, y)
+
+
+def test_what_only_one_run_s_clients_can_be_stacked_for_is_trained_one_after_another() -> None:
+    difference, notices = differences(ReadsWhatWasSent(), linear())
+    assert difference < 1e-9
+    assert len(notices) == 1
+    assert "cannot be stacked" in notices[0]
+
+
+def test_a_run_that_is_left_alone_needs_no_second_run() -> None:
+    (this,) = servers("fedlmd", norm_and_dropout(), runs=1)
+    begun = this.begin(this.start())
+    (result,) = shared_out(this.train(replace(begun, work=joint_work([begun.work]))), [begun.work])
+    usual = this.train(begun)
+    assert moved(usual.trained.params, result.trained.params) < 1e-12
+    assert np.array_equal(usual.visits, result.visits)
+
+
+def test_rounds_that_differ_in_more_than_numbers_are_not_joined() -> None:
+    def work(method: str = "fedprox", params: dict[str, Any] | None = None, **settings: Any) -> RoundWork:
+        (this,) = servers(method, linear(), params, runs=1, **settings)
+        return this.begin(this.start()).work
+
+    usual = work()
+    assert joinable(usual, work())
+    assert not joinable(usual, work("fedavg"))
+    assert not joinable(usual, work(params={"mu": 0.3}))
+    assert not joinable(usual, work(lr=0.5))
+    assert not joinable(usual, work(local_epochs=7))
+    assert not joinable(usual, work(precision="float32"))
+    assert not joinable(work("local-only"), replace(work("local-only"), assignments=usual.assignments))
