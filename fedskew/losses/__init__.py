@@ -37,7 +37,7 @@ from fedskew.losses.divergences import (
     teacher_free_not_true,
     vacant_distillation,
 )
-from fedskew.losses.experts import MeanOver, active_experts, partial_distillation
+from fedskew.losses.experts import MeanOver, Taught, active_experts, partial_distillation
 from fedskew.losses.features import class_decorrelation, decorrelation, model_contrast
 from fedskew.losses.label_counts import MajorityRule, class_probabilities, majority_classes
 from fedskew.losses.prototypes import prototype_contrast, prototype_distance, prototype_margin
@@ -49,6 +49,7 @@ __all__ = [
     "MajorityRule",
     "MeanOver",
     "SuppressVariant",
+    "Taught",
     "VacantMode",
     "active_experts",
     "batch_class_cross_entropy",

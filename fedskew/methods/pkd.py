@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import expect
-from fedskew.losses import MeanOver, active_experts, cross_entropy, group_cross_entropy, partial_distillation
+from fedskew.losses import MeanOver, Taught, active_experts, cross_entropy, group_cross_entropy, partial_distillation
 from fedskew.methods.catalogue import method
 from fedskew.methods.fedavg import CrossEntropy
 from fedskew.methods.parts import Client, Mode, Objective, Outputs, Reveals, Tensors
@@ -55,6 +55,7 @@ class PartialDistillation(Objective):
     temperature_squared: bool = False
     reverse: bool = False
     mean_over: MeanOver = "batch"
+    taught: Taught = "confused"
 
     def companions(self) -> dict[str, Mode]:
         return {f"expert.{i}": "eval" for i in range(len(self.groups))}
@@ -62,14 +63,14 @@ class PartialDistillation(Objective):
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
         experts = torch.stack([out.companions[name].logits for name in self.companions()])
         distilled = partial_distillation(
-            out.logits, y, experts, self.groups, self.temperature, self.reverse, self.mean_over
+            out.logits, y, experts, self.groups, self.temperature, self.reverse, self.mean_over, self.taught
         )
         scale = self.temperature**2 if self.temperature_squared else 1.0
         return cross_entropy(out.logits, y) + self.distill_weight * scale * distilled
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:
         """How many samples were taught, in all and by each expert."""
-        taught = active_experts(out.logits, y, self.groups).sum(dim=-1)
+        taught = active_experts(out.logits, y, self.groups, self.taught).sum(dim=-1)
         return {"distilled": taught.sum(), **{f"expert {i}": taught[i] for i in range(len(self.groups))}}
 
     def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:  # noqa: ARG002
@@ -102,6 +103,9 @@ class PKD(Schedule):
     """KL(student ‖ expert), as the paper's Eq. 1 is printed."""
     mean_over: MeanOver = "batch"
     """Average the distillation over the whole batch, or over the samples that are taught."""
+    taught: Taught = "confused"
+    """Samples mistaken for another class of their group, as the text has it; or all of the group's, as the computation
+    in the paper's Table III implies where a client has one class: there a client's model is never mistaken for long."""
 
     sends = "class-to-class mean probabilities once"
     reveals: ClassVar[Reveals] = "label counts"
@@ -151,7 +155,13 @@ class PKD(Schedule):
             for i, group in enumerate(groups)
         ]
         distillation = PartialDistillation(
-            groups, self.distill_weight, self.temperature, self.temperature_squared, self.reverse, self.mean_over
+            groups,
+            self.distill_weight,
+            self.temperature,
+            self.temperature_squared,
+            self.reverse,
+            self.mean_over,
+            self.taught,
         )
         return [first, *experts, Stage("distil", rounds - warmup, distillation)]
 

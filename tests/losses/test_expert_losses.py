@@ -60,3 +60,10 @@ def test_partial_distillation_moves_logits_of_the_group_only() -> None:
 
 def test_ignored_rows_activate_nobody() -> None:
     assert not losses.active_experts(fashion_logits(6), torch.tensor([IGNORE]), FASHION).any()
+
+
+def test_an_expert_may_teach_every_sample_of_its_classes() -> None:
+    targets = torch.tensor([0, 6, 2, 9, IGNORE])
+    active = losses.active_experts(fashion_logits(0, 6, 7, 0, 0), targets, FASHION, "all")
+    # right, wrong or beside the group; Shirt, in both groups, is the first's
+    assert active.tolist() == [[True, True, False, False, False], [False, False, True, False, False]]
