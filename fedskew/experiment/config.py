@@ -46,6 +46,16 @@ def _parameters_of(section: str) -> dict[str, Any]:
     return {"check": lambda _, value: parameters(section, value), "help": f"the {section}'s own parameters"}
 
 
+def _method_name(key: str, value: Any) -> str:
+    """A combination by its one name, whichever order it is given in, so that it is one run; others as they are."""
+    name = text(key, value)
+    if "+" not in name or ":" in name:  # a user's own method is imported when the run is prepared
+        return name
+    from fedskew.methods import canonical_name  # with torch, for which `--help` does not wait
+
+    return canonical_name(name)
+
+
 def _check_fields(instance: Any, prefix: str = "") -> None:
     for spec in fields(instance):
         if check := spec.metadata.get("check"):
@@ -94,7 +104,7 @@ class Config:
     data_dir: str | None = _option(None, optional(text), "folder with the publishers' files")
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: str = _option("auto", text, "model's name, package.module:factory, or auto: one that suits the data")
-    method: str = _option("fedvls", text, "method's name, or several joined by +")
+    method: str = _option("fedvls", _method_name, "method's name, or several joined by +")
     method_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("method"))
     rounds: int = _option(60, integer(1), "communication rounds")
     clients_per_round: int | None = _option(None, optional(integer(1)), "clients drawn each round; none: all")
@@ -283,6 +293,8 @@ def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
             mapping[section] = value
             return
         name = _NAMES[section]
+    if (section, name) == ("method", "name"):
+        value = _method_name(key, value)
     part = mapping[section]
     if not isinstance(part, dict):
         raise refuse(section, part, f"a mapping, because {key} is set")

@@ -35,7 +35,7 @@ from fedskew.methods import (
     scaffold,
 )
 from fedskew.methods.catalogue import METHODS, Entry, find, is_bound, listing, method, register
-from fedskew.methods.composition import Method, joined, make_method
+from fedskew.methods.composition import Method, canonical_name, joined, make_method
 from fedskew.methods.parts import (
     Client,
     Gradient,
@@ -75,6 +75,7 @@ __all__ = [
     "Updates",
     "balancefl",
     "bounds",
+    "canonical_name",
     "fedavg",
     "fedavgm",
     "fedconcat",

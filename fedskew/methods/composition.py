@@ -69,10 +69,14 @@ _SLOTS: tuple[tuple[str, tuple[type[Part], ...]], ...] = (
     ("solver", (Solver,)),
     ("server", (ServerRule,)),
 )
+_ORDER = [slot for slot, _ in _SLOTS]
 
 
 def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = None) -> Method:
-    """The method that `name` spells; `params` are its hyper-parameters (`PART.NAME` where two share one)."""
+    """The method that `name` spells; `params` are its hyper-parameters (`PART.NAME` where two share one).
+
+    Its own name is the same for every order in which its parts can be given: objective, regulariser, solver, server.
+    """
     if not isinstance(name, str):
         return _from_object(name, params)
     entries = [find(part) for part in name.split("+")]
@@ -88,14 +92,28 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
                 )
             chosen[slot] = (entry, part())
     _assign(name, chosen, dict(params or {}))
-    spelled = "+".join(dict.fromkeys(entry.name for entry in entries))
+    spelled = "+".join(entry.name for entry in _in_order(entries))
     return Method(name=spelled, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
+
+
+def canonical_name(name: str) -> str:
+    """What a name that can be spelled in several ways is called everywhere; one that is refused stays as it is."""
+    try:
+        return make_method(name).name
+    except UserError:
+        return name
+
+
+def _in_order(entries: list[Entry]) -> list[Entry]:
+    """In the order of what they set; what sets nothing, FedAvg, adds nothing to others."""
+    adding = [entry for entry in entries if entry.parts] or entries[:1]
+    return sorted(adding, key=lambda entry: min((_ORDER.index(slot_of(part)) for part in entry.parts), default=0))
 
 
 def joined(name: str) -> Entry:
     """What the methods that `name` joins with + set, send, reveal and cost together."""
     method = make_method(name)  # refuses those that do not combine
-    entries = list(dict.fromkeys(find(part) for part in name.split("+")))
+    entries = _in_order([find(part) for part in name.split("+")])
     return Entry(
         method.name,
         tuple(part for entry in entries for part in entry.parts),

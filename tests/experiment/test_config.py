@@ -240,6 +240,21 @@ def test_another_method_drops_the_old_methods_parameters(key: str) -> None:
     assert with_overrides(base, [f"{key}=fedvls"]) == base
 
 
+def test_a_combination_given_in_another_order_is_the_same_run() -> None:
+    one, other = Config(method="fedvls+fpl"), Config.from_mapping({"method": " fpl + FedVLS"})
+    assert one == other
+    assert run_name(one) == run_name(other)
+    assert differing_keys(one, other) == []
+    base = Config(method="fpl+fedvls", method_params={"distill_weight": 0.5})
+    for given in ("fpl+fedvls", "fedvls+fpl", "fpl+feded"):
+        assert with_overrides(base, [f"method={given}"]) == base
+
+
+@pytest.mark.parametrize("name", ["fedvls+fedlmd", "fedvls+fedpox", "no.such.module:Class+fedsam"])
+def test_a_combination_that_is_refused_later_is_told_as_it_was_given(name: str) -> None:
+    assert Config(method=name).method == name
+
+
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [

@@ -10,7 +10,7 @@ import pytest
 from linear_clients import played, serve
 
 from fedskew.errors import UserError
-from fedskew.methods import METHODS, Method, ServerRule, Tensors, Updates, find, make_method
+from fedskew.methods import METHODS, Method, ServerRule, Tensors, Updates, canonical_name, find, joined, make_method
 from fedskew.methods.catalogue import _ALIASES, register
 from fedskew.methods.composition import slot_of
 from fedskew.methods.fedlmd import FedLMD, FedLMDTf
@@ -37,20 +37,41 @@ def test_two_parts_of_one_kind_are_refused_by_name(first: str, second: str) -> N
 @pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if not clash(*pair)])
 def test_parts_of_different_kinds_combine_in_any_order(first: str, second: str) -> None:
     one, other = make_method(f"{first}+{second}"), make_method(f"{second}+{first}")
-    assert one.parts == other.parts
-    assert one.name == f"{first}+{second}"
+    assert one == other
+    assert sorted(one.name.split("+")) == sorted({first, second} - {"fedavg"})
     for name in (first, second):
         for part in make_method(name).parts:
             if type(part) in find(name).parts:
                 assert part in one.parts
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("fpl+fedvls", "fedvls+fpl"),
+        ("fedexp+fedsam+feded", "fedvls+fedsam+fedexp"),
+        ("fedavgm+fedprox+fedlmd", "fedlmd+fedprox+fedavgm"),
+        ("pfedme+fedvls", "fedvls+pfedme"),
+        ("fedsam+fedmr+pkd", "pkd+fedmr+fedsam"),
+        ("fedavg+fedprox", "fedprox"),
+        ("fedavg", "fedavg"),
+    ],
+)
+def test_a_combination_has_one_name_objective_regulariser_solver_server(given: str, name: str) -> None:
+    assert make_method(given).name == canonical_name(given) == joined(given).name == name
+
+
+def test_what_is_refused_has_no_other_name() -> None:
+    assert canonical_name("fedvls+fedlmd") == "fedvls+fedlmd"
+    assert canonical_name("fedvls+nonsense") == "fedvls+nonsense"
+
+
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_nothing_is_combined_with_a_bound(bound: str) -> None:
     for name in METHODS:
-        for joined in (f"{bound}+{name}", f"{name}+{bound}"):
+        for both in (f"{bound}+{name}", f"{name}+{bound}"):
             with pytest.raises(UserError, match="is a bound, no federated method, so nothing can be combined with it"):
-                make_method(joined)
+                make_method(both)
 
 
 def test_a_method_cannot_be_joined_with_itself() -> None:

@@ -36,6 +36,10 @@ def test_defaults_spelled_out_are_the_same_experiment() -> None:
     assert identity(with_values(Config(), spelled)) == identity(Config())
 
 
+def test_the_order_of_a_combination_does_not_count() -> None:
+    assert identity(Config(method="fedexp+fedvls")) == identity(Config(method="fedvls+fedexp"))
+
+
 def test_methods_that_plan_by_the_number_of_rounds_are_told_apart_by_it() -> None:
     pkd = with_values(Config(), {"method": "pkd"})
     assert identity(pkd) != identity(replace(pkd, rounds=7))
