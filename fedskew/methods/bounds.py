@@ -7,8 +7,8 @@
 
 Neither is a federated method: the first gives up what federated learning is for, the second does without it. Both have
 the compute of FedAvg's rounds, its learning rates and its fresh momentum in each round, and cannot be combined with
-anything. Leaves the client: every sample with `centralised`, nothing with `local-only`. `local-only` keeps every
-client's model; as *the* model of the run it saves that of the client with most samples.
+anything. `local-only` keeps every client's model; as *the* model of the run it saves that of the client with most
+samples. Leaves the client: every sample with `centralised`, nothing with `local-only`. Extra compute: none.
 """
 
 from __future__ import annotations

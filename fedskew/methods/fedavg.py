@@ -1,7 +1,12 @@
 """FedAvg: local SGD on the cross entropy, weighted mean of the models.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
-Each part here is what a method uses where it does not bring its own.
+
+    client   v ← v − η·∇CE(v), over its own samples, E epochs, from v = w
+    server   w ← Σ a_k·w_k,  a_k = n_k/Σ n (average=samples) or 1/K (average=uniform)
+
+Each part here is what a method uses where it does not bring its own. Leaves the client: the model and the number of its
+samples. Extra compute: none, for this is what others are measured by.
 """
 
 from __future__ import annotations

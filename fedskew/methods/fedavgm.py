@@ -4,7 +4,7 @@ Hsu et al., "Measuring the effects of non-identical data distribution for federa
 
     m ← β·m + (w − w̄),  w ← w − m
 
-Leaves the client: the model.
+where w̄ is FedAvg's mean. Leaves the client: the model. Extra compute: none on the client.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Zhang et al., "Federated learning with label distribution skew via logits calibr
     L = CE(z_c − τ·n_c^(−1/4), y)
 
 with the full sum in the denominator: the paper's sum over c ≠ y collapses (docs/fidelity.md). A vacant class has
-an infinite margin and drops out. Leaves the client: the model. Label counts stay on the client.
+an infinite margin and drops out. Leaves the client: the model. Label counts stay on the client. Extra compute: none.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from fedskew.experiment.client_states import ClientStates
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row
 from fedskew.experiment.tensor_file import read_tensors, write_tensors
+from fedskew.methods import METHODS, make_method
 
 RUNS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -24,6 +25,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedconcat+fedavgm": {"clusters": 2, "encoder_rounds": 1},
     "fedconcat+scaffold": {"clusters": 2, "encoder_rounds": 2, "head_rounds": 3, "head_start": "joined"},
     "scaffold": {},
+    "fedadagrad": {},
+    "fedadam": {},
     "fedyogi": {},
     "feddyn": {},
     "mofedsam": {},
@@ -31,6 +34,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "moon+scaffold": {"mu": 1.0},
     "fedlmd+fedcurv+fedavgm": {},
     "fpl+fedvls": {},
+    "fedmr-inter": {"nu": 1.0},
     "balancefl+fpl+scaffold": {},
     "fedlmd-switch+scaffold": {},
     "fedlmd-switch": {"switch_round": 1},
@@ -39,6 +43,16 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 CPU = torch.device("cpu")
+
+
+def test_every_method_that_keeps_something_is_among_them() -> None:
+    params = dict(norm_and_dropout().named_parameters())
+    keeping = {
+        name
+        for name in METHODS
+        if any(part.client_state(params) or part.server_state(params) for part in make_method(name).parts)
+    }
+    assert {"scaffold", "moon", "fpl"} <= keeping <= {name for joined in RUNS for name in joined.split("+")}
 
 
 def on_disk(path: Path) -> ClientStates:

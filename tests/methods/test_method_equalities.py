@@ -72,6 +72,12 @@ def test_label_masking_of_even_clients_is_not_true_distillation() -> None:
     np.testing.assert_allclose(first, final("fedntd", federation=federation(even)), rtol=1e-13)
 
 
+@pytest.mark.parametrize("method", ["fedntd", "fedntd-tf", "fedlmd", "fedlmd-tf"])
+def test_one_class_left_beside_the_target_leaves_cross_entropy(method: str) -> None:
+    two = federation(np.array([[5, 2], [0, 4], [3, 0]]))
+    np.testing.assert_allclose(final(method, federation=two), final("fedavg", federation=two), rtol=1e-13, atol=1e-15)
+
+
 def test_one_full_step_of_all_alike_clients_makes_scaffold_gradient_descent() -> None:
     """Σ_k (c − c_k) = 0: the corrections cancel in the plain mean."""
     one_step = {"local_epochs": 1, "momentum": 0.0, "weight_decay": 0.0, "average": "uniform", "rounds": 4}
