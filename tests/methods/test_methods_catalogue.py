@@ -22,9 +22,9 @@ def test_the_papers_methods_are_there() -> None:
     objectives = "moon fedkd fedavg-kd fedekd feddkd fedntd fedntd-tf fedlc fedrs balancefl label-smoothing focal-loss"
     regularisers = "fedmr fedmr-inter fpl feddecorr"
     solvers = "fedsam mofedsam fedgf scaffold feddyn fedcurv fedprox perfedavg pfedme"
-    servers = "fedavg fedavgm fedadagrad fedyogi fedadam fednova fedexp fedgc fedconcat median trimmed-mean norm-clipping"
-    bounds = "centralised local-only"
-    for name in " ".join([own, objectives, regularisers, solvers, servers, bounds]).split():
+    servers = "fedavg fedavgm fedadagrad fedyogi fedadam fednova fedexp fedgc fedconcat"
+    robust, bounds = "median trimmed-mean norm-clipping", "centralised local-only"
+    for name in " ".join([own, objectives, regularisers, solvers, servers, robust, bounds]).split():
         assert find(name).name in METHODS
 
 
