@@ -190,11 +190,12 @@ def test_data_without_domains_cannot_be_split_by_them() -> None:
     assert federation("digits", IID(4), seed=0).domains == ()
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fpl", "fpl+fedvls"])
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-def test_a_run_reports_every_domain(engine: str, data_dir: Path) -> None:
+def test_a_run_reports_every_domain(engine: str, method: str, data_dir: Path) -> None:
     joined: Dataset = load("digits-domains", data_dir, domains="mnist,usps,svhn")
     fed = federation(joined, DomainDirichlet(clients=3, beta=1.0, min_size=5), seed=0)
-    result = run(fed, "fedavg", "dnn", rounds=2, lr=0.05, engine=engine, device="cpu", local_epochs=1)
+    result = run(fed, method, "dnn", rounds=2, lr=0.05, engine=engine, device="cpu", local_epochs=1)
     for row in result.history[1:]:
         assert list(row["domain_accuracy"]) == ["mnist", "usps", "svhn"]
     sizes = {"mnist": 20, "usps": 20, "svhn": 30}
