@@ -80,6 +80,18 @@ def test_everything_is_drawn_and_nothing_asked_for(browser: Any, report: Path, w
     found.page.close()
 
 
+@pytest.mark.parametrize("width", [1300, 390])
+def test_no_legend_lies_on_an_axis(browser: Any, report: Path, width: int) -> None:
+    page = opened(browser, report, width).page
+    overlapping = page.evaluate("""[...document.querySelectorAll('[data-chart]')].filter(box => {
+        const legend = box.querySelector('.legend'), title = box.querySelector('.xtitle');
+        return legend && title && title.getBoundingClientRect().bottom > legend.getBoundingClientRect().top + 1;
+    }).map(box => box.id)""")
+    assert overlapping == []
+    assert page.evaluate("document.querySelectorAll('.legend').length") > 3
+    page.close()
+
+
 def test_a_tooltip_tells_the_value(browser: Any, report: Path) -> None:
     page = opened(browser, report, 1300).page
     chart = page.locator("#chart-accuracy")

@@ -46,7 +46,7 @@
       hoverlabel: { bgcolor: back, bordercolor: line, font: { color: fore } },
       // the tool bar has its own strip above the data
       margin: { l: 50, r: 10, t: narrow ? 10 : 34, b: 45 }, modebar: { bgcolor: back, color: colour("--soft"), activecolor: fore },
-      legend: { orientation: "h", traceorder: "normal", y: chart.layout.xaxis.showticklabels === false ? -0.02 : -0.25, yanchor: "top", x: 0, font: { size: narrow ? 10 : 11 } },
+      legend: { orientation: "h", traceorder: "normal", yref: "container", y: 0, yanchor: "bottom", x: 0, font: { size: narrow ? 10 : 11 } },
       xaxis: axis(chart.layout.xaxis), yaxis: axis(chart.layout.yaxis) };
   }
 

@@ -29,11 +29,19 @@ def results(setting: Setting) -> Section:
         words.append(
             "The second table pairs the best with each other method, seed by seed; p is two-sided, from Student's t, "
             "corrected by Holm's method for all pairs of methods, since any of them could have come out best; the "
-            "interval is that of the one pair. With three seeds t has two degrees of freedom: only large and steady "
-            "differences come out."
+            "interval is that of the one pair."
         )
+        words += _how_many(len(setting.common_seeds))
     missing = [f"{c.label}: no evaluated round in {c.runs[0].folder}" for c in setting.contenders if not c.tested]
     return Section("results", "Final results", words, tables=tables, missing=missing)
+
+
+def _how_many(seeds: int) -> list[str]:
+    """What so few seeds can show."""
+    if not 2 <= seeds <= 4:
+        return []
+    freedom = f"{seeds - 1} degree{'s' if seeds > 2 else ''} of freedom"
+    return [f"With {seeds} seeds t has {freedom}: only large and steady differences come out."]
 
 
 def _columns() -> list[str]:
