@@ -8,13 +8,13 @@ from fedskew.engine.choice import (
     choose_devices,
     choose_engine,
     close_engine,
+    foresee,
     make_engine,
     number_format,
     worth_compiling,
 )
 from fedskew.engine.cost import estimated_seconds
 from fedskew.engine.device_data import DeviceSamples
-from fedskew.engine.device_memory import on_host
 from fedskew.engine.devices import DevicesEngine
 from fedskew.engine.evaluation import Evaluator, survey
 from fedskew.engine.joint import joinable, joint_work, shared_out
@@ -22,6 +22,7 @@ from fedskew.engine.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.pool import PoolEngine
 from fedskew.engine.stacked import StackedEngine
+from fedskew.engine.transfer import Fetch, on_host, to_device
 from fedskew.engine.work import Assignment, Engine, LocalTraining, RoundResult, RoundWork
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "DevicesEngine",
     "Engine",
     "Evaluator",
+    "Fetch",
     "LocalTraining",
     "ModelState",
     "Network",
@@ -47,6 +49,7 @@ __all__ = [
     "choose_engine",
     "close_engine",
     "estimated_seconds",
+    "foresee",
     "joinable",
     "joint_work",
     "make_engine",
@@ -54,5 +57,6 @@ __all__ = [
     "on_host",
     "shared_out",
     "survey",
+    "to_device",
     "worth_compiling",
 ]

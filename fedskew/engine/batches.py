@@ -90,6 +90,11 @@ class BatchPlan:
             self._epoch_keys[epoch] = integer_key(self.key.seed, "augment", *self._where, epoch)
         return self._epoch_keys[epoch]
 
+    def draw(self, end: int) -> None:
+        """What the steps before `end` are made from, to be kept until it is asked for."""
+        self.rows(0, end)
+        self.keys(0, end)
+
     def rows(self, first: int, end: int) -> npt.NDArray[np.int64]:
         """The indices of some steps."""
         if end <= first:

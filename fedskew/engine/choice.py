@@ -13,7 +13,7 @@ from fedskew.engine.auto import AutoEngine, engine_of_name, usual_engine
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.network import Network
 from fedskew.engine.stacked import StackedEngine
-from fedskew.engine.work import Engine
+from fedskew.engine.work import Engine, RoundWork
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 5_000
@@ -100,3 +100,10 @@ def close_engine(engine: Engine) -> None:
     close = getattr(engine, "close", None)
     if close is not None:
         close()
+
+
+def foresee(engine: Engine, work: RoundWork) -> None:
+    """Let an engine that can make some of a round ready which will probably come."""
+    ready = getattr(engine, "foresee", None)
+    if ready is not None:
+        ready(work)

@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedskew.methods.parts import Tensors
-
 _SHARE = {"cpu": 0.5, "cuda": 0.8}
 """Of the free memory, what the slots may take: evaluation and the server need some, too."""
 
@@ -76,15 +74,3 @@ def _kept_by_autograd() -> Iterator[dict[int, int]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield kept
-
-
-def on_host(tensors: Tensors) -> Tensors:
-    """In host memory: from a GPU all in one go through pinned memory, several times as fast as one by one."""
-    if all(t.device.type == "cpu" for t in tensors.values()):
-        return tensors
-    copies = {name: torch.empty_like(t, device="cpu", pin_memory=True) for name, t in tensors.items()}
-    for name, tensor in tensors.items():
-        copies[name].copy_(tensor, non_blocking=True)
-    for device in {t.device for t in tensors.values() if t.device.type == "cuda"}:  # perhaps not the current one
-        torch.cuda.synchronize(device)
-    return copies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.execution import Memory, captured, compiled
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.rows import RowLayout
+from fedskew.engine.transfer import Fetch, stream_for
 from fedskew.methods.stages import Survey
 
 _BATCH = 1000
@@ -31,12 +33,23 @@ class Evaluator:
 
     def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
         """True class × predicted class; with `labels`, only samples and predictions among those classes."""
-        if labels is None and self._data.y.device.type == "cuda" and self._captured(model):
-            cells = self._replayed(model)
+        return self.begun(model, labels)()
+
+    def begun(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], npt.NDArray[np.int64]]:
+        """The same, to be waited for later: a GPU tests beside what else it is given."""
+        device = self._data.y.device
+        if labels is None and device.type == "cuda" and self._captured(model):
+            beside = stream_for("testing", device)
+            beside.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(beside):
+                cells = Fetch({"": self._replayed(model)})
         else:
-            cells = _confusion(self._network, model, self._data, labels)
-        classes = self._data.classes
-        return np.asarray(cells.view(classes, classes).cpu().numpy())
+            cells = Fetch({"": _confusion(self._network, model, self._data, labels)})
+        return partial(self._read, cells, model)
+
+    def _read(self, cells: Fetch, model: ModelState) -> npt.NDArray[np.int64]:  # noqa: ARG002
+        """Whoever holds this holds the model, whose memory must be nobody else's while it is tested."""
+        return np.asarray(cells.read()[""].view(self._data.classes, self._data.classes).numpy())
 
     def _captured(self, model: ModelState) -> bool:
         """Whether the whole evaluation is there as CUDA graphs, one for each batch: launched one by one, a small
@@ -57,8 +70,8 @@ class Evaluator:
         batch = _Batch(self._network, self._data, layouts, size)
         if self._compile:
             with contextlib.suppress(Exception):  # a compiler may fail in any way; what it was given works as well
-                return captured(compiled(batch, self._memory), self._memory, None)
-        return captured(batch, self._memory, None)
+                return captured(compiled(batch, self._memory), self._memory, None, "testing")
+        return captured(batch, self._memory, None, "testing")
 
     def _replayed(self, model: ModelState) -> Tensor:
         assert self._layouts is not None

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fedskew.engine.transfer import stream_for
+
 Memory = dict[str, dict[str, Tensor]]
 """All tensors that a step reads and writes, by kind and name."""
 
@@ -24,14 +26,15 @@ _WARM_UPS = 2
 _ONE_CAPTURE_AT_A_TIME = threading.Lock()
 
 
-def captured(step: Step, memory: Memory, pool: object) -> Callable[[], None]:
-    """Replays the step as one CUDA graph; graphs with the same pool share what memory they need in between.
+def captured(step: Step, memory: Memory, pool: object, purpose: str = "training") -> Callable[[], None]:
+    """Replays the step as one CUDA graph; graphs with the same pool share what memory they need in between, and those
+    of one purpose never run at the same time.
 
     The step is run before: libraries allocate on first use. What it wrote must be written anew.
     """
     device = next(iter(memory["params"].values())).device
     with _ONE_CAPTURE_AT_A_TIME, torch.cuda.device(device), torch.no_grad():
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = stream_for(f"capturing {purpose}", device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):

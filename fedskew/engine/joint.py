@@ -14,6 +14,7 @@ import torch
 from fedskew.engine.network import ModelState
 from fedskew.engine.rows import Flats, Places
 from fedskew.engine.slot_layouts import Layouts
+from fedskew.engine.transfer import to_device
 from fedskew.engine.work import Given, RoundResult, RoundWork, same_parts
 from fedskew.methods.parts import Tensors
 
@@ -84,7 +85,7 @@ class SentByRuns:
             each = [tensors_of(run) for run in runs]
             return {name: torch.stack([tensors[name] for tensors in each]) for name in each[0]}
 
-        self._run = torch.tensor(of_client).to(device)
+        self._run = to_device(torch.tensor(of_client), device)
         self._rows: dict[str, Flats] = {
             "params": layouts.params.flat(stacked(lambda run: run.sent.params)),
             "buffers": layouts.buffers.flat(stacked(lambda run: run.sent.buffers)),

@@ -20,6 +20,7 @@ from fedskew.engine.rows import Flats, Places
 from fedskew.engine.slot_layouts import Layouts
 from fedskew.engine.slot_program import Program
 from fedskew.engine.timetable import Event, Timetable
+from fedskew.engine.transfer import all_to_device, to_device
 from fedskew.engine.work import RoundResult, RoundWork
 from fedskew.methods.parts import Tensors
 
@@ -43,8 +44,17 @@ class SlotRound:
         self._network, self._device, self._plans = network, device, plans
         self._width = width
         self.full = _all_full(plans, table, width)
-        self._label_counts = torch.from_numpy(np.stack([a.label_counts for a in work.assignments])).to(device)
-        self._moves = _Moves(table, device)
+        self._label_counts, moves, self._steps, self._visits, self._first_slots = all_to_device(
+            [
+                np.stack([a.label_counts for a in work.assignments]),
+                _packed(table),
+                np.array([plan.steps for plan in plans], dtype=np.int64),
+                np.array([max(plan.visits, 1) for plan in plans], dtype=np.int64),
+                np.argsort(table.arrivals[0].clients),
+            ],
+            device,
+        )
+        self._moves = _Moves(table, moves)
         self._runs = SentByRuns(layouts, work, device) if work.is_joint else None
         clients = len(plans)
         self._results: Memory = {
@@ -130,7 +140,7 @@ class SlotRound:
         """Clients that had nothing to train on return what they were sent."""
         idle = [number for number, plan in enumerate(self._plans) if not plan.steps]
         if idle:
-            rows = torch.tensor(idle, device=self._device)
+            rows = to_device(torch.tensor(idle), self._device)
             self._start(self._results, rows, rows, np.array(idle))
 
     @torch.no_grad()
@@ -138,21 +148,20 @@ class SlotRound:
         params = self._layouts.params.views(self._results["params"])
         buffers = self._layouts.buffers.views(self._results["buffers"])
         uplink, states = self._all_ends(params, buffers)
-        visits = np.array([plan.visits for plan in self._plans])
         sums = self._results["sums"]
         return RoundResult(
             trained=ModelState(params, buffers),
             uplink=uplink,
             states=states,
-            loss=sums["loss"] / torch.from_numpy(visits).to(sums["loss"]).clamp(min=1),
+            loss=sums["loss"] / self._visits,
             tally={name: sums[f"tally {name}"] for name in self._layouts.tally},
-            visits=visits,
+            visits=np.array([plan.visits for plan in self._plans]),
         )
 
     def _all_ends(self, params: Tensors, buffers: Tensors) -> tuple[Tensors, Tensors]:
         """What the clients send beside their models, and what they keep: as many at a time as there are slots."""
         dtype = next(iter(params.values())).dtype
-        steps = torch.tensor([plan.steps for plan in self._plans], dtype=dtype).to(self._device)
+        steps = self._steps.to(dtype)
         uplinks, states = [], []
         for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._table.slots)):
             rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
@@ -173,20 +182,18 @@ class SlotRound:
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
         """From the slots, where each client has one to itself; else they were overwritten and are brought anew."""
-        arrived = self._table.arrivals[0].clients
-        if len(arrived) < len(self._plans):
-            return self._layouts.state.views(self._states(numbers))
-        slots = torch.from_numpy(np.argsort(arrived)[numbers]).to(self._device)
-        return {name: t[slots] for name, t in self._layouts.state.views(self._program.memory["state"]).items()}
+        state = self._layouts.state
+        if len(self._first_slots) < len(self._plans):
+            return state.views(self._states(numbers))
+        slots = self._first_slots[int(numbers[0]) : int(numbers[-1]) + 1]
+        return {name: t[slots] for name, t in state.views(self._program.memory["state"]).items()}
 
 
 class _Moves:
     """Who enters and leaves which slot, by time, on the device: sent there at once, not as a round goes on."""
 
-    def __init__(self, table: Timetable, device: torch.device) -> None:
-        events = [*table.arrivals.values(), *table.departures.values()]
-        packed = np.concatenate([np.stack([event.slots, event.clients]) for event in events], axis=1)
-        self._packed, self._next = torch.from_numpy(packed).to(device), 0
+    def __init__(self, table: Timetable, packed: Tensor) -> None:
+        self._packed, self._next = packed, 0
         self.arrivals = {time: self._places(event) for time, event in table.arrivals.items()}
         self.departures = {time: self._places(event) for time, event in table.departures.items()}
 
@@ -194,6 +201,12 @@ class _Moves:
         columns = slice(self._next, self._next + len(event.slots))
         self._next = columns.stop
         return _place(event.slots, self._packed[0, columns]), _place(event.clients, self._packed[1, columns])
+
+
+def _packed(table: Timetable) -> npt.NDArray[np.int64]:
+    """[2, moves]: the slots and clients of all events, arrivals first."""
+    events = [*table.arrivals.values(), *table.departures.values()]
+    return np.concatenate([np.stack([event.slots, event.clients]) for event in events], axis=1)
 
 
 def _place(numbers: npt.NDArray[np.int64], on_device: Tensor) -> Places:

@@ -20,7 +20,7 @@ from fedskew.engine.work import RoundResult, RoundWork, same_parts
 from fedskew.methods.parts import Tensors
 
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what a cache holds; what keeps a GPU busy
-_STAGED_STEPS = 16
+STAGED_STEPS = 16
 """Few, so that the device need not wait long for the first."""
 
 _PER_SLOT = ("params", "velocity", "buffers", "state", "given", "sums", "label_counts")
@@ -123,9 +123,9 @@ class Slots:
         sample = self._samples[0]
         shape = (*sample.shape[1:], sample.shape[0]) if self._channels_last else sample.shape
         bytes_ = slots * width * sample.numel() * sample.element_size()
-        most = max(1, min(_STAGED_STEPS, _STAGED_BYTES[self._device.type] // max(bytes_, 1)))
+        most = max(1, min(STAGED_STEPS, _STAGED_BYTES[self._device.type] // max(bytes_, 1)))
         even = -(-times // -(-times // most))  # windows of a size, so that the last is not half empty
-        window = max(even, min(most, _STAGED_STEPS // 2))  # though later rounds may be longer than this one
+        window = max(even, min(most, STAGED_STEPS // 2))  # though later rounds may be longer than this one
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)

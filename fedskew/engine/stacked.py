@@ -29,7 +29,7 @@ from fedskew.engine.network import Network
 from fedskew.engine.passes import Pass, Stack, When, stacked_opening, stacked_sums
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.slot_layouts import Layouts
-from fedskew.engine.slots import Slots
+from fedskew.engine.slots import STAGED_STEPS, Slots
 from fedskew.engine.timetable import Timetable, slots_for, timetable
 from fedskew.engine.work import Assignment, RoundResult, RoundWork, same_parts
 from fedskew.errors import UserError
@@ -82,11 +82,26 @@ class StackedEngine:
         self._plain = PlainEngine(network, data, smallest_batch)
         self._abilities: dict[str, tuple[Sequence[Part], _Ability]] = {}
         self._slots: tuple[str, Slots] | None = None
+        self._foreseen: tuple[RoundWork, list[BatchPlan]] | None = None
+        self._joint = False
         self.notices: list[str] = []
         self._said: set[str] = set()
 
-    def train(self, work: RoundWork) -> RoundResult:
+    def foresee(self, work: RoundWork) -> None:
+        """Draw the first batches of a round that will probably come, while the device is busy with the one before."""
+        if self._joint:
+            return  # it will be trained with those of other runs, as one work that is none of theirs
         plans = work.plans(self._smallest)
+        for plan in plans:
+            plan.draw(min(plan.steps, STAGED_STEPS))
+        self._foreseen = work, plans
+
+    def _plans(self, work: RoundWork) -> list[BatchPlan]:
+        foreseen, self._foreseen = self._foreseen, None
+        return foreseen[1] if foreseen is not None and foreseen[0] is work else work.plans(self._smallest)
+
+    def train(self, work: RoundWork) -> RoundResult:
+        plans, self._joint = self._plans(work), work.is_joint
         if not any(plan.steps for plan in plans):
             return self._plain.train(work)
         opened = self._opened(work, plans)

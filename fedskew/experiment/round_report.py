@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedskew.engine import ModelState, RoundResult
+from fedskew.engine import Fetch, ModelState, RoundResult
 
 
 @dataclass(frozen=True)
@@ -23,25 +23,43 @@ class RoundReport:
 
     @classmethod
     def of(cls, result: RoundResult, sent: ModelState) -> RoundReport:
-        """In one transfer from the device, unless something is not finite."""
+        return AskedReport(result, sent).read()
+
+
+class AskedReport:
+    """A report on its way to the host: one transfer from the device, unless something is not finite."""
+
+    def __init__(self, result: RoundResult, sent: ModelState, made: Sequence[torch.Tensor] = ()) -> None:
+        """`made` is what the server made of the round before it was known what that is worth."""
+        self._result, self._sent, self._made = result, sent, made
         tensors = [*result.trained.params.values(), *result.trained.buffers.values(), *result.uplink.values()]
+        device = result.loss.device
         numbers = [
-            _magnitude(tensors),
-            _magnitude(list(result.states.values())),
+            _magnitude(tensors, device),
+            _magnitude(list(result.states.values()), device),
+            _magnitude(made, device),
             *map(torch.sum, result.tally.values()),
         ]
-        device = result.loss.device
-        told = torch.cat([result.loss.double(), *(n.to(device).double().view(1) for n in numbers)]).cpu().numpy()
-        loss, magnitude, tally = np.split(told, [len(result.loss), len(result.loss) + 2])
-        finite = np.isfinite(loss) if np.isfinite(magnitude).all() else _finite(result, sent)
-        return cls(finite, loss, dict(zip(result.tally, tally.tolist(), strict=True)))
+        told = torch.cat([result.loss.double(), *(n.to(device).double().view(1) for n in numbers)])
+        self._told = Fetch({"": told})
+
+    def read(self) -> RoundReport:
+        told, clients = self._told.read()[""].numpy(), len(self._result.loss)
+        loss, magnitude, tally = np.split(told, [clients, clients + 3])
+        finite = np.isfinite(loss) if np.isfinite(magnitude[:2]).all() else _finite(self._result, self._sent)
+        return RoundReport(finite, loss, dict(zip(self._result.tally, tally.tolist(), strict=True)))
+
+    def made_well(self) -> bool:
+        """Whether what the server made holds finite numbers only."""
+        magnitude = self._told.read()[""][len(self._result.loss) + 2]
+        return bool(magnitude.isfinite()) or are_finite(self._made)
 
 
-def _magnitude(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _magnitude(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """A number that is finite only if all entries are."""
     inexact = [t for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel()]
     if not inexact:
-        return torch.zeros(())
+        return torch.zeros((), device=device)
     return torch.stack(torch._foreach_norm(inexact, 1)).sum(dtype=torch.float64)
 
 
@@ -57,6 +75,6 @@ def _finite(result: RoundResult, sent: ModelState) -> npt.NDArray[np.bool_]:
 
 
 def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    if bool(_magnitude(tensors).isfinite()):
+    if not tensors or bool(_magnitude(tensors, tensors[0].device).isfinite()):
         return True
     return all(bool(t.isfinite().all()) for t in tensors)

@@ -13,14 +13,16 @@ import torch
 from torch import nn
 
 from fedskew.data import Federation
-from fedskew.engine import RoundResult
+from fedskew.engine import Fetch, RoundResult
 from fedskew.errors import UserError
 from fedskew.experiment.about import about
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.round_loop import RoundDone, RoundLoop
+from fedskew.experiment.round_under_way import RoundInProgress
 from fedskew.experiment.run_folder import Checkpoint, RunFolder
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import RoundInProgress, Row, Server
+from fedskew.experiment.server import Row, Server
 from fedskew.methods import Method, Part, unpack
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary
@@ -204,10 +206,7 @@ class _Run:
         state = self._begin()
         for callback in self._callbacks:
             callback.on_start(self._prepared, state, self._server.rounds_ahead(state))
-        while self._server.stage(state) is not None:
-            under_way = self._server.begin(state)
-            result, seconds = yield under_way
-            state = self._finish(under_way, result, seconds)
+        state = yield from RoundLoop(self._server, self._one_round, self._secured).rounds(state)
         return self._end(state)
 
     def _begin(self) -> RunState:
@@ -262,19 +261,24 @@ class _Run:
             self._notify([f"continues with {threads} CPU threads, as it began, instead of {torch.get_num_threads()}"])
             torch.set_num_threads(threads)
 
-    def _finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> RunState:
-        began = time.perf_counter()
-        state, row = self._server.finish(under_way, result, seconds)
-        row["seconds"] = under_way.seconds + seconds + time.perf_counter() - began
-        self._record(row)
-        ahead = self._server.rounds_ahead(state)
-        if self._folder is not None and (ahead == 0 or state.round % self._prepared.config.checkpoint_every == 0):
+    def _secured(self, state: RunState) -> Fetch | None:
+        """What the checkpoint of this state will hold, on its way from the device; None if there will be none."""
+        ahead, every = self._server.rounds_ahead(state), self._prepared.config.checkpoint_every
+        if self._folder is None or (ahead and state.round % every):
+            return None
+        return Fetch.beside(state.tensors(), self._server.device)
+
+    def _one_round(self, done: RoundDone) -> None:
+        state = done.state
+        self._record(done.row)
+        if self._folder is not None and done.secured is not None:
             meta = state.meta() | self._circumstances()
-            self._folder.save_checkpoint(state.round, state.tensors(), meta, state.clients.versions, wait=False)
+            tensors, versions = done.secured.read(), state.clients.versions
+            self._folder.save_checkpoint(state.round, tensors, meta, versions, wait=False)
         self._notify(self._server.engine.notices)
+        ahead = self._server.rounds_ahead(state)
         for callback in self._callbacks:
-            callback.on_round(row, ahead)
-        return state
+            callback.on_round(done.row, ahead)
 
     def _circumstances(self) -> dict[str, Any]:
         """What must be the same when the run goes on, for it to end with the same bits."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,6 @@ from fedskew.engine import (
     ENGINES,
     Assignment,
     AutoEngine,
-    Engine,
     LocalTraining,
     ModelState,
     RoundKey,
@@ -27,16 +27,27 @@ from fedskew.engine import (
     RoundWork,
     arithmetic,
     close_engine,
+    foresee,
     on_host,
     survey,
+    to_device,
     worth_compiling,
 )
 from fedskew.experiment.aggregation import merged_buffers, of_client, of_rows
 from fedskew.experiment.client_states import ClientStates, HeldStates
 from fedskew.experiment.config import Config
 from fedskew.experiment.own_models import as_state, own_model
-from fedskew.experiment.participants import Enlistment, Participants, model_number
-from fedskew.experiment.round_report import RoundReport, are_finite
+from fedskew.experiment.participants import Enlistment, model_number
+from fedskew.experiment.round_report import AskedReport, RoundReport, are_finite
+from fedskew.experiment.round_under_way import (
+    Guess,
+    LaunchedRound,
+    ReadTest,
+    Round,
+    RoundInProgress,
+    SettledRound,
+    made_by,
+)
 from fedskew.experiment.run_state import RunState, Trainee
 from fedskew.experiment.traffic import traffic
 from fedskew.experiment.workbench import Workbench, Workshop
@@ -47,42 +58,6 @@ from fedskew.models.concatenation import concatenated
 
 Row = dict[str, Any]
 """What is recorded of a round, as JSON."""
-
-
-@dataclass(frozen=True)
-class _Round:
-    """One round in the making."""
-
-    stage: Stage
-    trainee: Trainee
-    participants: Participants
-    local: LocalTraining
-    bench: Workbench
-
-    @property
-    def clients(self) -> npt.NDArray[np.int64]:
-        return self.participants.clients
-
-    @property
-    def federation(self) -> Federation:
-        return self.participants.federation
-
-
-@dataclass(frozen=True)
-class RoundInProgress:
-    """A round whose clients are to be trained: between `Server.begin` and `Server.finish`."""
-
-    state: RunState
-    """Before the round."""
-    this: _Round
-    work: RoundWork
-    seconds: float
-    """What making it ready took."""
-
-    @property
-    def engine(self) -> Engine:
-        """What trains the clients unless the caller has something better."""
-        return self.this.bench.engine
 
 
 class Server:
@@ -109,6 +84,8 @@ class Server:
         self._enlistment = Enlistment(federation, config)
         self._workshop: Workshop = beside._workshop if beside else self._new_workshop()
         self.device = self._workshop.devices[0]
+        self.overlaps = self.device.type == "cuda"
+        """Whether the device works on by itself, so that rounds may overlap."""
         bench = beside._narrow if beside else self._workshop.bench(model, config.engine)
         self.network, self.engine, self._tests = bench.network, bench.engine, bench.tests
         self._initial = self._workshop.initial(model) if beside else self.network.state()
@@ -121,7 +98,10 @@ class Server:
         return Workshop(self._federation.dataset, config, compiles)
 
     def close(self) -> None:
-        """End the processes and threads of the engines."""
+        """End the processes and threads of the engines, and what a device still does: its memory will be others'."""
+        if self.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # a GPU on which something went wrong answers no more
+                torch.cuda.synchronize(self.device)
         close_engine(self.engine)
         if self._wide is not None:
             close_engine(self._wide[1].engine)
@@ -217,33 +197,82 @@ class Server:
 
     def finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> tuple[RunState, Row]:
         """Aggregate and test what the clients came back with, for whom `seconds` were spent."""
-        state, this = under_way.state, under_way.this
-        with arithmetic(self._config.precision):
-            laps = [time.perf_counter()]
-            report = RoundReport.of(result, this.trainee.model)
-            laps.append(time.perf_counter())
-            finite = report.finite
-            trainee = self._aggregated(this, result, finite)
-            if not are_finite([*trainee.model.params.values(), *trainee.server.values()]):
-                finite = np.zeros_like(finite)  # each update was finite, but the server's step over them is not
-                trainee = self._aggregated(this, result, finite)
-            after = replace(state, round=state.round + 1, stage_round=state.stage_round + 1)
-            after = replace(after, clients=self._kept(this, result, finite, after))
-            after = self._past_empty_stages(after.with_trainee(this.stage.model, trainee))
-            row = self._row(this, replace(report, finite=finite), result.visits, after)
-            federated = this.stage.cohort == "clients"
-            nothing = {"down": 0, "up": 0}
-            row["bytes"] = traffic(under_way.work, result, this.stage.concatenates) if federated else nothing
-            laps.append(time.perf_counter())
-            if self._is_evaluated(this, after):
-                row |= self._evaluated(this, result, finite, trainee, after)
-            laps.append(time.perf_counter())
-            report_s, server_s, evaluate_s = np.diff(laps).tolist()
-            trained_s = under_way.seconds + seconds + report_s  # a device may still train when it is asked for a report
-            row["time"] = {"train": trained_s, "server": server_s, "evaluate": evaluate_s}
-        return after, row
+        settled = self.settle(self.launch(under_way, result, seconds))
+        return settled.state, settled.row()
 
-    def _prepare(self, stage: Stage, state: RunState) -> _Round:
+    def launch(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> LaunchedRound:
+        """Give the device all that is left of the round, on the guess that the clients' numbers are finite: to ask
+        first would make it wait."""
+        began = time.perf_counter() - under_way.seconds - seconds
+        this, test = under_way.this, None
+        with arithmetic(self._config.precision):
+            guess = self._guess(under_way, result) if self.overlaps else None
+            report = AskedReport(result, this.trainee.model, guess.tensors if guess else ())
+            if guess is not None and guess.after is not None and self._is_evaluated(this, guess.after):
+                everyone = np.ones(len(this.clients), dtype=bool)
+                test = self._test(this, result, everyone, guess.trainee, guess.after)
+        return LaunchedRound(under_way, result, report, guess, test, began)
+
+    def _guess(self, under_way: RoundInProgress, result: RoundResult) -> Guess | None:
+        state, this = under_way.state, under_way.this
+        try:
+            trainee = self._aggregated(this, result, np.ones(len(this.clients), dtype=bool))
+        except Exception:  # of a server's rule, on numbers that are not finite; what it does to others is seen later
+            return None
+        keeps = bool(result.states) or this.stage.cohort == "alone"
+        if keeps or state.stage_round + 1 >= this.stage.rounds or self._config.eval_local:
+            return Guess(trainee, None)
+        return Guess(trainee, self._after(under_way, state.clients, trainee))
+
+    def foresee(self, launched: LaunchedRound) -> RoundInProgress | None:
+        """The round after a launched one, made ready while the device is busy; None if it depends on what is not yet
+        known. It is of use if the guess turns out right: `settle` then returns the state that it begins with."""
+        if launched.guess is None or launched.guess.after is None:
+            return None
+        ahead = self.begin(launched.guess.after)
+        foresee(ahead.engine, ahead.work)
+        return replace(ahead, seconds=0.0)
+
+    def settle(self, launched: LaunchedRound) -> SettledRound:
+        """Wait until the clients are trained, and undo the guess if it was wrong."""
+        under_way, result, guess = launched.under_way, launched.result, launched.guess
+        this = under_way.this
+        with arithmetic(self._config.precision):
+            report = launched.report.read()
+            trained_at = time.perf_counter()
+            if guess is not None and report.finite.all() and launched.report.made_well():
+                trainee, finite, after, test = guess.trainee, report.finite, guess.after, launched.test
+            else:
+                trainee, finite, after, test = *self._sound(this, result, report.finite), None, None
+            if after is None:
+                now = replace(under_way.state, round=under_way.state.round + 1)
+                after = self._after(under_way, self._kept(this, result, finite, now), trainee)
+            row = self._row(this, replace(report, finite=finite), result.visits, after)
+            federated, nothing = this.stage.cohort == "clients", {"down": 0, "up": 0}
+            row["bytes"] = traffic(under_way.work, result, this.stage.concatenates) if federated else nothing
+            served_at = time.perf_counter()
+            if test is None and self._is_evaluated(this, after):
+                test = self._test(this, result, finite, trainee, after)
+        laps = np.diff([launched.began, trained_at, served_at, time.perf_counter()]).tolist()
+        return SettledRound(after, row, test, dict(zip(("train", "server", "evaluate"), laps, strict=True)))
+
+    def _sound(
+        self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_]
+    ) -> tuple[Trainee, npt.NDArray[np.bool_]]:
+        """The next global model, and the clients that it is made of."""
+        trainee = self._aggregated(this, result, finite)
+        if are_finite(made_by(trainee)):
+            return trainee, finite
+        nobody = np.zeros_like(finite)  # each update was finite, but the server's step over them is not
+        return self._aggregated(this, result, nobody), nobody
+
+    def _after(self, under_way: RoundInProgress, clients: ClientStates, trainee: Trainee) -> RunState:
+        """The state after a round."""
+        before, stage = under_way.state, under_way.this.stage
+        after = replace(before, round=before.round + 1, stage_round=before.stage_round + 1, clients=clients)
+        return self._past_empty_stages(after.with_trainee(stage.model, trainee))
+
+    def _prepare(self, stage: Stage, state: RunState) -> Round:
         config, bench = self._config, self._bench(stage, state)
         trainee = state.trainees.get(stage.model) or self._new_trainee(state.model)
         if stage.concatenates and not state.stage_round:
@@ -256,7 +285,7 @@ class Server:
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
         )
-        return _Round(stage, trainee, self._enlistment.of(stage, trainee.rounds), local, bench)
+        return Round(stage, trainee, self._enlistment.of(stage, trainee.rounds), local, bench)
 
     def _new_trainee(self, model: ModelState) -> Trainee:
         state: Tensors = {}
@@ -264,7 +293,7 @@ class Server:
             state |= part.server_state(model.params)
         return Trainee(model, server=state)
 
-    def _work(self, this: _Round, state: RunState) -> RoundWork:
+    def _work(self, this: Round, state: RunState) -> RoundWork:
         downlink: Tensors = {}
         for part in self._parts(this.stage):
             downlink |= part.downlink(this.trainee.server)
@@ -280,7 +309,7 @@ class Server:
             key=RoundKey(self._config.seed, model_number(this.stage.model), this.trainee.rounds),
         )
 
-    def _assignments(self, this: _Round, kept: ClientStates) -> list[Assignment]:
+    def _assignments(self, this: Round, kept: ClientStates) -> list[Assignment]:
         fresh = self._fresh_state(this.stage, this.trainee.model.params)
         clients, counts = this.clients.tolist(), this.federation.label_counts
         alone = this.stage.cohort == "alone"
@@ -317,7 +346,7 @@ class Server:
         most = min(written, self._federation.clients + replaced)
         return max(0, most - there) * sum(t.nbytes for t in state.values())
 
-    def _kept(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> ClientStates:
+    def _kept(self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> ClientStates:
         """What the clients keep now; one whose update is not finite, what it had."""
         rows = np.flatnonzero(finite).tolist()
         states = as_state(result.trained) if this.stage.cohort == "alone" else result.states
@@ -331,7 +360,7 @@ class Server:
         """Those of a stage, one by one."""
         return (*stage.objective.members, *self._method.solver.members, *self._method.server.members)
 
-    def _aggregated(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> Trainee:
+    def _aggregated(self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> Trainee:
         """The next global model, from the clients whose update is finite."""
         trainee = replace(this.trainee, rounds=this.trainee.rounds + 1)
         if not finite.any():
@@ -341,7 +370,7 @@ class Server:
         sizes = this.participants.sizes[finite]
         average = this.stage.average or self._config.average
         shares = sizes if average == "samples" else np.ones_like(sizes)
-        weights = torch.from_numpy(shares / shares.sum()).to(self.device)
+        weights = to_device(torch.from_numpy(shares / shares.sum()), self.device)
         updates = Updates(
             params=of_rows(result.trained.params, finite),
             weights=weights,
@@ -354,14 +383,14 @@ class Server:
         buffers = merged_buffers(sent.buffers, of_rows(result.trained.buffers, finite), weights)
         return replace(trainee, model=ModelState(params, buffers), server=server)
 
-    def _representative(self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> ModelState:
+    def _representative(self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> ModelState:
         """Where there is no common model, what is saved in its place: that of the client with most samples."""
         row = np.flatnonzero((this.clients == self._federation.sizes.argmax()) & finite)
         return of_client(result.trained, int(row[0])) if len(row) else this.trainee.model
 
     # -- what is recorded --------------------------------------------------------------------------------
 
-    def _row(self, this: _Round, report: RoundReport, visited: npt.NDArray[np.int64], after: RunState) -> Row:
+    def _row(self, this: Round, report: RoundReport, visited: npt.NDArray[np.int64], after: RunState) -> Row:
         finite, visits = report.finite, int(visited.sum())
         forwards = this.stage.objective.extra_forwards(visits, report.tally) if visits else 0.0
         passes = pass_visits(self._parts(this.stage)) * sum(map(len, this.participants.samples))
@@ -382,7 +411,7 @@ class Server:
             **({} if after.survey is None else after.survey.recorded()),
         }
 
-    def _baseline_visits(self, this: _Round) -> float:
+    def _baseline_visits(self, this: Round) -> float:
         """Sample visits of a FedAvg round: by the same clients, or, where a stage leaves clients out, by as many as
         the run draws, on average."""
         sizes = self._federation.sizes
@@ -391,7 +420,7 @@ class Server:
         drawn = min(self._config.clients_per_round or len(sizes), len(sizes))
         return self._config.local_epochs * float(sizes.mean()) * drawn
 
-    def _is_evaluated(self, this: _Round, after: RunState) -> bool:
+    def _is_evaluated(self, this: Round, after: RunState) -> bool:
         if this.stage.labels is not None and not np.isin(self._federation.dataset.test.y, this.stage.labels).any():
             return False
         last_of_stage = after.stage_round == 0
@@ -402,8 +431,17 @@ class Server:
         with arithmetic(self._config.precision):  # before the first round, too, as after a resume
             return self._tests.of(model, labels)
 
+    def _test(
+        self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
+    ) -> ReadTest:
+        """The test after a round: begun, where a device goes on with it by itself, and else made."""
+        if self.overlaps and this.stage.cohort != "alone" and not self._config.eval_local:
+            return this.bench.tests.begun(trainee.model, this.stage.labels)
+        row = self._evaluated(this, result, finite, trainee, after)
+        return lambda: row
+
     def _evaluated(
-        self, this: _Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
+        self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
     ) -> Row:
         tests, labels = this.bench.tests, this.stage.labels
         if this.stage.cohort == "alone":

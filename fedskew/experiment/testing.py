@@ -43,11 +43,12 @@ class Tests:
 
     def row(self, model: ModelState, labels: Labels = None) -> dict[str, Any]:
         """The same as it is recorded."""
-        parts = self._confusions(model, labels)
-        row: dict[str, Any] = {"evaluation": Evaluation(np.sum(list(parts.values()), axis=0)).to_json()}
-        if len(parts) > 1:
-            row["domain_accuracy"] = {n: accuracy(matrix) if matrix.any() else None for n, matrix in parts.items()}
-        return row
+        return _recorded(self._confusions(model, labels))
+
+    def begun(self, model: ModelState, labels: Labels = None) -> Callable[[], dict[str, Any]]:
+        """The same, to be waited for later."""
+        under_way = {name: evaluator.begun(model, labels) for name, evaluator in self._evaluators.items()}
+        return lambda: _recorded({name: read() for name, read in under_way.items()})
 
     def of_everyone(
         self, clients: Sequence[int], kept: ClientStates, model: str, own: Callable[[Tensors], ModelState]
@@ -103,6 +104,13 @@ class Tests:
             "local_before": before.class_accuracy,
             "drift_diversity": finite_or_none(drift_diversity(moves)) if finite.any() else None,
         }
+
+
+def _recorded(parts: Mapping[str, Confusion]) -> dict[str, Any]:
+    row: dict[str, Any] = {"evaluation": Evaluation(np.sum(list(parts.values()), axis=0)).to_json()}
+    if len(parts) > 1:
+        row["domain_accuracy"] = {n: accuracy(matrix) if matrix.any() else None for n, matrix in parts.items()}
+    return row
 
 
 def _flat_move(sent: ModelState, trained: ModelState, row: int) -> npt.NDArray[np.generic]:

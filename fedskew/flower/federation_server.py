@@ -12,8 +12,9 @@ from torch import nn
 from fedskew.engine import RoundResult
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash
+from fedskew.experiment.round_under_way import RoundInProgress
 from fedskew.experiment.run_state import RunState, Trainee
-from fedskew.experiment.server import RoundInProgress, Row, Server
+from fedskew.experiment.server import Row, Server
 from fedskew.experiment.workbench import Workbench
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import SENSITIVITY, epsilon, refuse_unbounded
@@ -44,6 +45,7 @@ class FederationServer(Server):
         record: RunRecord,
     ) -> None:
         super().__init__(federation, method, model, config)
+        self.overlaps = False  # the sites decide how long a round takes
         self._sites, self._settings, self._record = sites, settings, record
         if settings.privacy != "none":
             refuse_unbounded(settings.privacy, method, config.average, self.network.state().buffers)

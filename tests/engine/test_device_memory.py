@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fedskew.engine.device_memory import _bytes_left_to_container, bytes_taken, on_host, spare_bytes
+from fedskew.engine.device_memory import _bytes_left_to_container, bytes_taken, spare_bytes
 
 CPU = torch.device("cpu")
 
@@ -32,8 +32,3 @@ def test_what_autograd_keeps_is_counted_once() -> None:
         (weight * weight).sum().backward()
 
     assert bytes_taken(step, CPU) == 2 * weight.nbytes
-
-
-def test_tensors_on_the_host_stay_as_they_are() -> None:
-    tensors = {"a": torch.ones(3)}
-    assert on_host(tensors)["a"] is tensors["a"]

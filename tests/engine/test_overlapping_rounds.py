@@ -1,0 +1,297 @@
+"""Rounds that overlap, as on a GPU, are the rounds one after another, to the last bit; and each is recorded once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toy_runs import config, finished, image_federation, linear, norm_and_dropout, same_bits, server
+
+import fedskew as fs
+from fedskew.engine import RoundResult
+from fedskew.experiment import round_loop
+from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.round_loop import RoundDone, RoundLoop
+from fedskew.experiment.round_under_way import RoundInProgress
+from fedskew.experiment.run import run_prepared
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.run_state import RunState
+from fedskew.experiment.server import Row, Server
+from fedskew.losses import cross_entropy
+from fedskew.methods import Client, Objective, Outputs, ServerRule, Tensors, Updates
+
+RUNS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedavgm": {},
+    "scaffold": {},
+    "fedvls": {},
+    "fedgr": {},
+    "local-only": {},
+    "centralised": {},
+    "fedlmd-switch+scaffold": {},
+    "fedconcat+fedavgm": {"clusters": 2, "encoder_rounds": 1},
+    "pkd": {"warmup_rounds": 1, "expert_rounds": 2},
+}
+ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
+
+
+@pytest.fixture(autouse=True)
+def every_round_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_loop, "_SHORT", math.inf)
+
+
+def timeless(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in ("time", "seconds")}
+
+
+def driven(this: Server, record: Callable[[RoundDone], None], state: RunState | None = None) -> RunState:
+    """The loop's rounds, with their clients trained by the server."""
+    rounds = RoundLoop(this, record).rounds(state or this.start())
+    try:
+        under_way = next(rounds)
+        while True:
+            try:
+                trained = this.train(under_way), 0.0
+            except BaseException as error:
+                rounds.throw(error)
+                raise
+            under_way = rounds.send(trained)
+    except StopIteration as end:
+        after: RunState = end.value
+        return after
+
+
+def overlapped(this: Server, state: RunState | None = None) -> tuple[RunState, list[Row]]:
+    """What `finished` does, with rounds that overlap."""
+    this.overlaps = True
+    done: list[RoundDone] = []
+    state = driven(this, done.append, state)
+    assert not done or done[-1].state is state
+    return state, [timeless(one.row) for one in done]
+
+
+@ENGINES
+@pytest.mark.parametrize("method", RUNS)
+def test_overlapping_rounds_are_the_rounds_one_after_another(method: str, engine: str) -> None:
+    def fresh() -> Server:
+        return server(
+            image_federation(), method, norm_and_dropout(), RUNS[method], engine=engine, rounds=4, clients_per_round=3,
+            precision="float32", lr_decay=0.9,
+        )  # fmt: skip
+
+    (state, rows), (expected, expected_rows) = overlapped(fresh()), finished(fresh())
+    assert same_bits(state, expected)
+    assert rows == expected_rows
+
+
+@pytest.mark.parametrize("settings", [{"eval_every": 2}, {"eval_every": 9}, {"eval_local": True}])
+def test_whatever_is_tested_and_when(settings: dict[str, Any]) -> None:
+    def fresh() -> Server:
+        return server(image_federation(), "fedvls", norm_and_dropout(), engine="stacked", rounds=5, **settings)
+
+    (state, rows), (expected, expected_rows) = overlapped(fresh()), finished(fresh())
+    assert same_bits(state, expected)
+    assert rows == expected_rows
+
+
+# -- guesses that are wrong -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Explosive(Objective):
+    """Cross entropy, but not finite for clients without a sample of class 0."""
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return cross_entropy(out.logits, y) * torch.where(client.label_counts[0] == 0, torch.nan, 1.0)
+
+
+@dataclass(frozen=True)
+class Overflowing(ServerRule):
+    """A server step that is not finite though the updates are."""
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        return {name: w * torch.inf for name, w in updates.mean().items()}, {}
+
+
+@dataclass(frozen=True)
+class Particular(ServerRule):
+    """A server step that refuses what is not finite."""
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        mean = updates.mean()
+        if any(bool(w.isnan().any()) for w in mean.values()):
+            raise RuntimeError("not a number")
+        return mean, state
+
+
+@ENGINES
+@pytest.mark.parametrize("part", [Explosive(), Overflowing()])
+def test_a_guess_that_was_wrong_is_undone(part: Objective | ServerRule, engine: str) -> None:
+    def fresh() -> Server:
+        return server(image_federation(), part, linear(), engine=engine, rounds=6, clients_per_round=2)
+
+    (state, rows), (expected, expected_rows) = overlapped(fresh()), finished(fresh())
+    assert any(row["diverged"] for row in rows)
+    assert same_bits(state, expected)
+    assert rows == expected_rows
+
+
+def test_a_server_rule_that_refuses_a_wrong_guess_is_asked_again() -> None:
+    method = fs.methods.make_method(Explosive())
+    both = fs.methods.Method(**{**vars(method), "server": Particular()})
+    (state, rows), (expected, expected_rows) = (
+        overlapped(server(image_federation(), both, linear(), rounds=3)),
+        finished(server(image_federation(), both, linear(), rounds=3)),
+    )
+    assert [row["diverged"] for row in rows] == [[1, 3]] * 3
+    assert same_bits(state, expected)
+    assert rows == expected_rows
+
+
+def test_an_error_of_a_server_rule_is_told_all_the_same() -> None:
+    @dataclass(frozen=True)
+    class Broken(ServerRule):
+        def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        overlapped(server(image_federation(), Broken(), linear()))
+
+
+# -- the order of things --------------------------------------------------------------------------------------
+
+
+class Diary(Server):
+    """Notes what it is asked to do."""
+
+    def begin(self, state: RunState) -> RoundInProgress:
+        self.notes = [*getattr(self, "notes", []), f"begin {state.round + 1}"]
+        return super().begin(state)
+
+    def train(self, under_way: RoundInProgress) -> RoundResult:
+        self.notes.append(f"train {under_way.state.round + 1}")
+        return super().train(under_way)
+
+
+def diary(method: str = "fedavg", **settings: Any) -> Diary:
+    this = Diary(
+        image_federation(), fs.methods.make_method(method), linear(), config(rounds=3, engine="stacked", **settings)
+    )
+    this.overlaps = True
+    driven(this, lambda done: this.notes.append(f"record {done.row['round']}"))
+    return this
+
+
+def test_a_round_is_recorded_when_the_next_one_trains_and_each_is_made_ready_once() -> None:
+    assert diary().notes == [
+        "begin 1", "train 1", "begin 2", "train 2", "record 1", "begin 3", "train 3", "record 2", "record 3",
+    ]  # fmt: skip
+
+
+def test_a_round_that_depends_on_what_clients_keep_waits_for_it() -> None:
+    assert diary("scaffold").notes == [
+        "begin 1", "train 1", "begin 2", "train 2", "record 1", "begin 3", "train 3", "record 2", "record 3",
+    ]  # fmt: skip
+
+
+def test_the_row_of_a_long_round_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_loop, "_SHORT", 0.0)
+    assert diary().notes == [f"{what} {number}" for number in (1, 2, 3) for what in ("begin", "train", "record")]
+
+
+# -- ends of all kinds ----------------------------------------------------------------------------------------
+
+
+class Stopped(Server):
+    """Is interrupted when it has a round trained."""
+
+    at = 3
+    reason: type[BaseException] = KeyboardInterrupt
+
+    def train(self, under_way: RoundInProgress) -> RoundResult:
+        if under_way.state.round + 1 == self.at:
+            raise self.reason
+        return super().train(under_way)
+
+
+def prepared(method: str = "fedavg") -> Prepared:
+    federation = fs.federation("digits", fs.Dirichlet(beta=0.5, clients=6), seed=1)
+    settings = config(rounds=5, engine="stacked", local_epochs=1, batch_size=64, clients_per_round=2)
+    return prepare(settings, federation, method, norm_and_dropout(10))
+
+
+def serving(kind: type[Server], method: str = "fedavg") -> tuple[Prepared, Server]:
+    ready = prepared(method)
+    this = kind(ready.federation, ready.method, ready.model, ready.config)
+    this.overlaps = True
+    return ready, this
+
+
+def undisturbed(method: str, tmp_path: Path) -> tuple[list[Row], dict[str, Tensor]]:
+    run_prepared(prepared(method), tmp_path / "undisturbed")
+    folder = RunFolder(tmp_path / "undisturbed")
+    return [timeless(row) for row in folder.rounds()], folder.load_model()[0]
+
+
+def resumed(method: str, tmp_path: Path) -> tuple[list[Row], dict[str, Tensor]]:
+    ready, this = serving(Server, method)
+    run_prepared(ready, tmp_path / "run", server=this)
+    folder = RunFolder(tmp_path / "run")
+    return [timeless(row) for row in folder.rounds()], folder.load_model()[0]
+
+
+def agree(method: str, tmp_path: Path) -> bool:
+    (rows, model), (expected, of_expected) = resumed(method, tmp_path), undisturbed(method, tmp_path)
+    return rows == expected and all(torch.equal(model[name], tensor) for name, tensor in of_expected.items())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("reason", [KeyboardInterrupt, RuntimeError])
+def test_what_was_computed_is_recorded_before_a_run_ends(
+    method: str, reason: type[BaseException], tmp_path: Path
+) -> None:
+    ready, this = serving(type("Stopped", (Stopped,), {"reason": reason}), method)
+    with pytest.raises(reason):
+        run_prepared(ready, tmp_path / "run", server=this)
+    folder = RunFolder(tmp_path / "run")
+    assert [row["round"] for row in folder.rounds()] == [0, 1, 2]
+    checkpoint = folder.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.round == 2
+    assert agree(method, tmp_path)
+
+
+def test_an_onlooker_s_error_ends_the_run_and_no_row_is_there_twice(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Weary(fs.Callback):
+        def on_round(self, row: Row, rounds_ahead: int) -> None:
+            seen.append(row["round"])
+            if row["round"] == 2:
+                raise InterruptedError(rounds_ahead)
+
+    ready, this = serving(Server)
+    with pytest.raises(InterruptedError, match="3"):
+        run_prepared(ready, tmp_path / "run", [Weary()], this)
+    assert seen == [1, 2]
+    assert [row["round"] for row in RunFolder(tmp_path / "run").rounds()] == [0, 1, 2]
+    assert agree("fedavg", tmp_path)
+
+
+def test_the_first_error_is_told_even_if_the_row_cannot_be_recorded() -> None:
+    tried: list[int] = []
+
+    def full(done: RoundDone) -> None:
+        tried.append(done.row["round"])
+        raise OSError
+
+    _, this = serving(type("Stopped", (Stopped,), {"at": 2}))
+    with pytest.raises(KeyboardInterrupt):
+        driven(this, full)
+    assert tried == [1]
