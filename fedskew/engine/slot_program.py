@@ -4,8 +4,9 @@ static memory."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.device_data import DeviceSamples
-from fedskew.engine.execution import Memory, captured, compiled
+from fedskew.engine.execution import Memory, Step, captured, compiled
 from fedskew.engine.local_step import Batches, directions
 from fedskew.engine.network import Network
 from fedskew.engine.slot_layouts import Layouts
+from fedskew.engine.transfer import stream_for
 from fedskew.engine.work import RoundWork, sgd_
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Tensors
@@ -105,7 +107,18 @@ class Staging:
         inputs["y"].copy_(torch.where(valid, data.y[indices], IGNORE))
         inputs["keys"].copy_(fold(plan["client keys"], plan["steps"]))
         inputs["lengths"].copy_(valid.sum(dim=-1))
-        inputs["at"].zero_()
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Where graphs have what memory they need in between: those of one pool never run at the same time."""
+
+    steps: object
+    staging: object
+
+    @classmethod
+    def on(cls, device: torch.device) -> Pools:
+        return cls(*(torch.cuda.graph_pool_handle() if device.type == "cuda" else None for _ in range(2)))
 
 
 class Program:
@@ -116,21 +129,28 @@ class Program:
         step: SlotStep,
         staging: Staging,
         memory: Memory,
-        pool: object,
+        pools: Pools,
         compile_steps: bool,
         notices: list[str],
     ) -> None:
         self.memory = memory
         self._step, self._staging = step, staging
-        self._pool, self._compile, self._notices = pool, compile_steps, notices
-        self._stage: Callable[[int], None] | None = None
+        self._pools, self._compile, self._notices = pools, compile_steps, notices
+        self._stages: list[Callable[[int], None]] = []
+        self._launched: torch.cuda.Event | None = None
+        """When the device has done what it was given before the last window was staged."""
         self._runs: dict[bool, Callable[[int], None]] = {}
         self._lr = 0.0
 
     @property
     def window(self) -> int:
         """How many steps' batches are staged at a time."""
-        return len(self.memory["inputs"]["y"])
+        return len(self.memory["plan"]["steps"])
+
+    @property
+    def windows(self) -> int:
+        """How many there is room for: two where one is staged while the steps of the other run."""
+        return len(self.memory["inputs"]["y"]) // self.window
 
     def of_round(self, work: RoundWork) -> Program:
         self._lr = work.local.lr
@@ -142,22 +162,45 @@ class Program:
             kinds = {False}  # the kernels there mask for nothing, and each kind is compiled and captured anew
         for full in kinds - self._runs.keys():
             self._runs[full] = self._ready(replace(self._step, full=full))
-        if self._stage is None:
-            self._stage = self._ready_staging()
+        if not self._stages:
+            self._stages = self._ready_staging()
 
-    def stage(self, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Make the batches of the next steps: at most a window of them."""
-        for name, array in plan.items():
-            self.memory["plan"][name][: len(array)].copy_(_sendable(array, self._on_gpu), non_blocking=True)
-        assert self._stage is not None
-        self._stage(len(plan["steps"]))
+    def rewind(self) -> None:
+        """To the first step of a round."""
+        self.memory["inputs"]["at"].zero_()
+
+    def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        """Make the batches of a round's window of steps, counted from 0, after those before were launched."""
+        with self._beside_steps(first=window == 0):
+            for name, array in plan.items():
+                self.memory["plan"][name][: len(array)].copy_(_sendable(array, self._on_gpu), non_blocking=True)
+            self._stages[window % self.windows](len(plan["steps"]))
+
+    @contextlib.contextmanager
+    def _beside_steps(self, first: bool) -> Iterator[None]:
+        """On a GPU, staging runs while the window before is stepped through, but after the one whose room it takes; and
+        the steps that are launched next wait for it."""
+        if not self._on_gpu:
+            yield
+            return
+        steps, beside = torch.cuda.current_stream(self._device), stream_for("staging", self._device)
+        launched = steps.record_event()
+        beside.wait_event(launched if first or self._launched is None else self._launched)
+        self._launched = launched
+        with torch.cuda.stream(beside):
+            yield
+        steps.wait_stream(beside)
 
     def run(self, position: int, full: bool) -> None:
         self._runs.get(full, self._runs.get(False))(position)  # type: ignore[misc]
 
     @property
+    def _device(self) -> torch.device:
+        return self.memory["inputs"]["at"].device
+
+    @property
     def _on_gpu(self) -> bool:
-        return self.memory["inputs"]["at"].device.type == "cuda"
+        return self._device.type == "cuda"
 
     def _ready(self, step: SlotStep) -> Callable[[int], None]:
         if not self._on_gpu:
@@ -172,36 +215,46 @@ class Program:
     def _replay(self, step: SlotStep) -> Callable[[], None] | None:
         if self._compile:
             try:
-                return captured(compiled(step, self.memory), self.memory, self._pool)
+                return captured(compiled(step, self.memory), self.memory, self._pools.steps)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a compiler may fail in any way
                 self._notice("cannot be compiled, so it runs as it is", error)
         try:
-            return captured(replace(step, fused=True), self.memory, self._pool)
+            return captured(replace(step, fused=True), self.memory, self._pools.steps)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self._notice("cannot be captured as a CUDA graph, so operations are launched one by one", error)
             return None
 
-    def _ready_staging(self) -> Callable[[int], None]:
+    def _ready_staging(self) -> list[Callable[[int], None]]:
+        """One for each window that there is room for."""
+        rooms = [self._room(number) for number in range(self.windows)]
         if self._on_gpu:
             if self._compile and self._staging.data.compilable:
                 with contextlib.suppress(Exception):  # a compiler may fail in any way; what it was given works as well
-                    program = compiled(self._staging, self.memory, _LONGEST_EXPRESSION)
-                    return _ignoring(captured(program, self.memory, self._pool))
+                    program = compiled(self._staging, rooms[0], _LONGEST_EXPRESSION)
+                    return [self._captured_staging(program, room) for room in rooms]
             try:
-                return _ignoring(captured(self._staging, self.memory, self._pool))
+                return [self._captured_staging(self._staging, room) for room in rooms]
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # an augmentation may wait for the device
                 torch.cuda.synchronize()
-        return self._stage_now
+        return [partial(self._stage_now, room) for room in rooms]
 
-    def _stage_now(self, steps: int) -> None:
-        ahead = {kind: {name: t[:steps] for name, t in self.memory[kind].items()} for kind in ("plan", "inputs")}
-        self._staging(self.memory | ahead)
+    def _room(self, number: int) -> Memory:
+        """The memory with the place of one window for its inputs."""
+        rows = slice(number * self.window, (number + 1) * self.window)
+        return self.memory | {"inputs": {n: t[rows] for n, t in self.memory["inputs"].items() if n != "at"}}
+
+    def _captured_staging(self, staging: Step, room: Memory) -> Callable[[int], None]:
+        return _ignoring(captured(staging, room, self._pools.staging, "staging"))
+
+    def _stage_now(self, room: Memory, steps: int) -> None:
+        ahead = {kind: {name: t[:steps] for name, t in room[kind].items()} for kind in ("plan", "inputs")}
+        self._staging(room | ahead)
 
     def _notice(self, what: str, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -68,11 +68,12 @@ class SlotRound:
         return {bool(full) for full in np.unique(self.full)}
 
     def train(self) -> RoundResult:
+        self._program.rewind()
         for time in range(self._table.times):
             if time in self._table.arrivals:
                 self._enter(*self._moves.arrivals[time], self._table.arrivals[time].clients)
             if time % self._program.window == 0:
-                self._stage(time)
+                self._stage(time // self._program.window)
             self._program.run(time % self._program.window, bool(self.full[time]))
             if time in self._table.departures:
                 self._leave(*self._moves.departures[time])
@@ -81,12 +82,17 @@ class SlotRound:
 
     def begin(self) -> None:
         """The first clients in their slots, their batches staged."""
+        self._program.rewind()
         self._enter(*self._moves.arrivals[0], self._table.arrivals[0].clients)
-        self._stage(0)
+        for window in range(self._program.windows):
+            self._stage(window, again=True)
 
-    def _stage(self, first: int) -> None:
-        """Have the batches of the next steps made."""
-        self._program.stage(_scheduled(self._plans, self._table, self._width, first, self._program.window))
+    def _stage(self, window: int, again: bool = False) -> None:
+        """Have the batches of the next steps made; after the last, the first `again`."""
+        size = self._program.window
+        first = window * size
+        first = 0 if again and first >= self._table.times else first
+        self._program.stage(window, _scheduled(self._plans, self._table, self._width, first, size))
 
     def _enter(self, slots: Places, clients: Places, numbers: npt.NDArray[np.int64]) -> None:
         memory = self._program.memory

@@ -13,7 +13,7 @@ from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.execution import Memory
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.slot_layouts import Layouts
-from fedskew.engine.slot_program import Program, SlotStep, Staging
+from fedskew.engine.slot_program import Pools, Program, SlotStep, Staging
 from fedskew.engine.slot_round import SlotRound
 from fedskew.engine.timetable import Timetable
 from fedskew.engine.work import RoundResult, RoundWork, same_parts
@@ -22,6 +22,9 @@ from fedskew.methods.parts import Tensors
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what a cache holds; what keeps a GPU busy
 STAGED_STEPS = 16
 """Few, so that the device need not wait long for the first."""
+
+_WINDOWS = {"cpu": 1, "cuda": 2}
+"""How many such lots of batches there is room for: a GPU makes one while it steps through the other."""
 
 _PER_SLOT = ("params", "velocity", "buffers", "state", "given", "sums", "label_counts")
 """The kinds of memory with a row for each slot."""
@@ -64,7 +67,7 @@ class Slots:
         if any(p.dtype == torch.float64 for p in work.sent.params.values()):
             self._memory["rates"]["lr"] = self._memory["rates"]["lr"].double()
         self._programs: dict[tuple[int, int], Program] = {}
-        self._pool: object = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._pools = Pools.on(self._device)
         self.notices: list[str] = []
 
     def suit(self, work: RoundWork, clients: int) -> bool:
@@ -115,7 +118,7 @@ class Slots:
                 self._network, self._work, self._layouts, self._samples, True, self._channels_last, not self._compile
             )
             staging = Staging(self._data, self._channels_last)
-            self._programs[key] = Program(step, staging, memory, self._pool, self._compile, self.notices)
+            self._programs[key] = Program(step, staging, memory, self._pools, self._compile, self.notices)
         return self._programs[key].of_round(work)
 
     def _inputs(self, slots: int, width: int, times: int) -> tuple[Tensors, Tensors]:
@@ -131,11 +134,12 @@ class Slots:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
         integers = torch.int64
+        staged = _WINDOWS[self._device.type] * window
         inputs = {
-            "x": zeros(window, slots, width, *shape, dtype=sample.dtype),
-            "y": zeros(window, slots, width, dtype=integers),
-            "keys": zeros(window, slots, dtype=integers),
-            "lengths": zeros(window, slots, dtype=torch.float64),
+            "x": zeros(staged, slots, width, *shape, dtype=sample.dtype),
+            "y": zeros(staged, slots, width, dtype=integers),
+            "keys": zeros(staged, slots, dtype=integers),
+            "lengths": zeros(staged, slots, dtype=torch.float64),
             "at": zeros(1, dtype=integers),
         }
         plan = {name: zeros(window, slots, dtype=integers) for name in ("epoch keys", "client keys", "steps")}

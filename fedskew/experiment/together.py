@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from fedskew.engine import RoundResult, StackedEngine, joinable, joint_work, shared_out
+from fedskew.experiment.round_under_way import RoundInProgress
 from fedskew.experiment.run import Result, Rounds
-from fedskew.experiment.server import RoundInProgress, Server
+from fedskew.experiment.server import Server
 
 Trained = tuple[RoundResult, float]
 Ended = Result | Exception

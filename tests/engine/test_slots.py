@@ -54,8 +54,23 @@ def test_fewer_slots_than_clients(method: str, most: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_batches_staged_in_several_windows(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedskew.engine.slots, "_STAGED_STEPS", window)
+    monkeypatch.setattr(fedskew.engine.slots, "STAGED_STEPS", window)
     assert distance(finished(stacked("fedvls"))[0], plain("fedvls")) < 1e-9
+
+
+@pytest.mark.usefixtures("recorded_steps")
+@pytest.mark.parametrize("window", [1, 3, 4])
+def test_batches_staged_beside_the_steps_of_the_window_before(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where memory itself says which batch is next."""
+    monkeypatch.setitem(fedskew.engine.slots._WINDOWS, "cpu", 2)
+    monkeypatch.setattr(fedskew.engine.slots, "STAGED_STEPS", window)
+    this = stacked("fedvls", rounds=3)
+    state = finished(this)[0]
+    program = next(iter(this.engine._slots[1]._programs.values()))  # type: ignore[index, union-attr, attr-defined]
+    assert program.windows == 2
+    monkeypatch.undo()
+    reference = server(image_federation(), "fedvls", norm_and_dropout(), **{**DECAY, "rounds": 3})
+    assert distance(state, finished(reference)[0]) < 1e-9
 
 
 @pytest.fixture
