@@ -18,7 +18,7 @@ from fedskew.engine.execution import Memory, Step, captured, compiled
 from fedskew.engine.local_step import Batches, directions
 from fedskew.engine.network import Network
 from fedskew.engine.slot_layouts import Layouts
-from fedskew.engine.transfer import stream_for
+from fedskew.engine.transfer import beside
 from fedskew.engine.work import RoundWork, sgd_
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Tensors
@@ -183,13 +183,13 @@ class Program:
         if not self._on_gpu:
             yield
             return
-        steps, beside = torch.cuda.current_stream(self._device), stream_for("staging", self._device)
+        steps, staging = torch.cuda.current_stream(self._device), beside("staging", self._device)
         launched = steps.record_event()
-        beside.wait_event(launched if first or self._launched is None else self._launched)
+        staging.wait_event(launched if first or self._launched is None else self._launched)
         self._launched = launched
-        with torch.cuda.stream(beside):
+        with torch.cuda.stream(staging):
             yield
-        steps.wait_stream(beside)
+        steps.wait_stream(staging)
 
     def run(self, position: int, full: bool) -> None:
         self._runs.get(full, self._runs.get(False))(position)  # type: ignore[misc]
