@@ -34,8 +34,15 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 def permutation(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
     """A permutation of range(n) from raw bits alone, whose stream numpy never changes."""
-    bits = np.random.Philox(_sequence(seed, purpose, key)).random_raw(n)
-    return np.argsort(bits, kind="stable")
+    return _order(np.random.Philox(_sequence(seed, purpose, key)).random_raw(n))
+
+
+def _order(bits: np.ndarray) -> np.ndarray:
+    """`np.argsort(bits, kind="stable")`; where no two are equal, as nearly always, any sort gives the same, and the
+    usual one takes half the time."""
+    order: np.ndarray = np.argsort(bits)
+    ranked = bits[order]
+    return np.argsort(bits, kind="stable") if (ranked[1:] == ranked[:-1]).any() else order
 
 
 def sample(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:

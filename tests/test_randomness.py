@@ -14,6 +14,13 @@ def test_a_sample_is_the_beginning_of_the_permutation(m: int, n: int) -> None:
     assert sample(m, n, 7, "clients", 3).tolist() == permutation(n, 7, "clients", 3)[:m].tolist()
 
 
+@pytest.mark.parametrize("n", [0, 1, 2, 17, 640, 5000])
+@pytest.mark.parametrize("values", [3, 1 << 20, 1 << 63])
+def test_an_order_is_the_stable_one_even_of_equal_numbers(n: int, values: int) -> None:
+    bits = np.random.default_rng(n).integers(0, values, n, dtype=np.uint64)
+    assert randomness._order(bits).tolist() == np.argsort(bits, kind="stable").tolist()
+
+
 @pytest.mark.parametrize(("m", "n"), [(1, 4096), (512, 4096), (10, 10**5), (500, 10**9)])
 def test_few_of_many_are_different_and_within(m: int, n: int) -> None:
     for round_ in range(50):

@@ -236,15 +236,17 @@ def _scheduled(
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Whose which batch each slot is given from time `first` on."""
     end = min(first + window, table.times)
-    client, step = table.client[first:end], table.step[first:end]
-    indices = np.full((*client.shape, width), -1, dtype=np.int64)
-    epoch_keys, client_keys = np.zeros_like(client), np.zeros_like(client)
-    for slot, number in ((s, n) for s in range(table.slots) for n in np.unique(client[:, s]) if n >= 0):
-        times = np.flatnonzero(client[:, slot] == number)
-        plan, begin = plans[number], step[times[0], slot]
-        indices[times, slot, : plan.width] = plan.rows(begin, begin + len(times))
-        epoch_keys[times, slot] = plan.keys(begin, begin + len(times))
-        client_keys[times, slot] = plan.client_key
+    step = table.step[first:end]
+    indices = np.full((*step.shape, width), -1, dtype=np.int64)
+    epoch_keys, client_keys = np.zeros_like(step), np.zeros_like(step)
+    for begin, slot, number in table.turns:
+        plan = plans[number]
+        since, until = max(begin, first), min(begin + plan.steps, end)
+        if since < until:
+            times = slice(since - first, until - first)
+            indices[times, slot, : plan.width] = plan.rows(since - begin, until - begin)
+            epoch_keys[times, slot] = plan.keys(since - begin, until - begin)
+            client_keys[times, slot] = plan.client_key
     return {"indices": indices, "epoch keys": epoch_keys, "client keys": client_keys, "steps": step}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,15 @@ class Timetable:
     departures: dict[int, Event]
     """After the step of that time."""
 
+    @cached_property
+    def turns(self) -> list[tuple[int, int, int]]:
+        """When who begins in which slot: time, slot and client."""
+        return [
+            (time, slot, client)
+            for time, event in self.arrivals.items()
+            for slot, client in zip(event.slots.tolist(), event.clients.tolist(), strict=True)
+        ]
+
     @property
     def times(self) -> int:
         return len(self.client)
@@ -49,7 +59,15 @@ class Timetable:
 
 
 def timetable(steps: Sequence[int], slots: int) -> Timetable:
-    """Deal the clients with steps to do to the slots: the longest first, each to the slot that is free first."""
+    """Deal the clients with steps to do to the slots: the longest first, each to the slot that is free first.
+
+    Where all clients have equally many samples, each round has the same one.
+    """
+    return _timetable(tuple(steps), slots)
+
+
+@lru_cache(maxsize=4)
+def _timetable(steps: tuple[int, ...], slots: int) -> Timetable:
     seats, times = _dealt(steps, slots)
     who, step = np.full((times, slots), -1, dtype=np.int64), np.zeros((times, slots), dtype=np.int64)
     for begin, slot, client in seats:
