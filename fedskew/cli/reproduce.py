@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.campaigns import NoFolders, TimeLimit, Workers, conclude, positive, run_campaign, whole
+from fedskew.cli.campaigns import NoFolders, TimeLimit, Together, Workers, conclude, positive, run_campaign, whole
 from fedskew.cli.flags import CONFIGURATION, DATA, MACHINE, TRAINING, Json, Quiet
 from fedskew.cli.run import examples
 from fedskew.errors import UserError
@@ -83,6 +83,7 @@ def _command(
     device: _Device = None,
     precision: _Precision = None,
     workers: Workers = None,
+    together: Together = None,
     time_limit: TimeLimit = None,
     no_folders: NoFolders = False,
     results: _Results = RESULTS,
@@ -120,6 +121,7 @@ def _command(
         whole("workers", workers),
         positive("time_limit", time_limit),
         command(),
+        together=whole("together", together),
     )
     run_campaign(campaign, jobs, as_json or quiet)
     _report(selections, campaign, as_json)

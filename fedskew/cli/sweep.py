@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.campaigns import NoFolders, TimeLimit, Workers, conclude, positive, run_campaign, whole
+from fedskew.cli.campaigns import NoFolders, TimeLimit, Together, Workers, conclude, positive, run_campaign, whole
 from fedskew.cli.flags import CONFIGURATION, DATA, MACHINE, TRAINING, Json, Quiet
 from fedskew.cli.run import examples
 from fedskew.cli.sweep_search import TRIALS, searched
@@ -67,6 +67,7 @@ def _command(
     precision: _Precision = None,
     out: _Out = None,
     workers: Workers = None,
+    together: Together = None,
     time_limit: TimeLimit = None,
     no_folders: NoFolders = False,
     ray: _Ray = None,
@@ -89,7 +90,7 @@ def _command(
     kept = RecordsFile(folder / RECORDS)
     campaign = Campaign(
         lambda _: kept, Records(kept.read()), folder, not no_folders, whole("workers", workers),
-        positive("time_limit", time_limit), command(), ray,
+        positive("time_limit", time_limit), command(), ray, together=whole("together", together),
     )  # fmt: skip
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)

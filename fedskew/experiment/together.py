@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from fedskew.engine import RoundResult, StackedEngine, joinable, joint_work, shared_out
 from fedskew.experiment.round_under_way import RoundInProgress
@@ -35,6 +34,11 @@ class _Run:
         assert self.under_way is not None
         return self.under_way
 
+    @property
+    def stacks(self) -> bool:
+        """Whether others may join its round, as far as the engine goes; that of a later stage may be its own."""
+        return isinstance(self.now.engine, StackedEngine) and self.now.engine is self.server.engine
+
 
 def run_together(runs: Sequence[tuple[Server, Rounds]]) -> Iterator[tuple[int, Ended]]:
     """The runs' results or errors, each with its place, in the order of their ends."""
@@ -44,7 +48,7 @@ def run_together(runs: Sequence[tuple[Server, Rounds]]) -> Iterator[tuple[int, E
             yield from _ended(run, live, None)
         while live:
             for group in _groups(live):
-                for run, trained in zip(group, _trained(group), strict=True):
+                for run, trained in _in_turn(list(zip(group, _trained(group), strict=True))):
                     yield from _ended(run, live, trained)
     except BaseException as error:  # such as ^C: their folders are left as they should be
         for run in live:
@@ -67,6 +71,12 @@ def _ended(run: _Run, live: list[_Run], sent: Trained | Exception | None) -> Ite
         yield run.place, error
 
 
+def _in_turn(served: list[tuple[_Run, Trained | Exception]]) -> list[tuple[_Run, Trained | Exception]]:
+    """Another one first each round: a device may still train, and who asks first for what came of it waits for all."""
+    first = served[0][0].now.state.round % len(served)
+    return served[first:] + served[:first]
+
+
 def _throw(run: _Run, error: BaseException) -> None:
     try:
         run.rounds.throw(error)
@@ -82,7 +92,7 @@ def _groups(live: Sequence[_Run]) -> list[list[_Run]]:
     groups: list[list[_Run]] = []
     for run in live:
         if run.now.state.round == behind:
-            fitting = next((group for group in groups if _fit(group[0].now, run.now)), None)
+            fitting = next((group for group in groups if _fit(group[0], run)), None)
             if fitting is None:
                 groups.append([run])
             else:
@@ -90,12 +100,8 @@ def _groups(live: Sequence[_Run]) -> list[list[_Run]]:
     return groups
 
 
-def _fit(one: RoundInProgress, other: RoundInProgress) -> bool:
-    return _stacks(one) and one.engine is other.engine and joinable(one.work, other.work)
-
-
-def _stacks(under_way: RoundInProgress) -> bool:
-    return isinstance(under_way.engine, StackedEngine)
+def _fit(one: _Run, other: _Run) -> bool:
+    return one.stacks and one.now.engine is other.now.engine and joinable(one.now.work, other.now.work)
 
 
 def _trained(group: Sequence[_Run]) -> list[Trained | Exception]:
@@ -103,7 +109,7 @@ def _trained(group: Sequence[_Run]) -> list[Trained | Exception]:
 
     A run that is left alone stays in the form of several, for which programs are there.
     """
-    if _stacks(group[0].now):
+    if group[0].stacks:
         with contextlib.suppress(Exception):  # it shows again if the run itself is the cause
             return list(_trained_as_one(group))
     return [_trained_alone(run) for run in group]
@@ -113,8 +119,6 @@ def _trained_as_one(group: Sequence[_Run]) -> list[Trained]:
     works, first = [run.now.work for run in group], group[0]
     began = time.perf_counter()
     result = first.server.train(replace(first.now, work=joint_work(works)))
-    if first.server.device.type == "cuda":
-        torch.cuda.synchronize(first.server.device)  # or the run that is served first would wait for all
     return _seconds_shared(shared_out(result, works), time.perf_counter() - began)
 
 

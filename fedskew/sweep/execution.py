@@ -22,7 +22,7 @@ from fedskew.experiment.about import machine, versions
 from fedskew.experiment.config import run_name
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run import Callback, run_prepared
+from fedskew.experiment.run import Callback, Result, run_prepared
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.sweep.federations import shared_federation
 from fedskew.sweep.identity import identity
@@ -39,31 +39,83 @@ class OutOfTime(Exception):
 
 def execute(job: Job, terms: Terms, tell: Tell) -> Outcome:
     """Run a job; whatever goes wrong is its outcome, so that others can go on."""
-    watch = _Watch(terms.deadline, tell)
-    prepared: Prepared | None = None
+    attempt = Attempt(job, terms, tell)
     try:
-        watch.check_time()
-        prepared = _prepared(job, terms)
-        folder = _folder(job, prepared, terms)
-        result = run_prepared(prepared, folder, [watch])
-        outcome = Outcome("finished", _record(job, prepared, result.history, terms))
-        if folder is not None:
-            _drop_what_only_resuming_needs(folder)
-        return outcome
-    except OutOfTime:
-        return Outcome("stopped", _partial(job, prepared, watch.rows, terms))
-    except UserError as error:
-        return Outcome("failed", reason=str(error))
+        return attempt.outcome(run_prepared(attempt.prepare(), attempt.folder, [attempt.watch]))
     except Exception as error:  # a bug or a full GPU in one run must not end the others
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        return Outcome("failed", reason=f"{said} ({Path(place.filename).name}, line {place.lineno})")
+        return attempt.outcome(error)
     finally:
-        _free()
+        free()
 
 
-def _free() -> None:
-    """What the run held of a GPU, before others need it: its graphs are in cycles."""
+class Attempt:
+    """A job under way."""
+
+    def __init__(self, job: Job, terms: Terms, tell: Tell) -> None:
+        self._job, self._terms = job, terms
+        self._prepared: Prepared | None = None
+        self.watch = _Watch(terms.deadline, tell)
+        self.together = 1
+        """How many runs are trained as one with it, itself among them."""
+
+    def prepare(self) -> Prepared:
+        """The run, ready to start, if there is time for it."""
+        self.watch.check_time()
+        self._prepared = _prepared(self._job, self._terms)
+        return self._prepared
+
+    @property
+    def folder(self) -> Path | None:
+        return None if self._prepared is None else _folder(self._job, self._prepared, self._terms)
+
+    def outcome(self, ended: Result | Exception) -> Outcome:
+        """What came of it, from a result or from what went wrong."""
+        try:
+            if isinstance(ended, Result):
+                return self._finished(ended)
+        except Exception as error:
+            ended = error
+        if isinstance(ended, OutOfTime):
+            return Outcome("stopped", self._partial())
+        if isinstance(ended, UserError):
+            return Outcome("failed", reason=str(ended))
+        place = traceback.extract_tb(ended.__traceback__)[-1]
+        said = " ".join(f"{type(ended).__name__}: {ended}".split())[:500]
+        return Outcome("failed", reason=f"{said} ({Path(place.filename).name}, line {place.lineno})")
+
+    def _finished(self, result: Result) -> Outcome:
+        outcome = Outcome("finished", self._record(result.history))
+        if self.folder is not None:
+            _drop_what_only_resuming_needs(self.folder)
+        return outcome
+
+    def _partial(self) -> Record | None:
+        """What a stopped run knows by now: of all its rounds, if they are on disk."""
+        if self._prepared is None:
+            return None
+        known = self.watch.rows if self.folder is None else RunFolder(self.folder).rounds()
+        reached = any("evaluation" in row and row["round"] > 0 and row.get("model") == "global" for row in known)
+        return self._record(known) if reached else None
+
+    def _record(self, rows: list[Row]) -> Record:
+        assert self._prepared is not None
+        job, config, federation = self._job, self._prepared.config, self._prepared.federation
+        circumstances = {
+            "split": federation.hash[:12],
+            "clients": federation.clients,
+            **({} if job.config.model == config.model else {"asked_model": job.config.model}),
+            **({} if job.start is None else {"start_rounds": job.start.rounds}),
+            **({} if self.together == 1 else {"together": self.together}),
+            "command": self._terms.command,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": dict(machine(config.device)),
+            "versions": dict(versions()),
+        }
+        return Record.of(job.identity, config, rows, circumstances)
+
+
+def free() -> None:
+    """What a run held of a GPU, before others need it: its graphs are in cycles."""
     gc.collect()
     with contextlib.suppress(RuntimeError):  # a GPU on which something went wrong answers no more
         torch.cuda.empty_cache()
@@ -126,31 +178,6 @@ class _Watch(Callback):
         self._tell(row["round"], row["round"] + rounds_ahead, self._accuracy)
         if rounds_ahead:
             self.check_time()
-
-
-def _partial(job: Job, prepared: Prepared | None, rows: list[Row], terms: Terms) -> Record | None:
-    """What a stopped run knows by now: of all its rounds, if they are on disk."""
-    if prepared is None:
-        return None
-    folder = _folder(job, prepared, terms)
-    known = rows if folder is None else RunFolder(folder).rounds()
-    reached = any("evaluation" in row and row["round"] > 0 and row.get("model") == "global" for row in known)
-    return _record(job, prepared, known, terms) if reached else None
-
-
-def _record(job: Job, prepared: Prepared, rows: list[Row], terms: Terms) -> Record:
-    config = prepared.config
-    circumstances = {
-        "split": prepared.federation.hash[:12],
-        "clients": prepared.federation.clients,
-        **({} if job.config.model == config.model else {"asked_model": job.config.model}),
-        **({} if job.start is None else {"start_rounds": job.start.rounds}),
-        "command": terms.command,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": dict(machine(config.device)),
-        "versions": dict(versions()),
-    }
-    return Record.of(job.identity, config, rows, circumstances)
 
 
 def _drop_what_only_resuming_needs(folder: Path) -> None:

@@ -27,25 +27,26 @@ def main() -> None:
 
 
 def _serve(jobs: TextIO, answers: TextIO) -> None:
-    from fedskew.sweep.execution import execute
     from fedskew.sweep.job import Job, Terms
+    from fedskew.sweep.joint_execution import execute_together
 
     def answer(content: dict[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")
         answers.flush()
 
-    spoke = 0.0
+    spoke: dict[int, float] = {}
 
-    def tell(done: int, total: int, accuracy: float | None) -> None:
-        nonlocal spoke
-        if time.monotonic() - spoke > _APART:
-            spoke = time.monotonic()
-            answer({"done": done, "total": total, "accuracy": accuracy})
+    def tell(place: int, done: int, total: int, accuracy: float | None) -> None:
+        if time.monotonic() - spoke.get(place, 0.0) > _APART:
+            spoke[place] = time.monotonic()
+            answer({"place": place, "done": done, "total": total, "accuracy": accuracy})
 
     for line in jobs:
         asked = json.loads(line)
-        outcome = execute(Job.from_json(asked["job"]), Terms(**asked["terms"]), tell)
-        answer({"outcome": outcome.to_json(), "spent": outcome.status == "failed" and not _gpu_answers()})
+        bundle = [Job.from_json(job) for job in asked["jobs"]]
+        for place, outcome in execute_together(bundle, Terms(**asked["terms"]), tell):
+            spent = outcome.status == "failed" and not _gpu_answers()
+            answer({"place": place, "outcome": outcome.to_json(), "spent": spent})
 
 
 def _gpu_answers() -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ class WorkerProcess:
     """One process; `stream` becomes readable when it says something or dies."""
 
     def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
-        self.job: Job | None = None
+        self.jobs: dict[int, Job] = {}
+        """What it has to do, by place in the bundle."""
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         package = str(Path(fedskew.__file__).parent.parent)
@@ -39,10 +40,11 @@ class WorkerProcess:
         self._jobs, self.stream = self._process.stdin, self._process.stdout
         self._unread = b""
 
-    def give(self, job: Job, terms: Terms) -> None:
-        self.job = job
+    def give(self, bundle: Sequence[Job], terms: Terms) -> None:
+        self.jobs = dict(enumerate(bundle))
+        asked = {"jobs": [job.to_json() for job in bundle], "terms": terms.to_json()}
         try:
-            self._jobs.write(json.dumps({"job": job.to_json(), "terms": terms.to_json()}).encode() + b"\n")
+            self._jobs.write(json.dumps(asked).encode() + b"\n")
             self._jobs.flush()
         except OSError:  # it died; its stream says so
             return

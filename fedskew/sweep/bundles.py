@@ -1,0 +1,57 @@
+"""Which runs of a sweep are trained as one: those that differ in their seed alone.
+
+Runs of small models leave a GPU idle between their steps. The clients of several such runs in one stack cost little
+more than those of one, for it is the same program with more rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+from fedskew.experiment.config import Config
+from fedskew.models import MODELS
+from fedskew.sweep.job import Job
+
+Bundle = list[Job]
+
+USUAL = 8
+"""Runs in one stack, where that pays and the user does not say."""
+
+
+def usual_together(config: Config) -> int:
+    """How many such runs suit the machine: several where a stack is what trains them, hence on a GPU, and on a CPU
+    networks without convolutions."""
+    if config.engine == "auto":
+        on_gpu = config.device != "cpu" and torch.cuda.is_available()
+        return USUAL if on_gpu or _is_dense(config.model) else 1
+    return USUAL if config.engine == "stacked" else 1
+
+
+def _is_dense(model: str) -> bool:
+    """Whether it takes more than images, as no convolutional network here does."""
+    return model in MODELS and MODELS[model].kinds != ("image",)
+
+
+def bundled(jobs: Sequence[Job], workers: int, together: int | None = None) -> list[Bundle]:
+    """The jobs in bundles of at most so many, or of what is usual, each in the place of its first; and in no larger
+    ones than leave every worker something to do."""
+    share = max(1, len(jobs) // workers)
+    bundles: list[Bundle] = []
+    open_: dict[str, Bundle] = {}
+    for job in jobs:
+        kind, most = _but_for_the_seed(job), min(share, together or usual_together(job.config))
+        if kind not in open_ or len(open_[kind]) >= most:
+            open_[kind] = []
+            bundles.append(open_[kind])
+        open_[kind].append(job)
+    return bundles
+
+
+def _but_for_the_seed(job: Job) -> str:
+    """The same for jobs that differ in nothing else; one that begins with another run's model is like no other."""
+    config = {key: value for key, value in job.config.to_mapping().items() if key != "seed"}
+    apart = job.label if job.start is not None else ""
+    return json.dumps([config, job.validation, job.tag, apart], sort_keys=True, default=str)

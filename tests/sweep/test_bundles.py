@@ -1,0 +1,66 @@
+"""Which runs share a stack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedskew.experiment.config import Config
+from fedskew.sweep.bundles import USUAL, bundled, usual_together
+
+
+def labels(jobs, workers: int, most: int) -> list[str]:
+    return ["".join(job.label for job in bundle) for bundle in bundled(jobs, workers, most)]
+
+
+def test_seeds_of_the_same_run_go_together_in_the_place_of_the_first(tiny_job) -> None:
+    grid = [tiny_job(f"{m[-1]}{s}", method=m, seed=s) for s in range(3) for m in ("fedavg", "fedprox", "fedlmd")]
+    assert labels(grid, 1, 8) == ["g0g1g2", "x0x1x2", "d0d1d2"]
+    assert labels(grid, 1, 2) == ["g0g1", "x0x1", "d0d1", "g2", "x2", "d2"]
+    assert labels(grid, 1, 1) == [job.label for job in grid]
+
+
+def test_every_worker_has_something_to_do(tiny_job) -> None:
+    jobs = [tiny_job(str(seed), seed=seed) for seed in range(8)]
+    assert labels(jobs, 8, 8) == list("01234567")
+    assert labels(jobs, 5, 8) == list("01234567")
+    assert labels(jobs, 3, 8) == ["01", "23", "45", "67"]
+    assert labels(jobs, 2, 8) == ["0123", "4567"]
+    assert labels([], 2, 8) == []
+
+
+def test_what_differs_in_more_than_the_seed_stays_apart(tiny_job) -> None:
+    usual = tiny_job("a")
+    others = [
+        tiny_job("b", seed=1, lr=0.02),
+        tiny_job("c", seed=2, method={"name": "fedprox", "mu": 0.1}),
+        tiny_job("d", seed=3, method={"name": "fedprox", "mu": 0.2}),
+        tiny_job("e", seed=4, partition__beta=0.4),
+        replace(tiny_job("f", seed=5), validation=0.2),
+        replace(tiny_job("g", seed=6), start=usual.config),
+        replace(tiny_job("h", seed=7), start=usual.config),
+        replace(tiny_job("i", seed=8), tag="bf16"),
+        tiny_job("j", seed=9, rounds=4),
+    ]
+    assert labels([usual, *others], 1, 8) == list("abcdefghij")
+
+
+@pytest.mark.parametrize(
+    ("values", "stacks"),
+    [
+        ({"model": "dnn"}, True),
+        ({"model": "fasttext"}, True),
+        ({"model": "cnn"}, False),
+        ({"model": "cnn", "engine": "stacked"}, True),
+        ({"model": "dnn", "engine": "plain"}, False),
+        ({"model": "dnn", "engine": "pool-stacked"}, False),
+        ({"model": "my.module:factory"}, False),
+    ],
+)
+def test_runs_share_a_stack_where_a_stack_is_what_trains_them(values, stacks: bool, monkeypatch) -> None:
+    assert usual_together(Config(device="cpu", **values)) == (USUAL if stacks else 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    engine = values.get("engine", "auto")
+    assert usual_together(Config(device="auto", **values)) == (USUAL if engine in ("auto", "stacked") else 1)

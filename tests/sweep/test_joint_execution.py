@@ -1,0 +1,188 @@
+"""Runs as one: each has the record, the folder and the end that it has by itself."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedskew.experiment import together
+from fedskew.experiment.config import run_name
+from fedskew.experiment.run_folder import RunFolder
+from fedskew.methods.fedprox import FedProx
+from fedskew.sweep import execution
+from fedskew.sweep.execution import execute
+from fedskew.sweep.job import Job, Outcome, Terms
+from fedskew.sweep.joint_execution import execute_together
+
+
+def quietly(*_: object) -> None:
+    pass
+
+
+@pytest.fixture
+def seeds(tiny_job) -> Any:
+    """Jobs that differ in their seed alone."""
+
+    def make(number: int = 3, **values: Any) -> list[Job]:
+        usual = {"precision": "float64", "model": "dnn", "engine": "stacked"}
+        return [tiny_job(str(seed), seed=seed, **{**usual, **values}) for seed in range(number)]
+
+    return make
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each joint round had."""
+    found: list[int] = []
+    usual = together.joint_work
+
+    def noted(works: Any) -> Any:
+        found.append(len(works))
+        return usual(works)
+
+    monkeypatch.setattr(together, "joint_work", noted)
+    return found
+
+
+def ended(jobs: list[Job], terms: Terms, tell: Any = quietly) -> dict[str, Outcome]:
+    return {jobs[place].label: outcome for place, outcome in execute_together(jobs, terms, tell)}
+
+
+def same_but_for_time(one: Outcome, other: Outcome) -> bool:
+    def told(outcome: Outcome) -> dict[str, Any]:
+        assert outcome.record is not None
+        apart = ("seconds", "date", "together")
+        return {key: value for key, value in outcome.record.content.items() if key not in apart}
+
+    return one.status == other.status and told(one) == told(other)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedvls", "scaffold", "fedconcat"])
+@pytest.mark.parametrize("folders", [False, True])
+def test_the_records_are_those_of_runs_by_themselves(method: str, folders: bool, seeds, joined, tmp_path: Path) -> None:
+    jobs = seeds(method=method, lr=0.05)
+    terms = Terms(str(tmp_path / "together") if folders else None)
+    heard: list[tuple[int, int]] = []
+    outcomes = ended(jobs, terms, lambda place, done, *_: heard.append((place, done)))
+    assert joined
+    assert set(joined) == {3}
+    for place, job in enumerate(jobs):
+        alone = execute(job, Terms(str(tmp_path / "alone") if folders else None), quietly)
+        assert same_but_for_time(outcomes[job.label], alone)
+        record = outcomes[job.label].record
+        assert record is not None
+        assert record.content["together"] == 3
+        assert record.seconds > 0
+        told = [done for who, done in heard if who == place]
+        assert told == list(range(len(told)))
+    if folders:
+        for kind in ("together", "alone"):
+            assert len(list((tmp_path / kind).iterdir())) == 3
+
+
+def test_one_that_cannot_begin_leaves_the_others_to_go_on(seeds, joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = execution._prepared
+
+    def refusing(job: Job, terms: Terms) -> Any:
+        if job.config.seed == 1:
+            raise ZeroDivisionError("no such split")
+        return usual(job, terms)
+
+    monkeypatch.setattr(execution, "_prepared", refusing)
+    outcomes = ended(seeds(), Terms())
+    assert [outcomes[label].status for label in "012"] == ["finished", "failed", "finished"]
+    assert outcomes["1"].reason.startswith("ZeroDivisionError: no such split (test_joint_execution.py, line ")
+    assert set(joined) == {2}
+
+
+def test_one_that_fails_on_the_way_leaves_the_others_to_go_on(seeds, joined) -> None:
+    jobs = seeds()
+
+    def tell(place: int, done: int, *_: object) -> None:
+        if (place, done) == (1, 2):
+            raise OSError("disk full")
+
+    outcomes = ended(jobs, Terms(), tell)
+    assert [outcomes[label].status for label in "012"] == ["finished", "failed", "finished"]
+    assert "disk full" in outcomes["1"].reason
+    assert joined == [3, 3, 2]
+    for label in "02":
+        assert same_but_for_time(outcomes[label], execute(jobs[int(label)], Terms(), quietly))
+
+
+def test_where_training_as_one_fails_it_shows_whose_round_it_was(seeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: FedProx, gradient: Any, params: Any, client: Any) -> Any:
+        raise ArithmeticError("this solver is broken")
+
+    outcomes = ended(seeds(method="fedprox"), Terms())
+    assert {outcome.status for outcome in outcomes.values()} == {"finished"}
+    monkeypatch.setattr(FedProx, "direction", broken)
+    outcomes = ended(seeds(method="fedprox"), Terms())
+    assert {outcome.status for outcome in outcomes.values()} == {"failed"}
+    assert all("this solver is broken" in outcome.reason for outcome in outcomes.values())
+
+
+def test_a_stopped_bundle_continues_where_each_run_was(seeds, joined, tmp_path: Path, monkeypatch) -> None:
+    jobs, terms = seeds(rounds=6), Terms(str(tmp_path), deadline=time.time() + 3600)
+    late: list[bool] = []
+    real = time.time
+    monkeypatch.setattr(execution.time, "time", lambda: real() + 7200 * bool(late))
+
+    def stop_after(rounds: int) -> Any:
+        return lambda _, done, *__: late.append(True) if done == rounds else None
+
+    assert execute(jobs[2], terms, lambda done, *_: stop_after(4)(0, done)).status == "stopped"
+    late.clear()
+    stopped = ended(jobs, terms, stop_after(2))
+    assert {outcome.status for outcome in stopped.values()} == {"stopped"}
+    assert [len(RunFolder(folder).rounds()) for folder in _folders(jobs, tmp_path)] == [3, 3, 6], (
+        "one waited, and did its next"
+    )
+    assert stopped["2"].record is not None
+    assert stopped["2"].record.rounds == 5
+    late.clear()
+    joined.clear()
+    outcomes = ended(jobs, terms)
+    assert joined == [2, 2, 2, 3], "who is behind catches up first"
+    for job in jobs:
+        assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
+    assert {outcome.status for outcome in ended(jobs, terms).values()} == {"finished"}
+    assert joined == [2, 2, 2, 3], "finished runs are not run again"
+
+
+def _folders(jobs: list[Job], parent: Path) -> list[Path]:
+    return [parent / run_name(execution._prepared(job, Terms()).config) for job in jobs]
+
+
+def test_ctrl_c_leaves_folders_that_can_be_continued(seeds, tmp_path: Path) -> None:
+    jobs, terms = seeds(), Terms(str(tmp_path))
+
+    def interrupt(place: int, done: int, *_: object) -> None:
+        if (place, done) == (1, 2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ended(jobs, terms, interrupt)
+    outcomes = ended(jobs, terms)
+    for job in jobs:
+        assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
+
+
+def test_what_no_stack_trains_runs_one_after_another(seeds, joined) -> None:
+    outcomes = ended(seeds(2, engine="plain"), Terms())
+    assert {outcome.status for outcome in outcomes.values()} == {"finished"}
+    assert not joined
+
+
+def test_seconds_are_shared_out_by_the_samples_visited() -> None:
+    class Result:
+        def __init__(self, *visits: int) -> None:
+            self.visits = np.array(visits)
+
+    (_, one), (_, other) = together._seconds_shared([Result(10, 20), Result(90)], 12.0)  # type: ignore[list-item]
+    assert one == pytest.approx(3.0)
+    assert other == pytest.approx(9.0)
