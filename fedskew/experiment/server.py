@@ -88,7 +88,8 @@ class Server:
         self.overlaps = self.device.type == "cuda" and transfer.BESIDE
         """Whether the device works on by itself, so that rounds may overlap."""
         bench = beside._narrow if beside else self._workshop.bench(model, config.engine)
-        self.network, self.engine, self._tests = bench.network, bench.engine, bench.tests
+        self.network, self.engine = bench.network, bench.engine
+        self._tests = bench.tests.of_another_run() if beside else bench.tests
         self._initial = self._workshop.initial(model) if beside else self.network.state()
         self._wide: tuple[list[ModelState], Workbench] | None = None
 

@@ -29,6 +29,10 @@ class Tests:
         self._seen: dict[int, tuple[int, Confusion]] = {}
         """By client: what its own model did, and of which round that model was."""
 
+    def of_another_run(self) -> Tests:
+        """The same for a run whose clients' models are others."""
+        return Tests(self._evaluators)
+
     def of(self, model: ModelState, labels: Labels = None) -> Evaluation:
         """The model on the test set, or on its samples of these labels."""
         return Evaluation(self.confusion(model, labels))

@@ -16,7 +16,7 @@ from toy_runs import config, distance, finished, image_federation, linear, moved
 from fedskew.data.federation import Federation
 from fedskew.engine import RoundWork, StackedEngine, joinable, joint_work, shared_out
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.server import Row, Server
 from fedskew.losses import cross_entropy
 from fedskew.methods import METHODS, Client, Method, Objective, Outputs, Part, make_method
 
@@ -41,24 +41,35 @@ def model_of(model: nn.Module, seed: int) -> nn.Module:
 
 
 def servers(
-    method: Given, model: nn.Module, params: dict[str, Any] | None = None, *, runs: int = 2, **settings: Any
+    method: Given,
+    model: nn.Module,
+    params: dict[str, Any] | None = None,
+    *,
+    runs: int = 2,
+    shared: bool = True,
+    **settings: Any,
 ) -> list[Server]:
-    """Runs that differ in their seed, hence in split, first model, clients and batches; on one workbench."""
+    """Runs that differ in their seed, hence in split, first model, clients and batches; on one workbench or each on
+    its own."""
     found: list[Server] = []
     for seed in range(runs):
         own = config(engine="stacked", seed=seed, **settings)
-        first = found[0] if found else None
+        first = found[0] if found and shared else None
         found.append(Server(federation_of(seed), make_method(method, params), model_of(model, seed), own, first))
     return found
 
 
-def alone(servers: list[Server]) -> list[RunState]:
-    return [finished(one)[0] for one in servers]
+Ended = tuple[RunState, list[Row]]
 
 
-def together(servers: list[Server]) -> tuple[list[RunState], int]:
-    """The states at the end, and how many rounds were joined."""
+def alone(servers: list[Server]) -> list[Ended]:
+    return [finished(one) for one in servers]
+
+
+def together(servers: list[Server]) -> tuple[list[Ended], int]:
+    """The states at the end with the rows on the way, and how many rounds were joined."""
     states, joined = [one.start() for one in servers], 0
+    rows: list[list[Row]] = [[] for _ in servers]
     while servers[0].stage(states[0]) is not None:
         begun = [one.begin(state) for one, state in zip(servers, states, strict=True)]
         works = [one.work for one in begun]
@@ -69,30 +80,43 @@ def together(servers: list[Server]) -> tuple[list[RunState], int]:
             results = shared_out(servers[0].train(replace(begun[0], work=joint_work(works))), works)
         else:
             results = [one.train(this) for one, this in zip(servers, begun, strict=True)]
-        states = [one.finish(*both, 0.0)[0] for one, *both in zip(servers, begun, results, strict=True)]
+        done = [one.finish(*both, 0.0) for one, *both in zip(servers, begun, results, strict=True)]
+        states = [state for state, _ in done]
+        for told, (_, row) in zip(rows, done, strict=True):
+            told.append(row)
     assert all(one.stage(state) is None for one, state in zip(servers, states, strict=True))
-    return states, joined
+    return list(zip(states, rows, strict=True)), joined
+
+
+def assert_same(one: Ended, other: Ended) -> None:
+    """The same run: its tensors, and what is recorded of it."""
+    assert distance(one[0], other[0]) < TOLERANCE["float64"]
+    for row, also in zip(one[1], other[1], strict=True):
+        assert row["loss"] == pytest.approx(also["loss"], rel=1e-9)
+        assert row["tally"] == pytest.approx(also["tally"])
+        for key in ("clients", "visits", "bytes", "compute", "evaluation", "client_accuracy", "notes"):
+            assert row.get(key) == also.get(key), key
 
 
 @pytest.mark.parametrize("method", [*METHODS, *JOINED])
 def test_every_method(method: str) -> None:
     lr = 0.07 if any(name in method for name in KEEP_MOVES) else 0.01
     settings: dict[str, Any] = {"clients_per_round": 3, "lr": lr}
-    apart = alone(servers(method, norm_and_dropout(), PARAMS.get(method), **settings))
+    apart = alone(servers(method, norm_and_dropout(), PARAMS.get(method), shared=False, **settings))
     ran = servers(method, norm_and_dropout(), PARAMS.get(method), **settings)
-    states, joined = together(ran)
+    ended, joined = together(ran)
     assert ran[0].engine.notices == []
     assert joined >= 2
-    assert moved(apart[0].model.params, apart[1].model.params) > 1e-3
-    for one, other in zip(apart, states, strict=True):
-        assert distance(one, other) < TOLERANCE["float64"]
+    assert moved(apart[0][0].model.params, apart[1][0].model.params) > 1e-3
+    for one, other in zip(apart, ended, strict=True):
+        assert_same(one, other)
 
 
 def differences(method: Given, model: nn.Module, **settings: Any) -> tuple[float, list[str]]:
     """Between runs together and apart, and what the engine said meanwhile."""
-    apart, ran = alone(servers(method, model, **settings)), servers(method, model, **settings)
-    states, _ = together(ran)
-    return max(distance(*both) for both in zip(apart, states, strict=True)), ran[0].engine.notices
+    apart, ran = alone(servers(method, model, shared=False, **settings)), servers(method, model, **settings)
+    ended, _ = together(ran)
+    return max(distance(a[0], b[0]) for a, b in zip(apart, ended, strict=True)), ran[0].engine.notices
 
 
 def test_more_clients_than_fit_the_memory_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
