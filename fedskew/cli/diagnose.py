@@ -91,7 +91,7 @@ def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Confi
     from fedskew.diagnosis.page import diagnosis_document
     from fedskew.diagnosis.start import starting_config, to_yaml
     from fedskew.experiment.config import Config, with_values
-    from fedskew.report.contenders import setting_name
+    from fedskew.report.naming import setting_name
     from fedskew.report.page.render import page
     from fedskew.report.writing import write_text
 

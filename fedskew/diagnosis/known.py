@@ -19,7 +19,7 @@ from fedskew.experiment.config import Config
 from fedskew.metrics.summary import mean_std
 from fedskew.papers.cells import Cell, missing_method, table_cells
 from fedskew.papers.protocol import papers, protocol
-from fedskew.report.contenders import flat
+from fedskew.report.naming import flat
 from fedskew.sweep.records_file import read_folder
 
 ACCURACIES = ("best", "last-50 accuracy")

@@ -3,7 +3,6 @@ only share a setting."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +13,8 @@ from fedskew.experiment.config import Config
 from fedskew.methods import is_bound
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import MeanStd, mean_std
+from fedskew.report.naming import flat, key_of, labels, setting_label, told_apart, varied_keys
 from fedskew.report.recorded import Counts, RecordedRun
-
-CIRCUMSTANCES = ("seed", "data_dir", "checkpoint_every", "engine", "device", "compile", "eval_local")
-"""Keys that do not make another experiment."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,22 +114,31 @@ class Setting:
 
 
 def settings(runs: Sequence[RecordedRun]) -> list[Setting]:
-    """In the order in which they come."""
+    """By what was varied, from small to large."""
     grouped: dict[str, dict[str, list[RecordedRun]]] = {}
     for run in runs:
         rest, method = _apart(run.config)
-        grouped.setdefault(_key(rest), {}).setdefault(_key(method), []).append(run)
-    varied = varied_keys([run.config for run in runs])
+        grouped.setdefault(key_of(rest), {}).setdefault(key_of(method), []).append(run)
+    configs = [run.config for run in runs]
+    varied = varied_keys(configs)
+    told = told_apart(configs, varied)
     found = []
-    for by_method in grouped.values():
+    for by_method in sorted(grouped.values(), key=lambda members: _place(members, varied)):
         members = [_distinct(group) for group in by_method.values()]
-        labels = _labels([group[0].config for group in members])
+        named = labels([group[0].config for group in members])
         contenders = tuple(
             Contender(label, tuple(sorted(group, key=lambda run: run.seed)), i)
-            for i, (label, group) in enumerate(zip(labels, members, strict=True))
+            for i, (label, group) in enumerate(zip(named, members, strict=True))
         )
-        found.append(Setting(_described(members[0][0].config, varied), contenders))
+        found.append(Setting(setting_label(members[0][0].config, told), contenders))
     return found
+
+
+def _place(by_method: Mapping[str, Sequence[RecordedRun]], varied: Sequence[str]) -> list[tuple[bool, float, str]]:
+    """Numbers by size and before words."""
+    values = flat(next(iter(by_method.values()))[0].config)
+    told = [values.get(key) for key in varied]
+    return [(False, float(v), "") if isinstance(v, int | float) else (True, 0.0, key_of(v)) for v in told]
 
 
 def _distinct(group: Sequence[RecordedRun]) -> list[RecordedRun]:
@@ -145,58 +151,7 @@ def _distinct(group: Sequence[RecordedRun]) -> list[RecordedRun]:
     return list(best.values())
 
 
-def flat(config: Config) -> dict[str, Any]:
-    """The configuration under dotted keys, less what does not make another experiment."""
-    values: dict[str, Any] = {}
-    for key, value in config.to_mapping().items():
-        if isinstance(value, Mapping):
-            values |= {f"{key}.{inner}": v for inner, v in value.items()}
-        elif key not in CIRCUMSTANCES:
-            values[key] = value
-    return values
-
-
-def varied_keys(configs: Sequence[Config]) -> list[str]:
-    """The keys, other than the method's, in which they differ."""
-    all_values = [flat(config) for config in configs]
-    keys = dict.fromkeys(key for values in all_values for key in values if not key.startswith("method."))
-    return [key for key in keys if len({_key(values.get(key)) for values in all_values}) > 1]
-
-
 def _apart(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     values = flat(config)
     method = {key: value for key, value in values.items() if key.startswith("method.")}
     return {key: value for key, value in values.items() if key not in method}, method
-
-
-def _labels(configs: Sequence[Config]) -> list[str]:
-    """The method's name, with the parameters by which contenders of that name differ."""
-    labels = []
-    for config in configs:
-        alike = [other for other in configs if other.method == config.method]
-        names = sorted({name for other in alike for name in other.method_params})
-        differing = [n for n in names if len({_key(o.method_params.get(n)) for o in alike}) > 1]
-        told = ", ".join(f"{name}={config.method_params.get(name)}" for name in differing)
-        labels.append(f"{config.method} ({told})" if told else config.method)
-    return labels
-
-
-def _described(config: Config, varied: Sequence[str]) -> str:
-    """A setting's name: what distinguishes it, or what it is."""
-    if varied:
-        values = flat(config)
-        return ", ".join(f"{key.removeprefix('partition.')}={values.get(key)}" for key in varied)
-    return setting_name(config)
-
-
-def setting_name(config: Config) -> str:
-    params = ", ".join(f"{k} {v}" for k, v in config.partition.params.items() if k in _STRENGTHS)
-    clients = f", {config.partition.clients} clients" if config.partition.clients else ""
-    return f"{config.data}, {config.partition.rule}{' ' + params if params else ''}{clients}, {config.model}"
-
-
-_STRENGTHS = ("beta", "shards", "labels_per_client")
-
-
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedskew.report.charts.chart import Figure
-from fedskew.report.contenders import Contender, Setting, setting_name, settings
+from fedskew.report.contenders import Contender, Setting, settings
+from fedskew.report.naming import setting_name
 from fedskew.report.overview import overview
 from fedskew.report.recorded import Gathered
 from fedskew.report.sections.circumstances import circumstances

@@ -7,8 +7,9 @@ from typing import Any
 
 from fedskew.report.charts.chart import Figure, Heat
 from fedskew.report.charts.table import Cell, Table, number
-from fedskew.report.contenders import Contender, Setting, flat, varied_keys
+from fedskew.report.contenders import Contender, Setting
 from fedskew.report.figures.sweeps import curves_over
+from fedskew.report.naming import flat, varied_keys
 from fedskew.report.sections.section import Section
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from made_up_runs import made_up
 from fedskew.cli import main
 from fedskew.errors import UserError
 from fedskew.experiment.config import with_values
-from fedskew.report.charts.chart import Heat, Lines
+from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.matplotlib_view import save_figure
 from fedskew.report.contenders import Setting, settings
 from fedskew.report.figures.catalogue import FIGURES, find
@@ -63,6 +64,35 @@ def test_a_sweep_over_two_numbers_is_a_grid() -> None:
     assert isinstance(chart, Heat)
     assert (chart.rows, chart.columns) == (["1", "3"], ["2", "4", "8"])
     assert chart.values[1][2] == pytest.approx(100 * (0.3 + 0.8) / 2)
+
+
+def test_variants_and_rules_with_long_names_leave_room_for_their_bars(tmp_path: Path) -> None:
+    """Matplotlib warns, which is an error here, where names squeeze a panel to nothing."""
+    parts = [made_up("fedvls", s, [0.5, 0.5], **{f"method.{part}_weight": 0.0})
+             for part in ("distill", "suppress") for s in (0, 1)]  # fmt: skip
+    save_figure(find("fedvls/ablation").draw(settings(parts)), tmp_path / "parts.png")
+    rules = [made_up("fedavg", 0, [0.5, 0.5], partition=f"fedgr-{rule}") for rule in ("label", "quantity", "double")]
+    save_figure(find("fedgr/2").draw(settings(rules)), tmp_path / "rules.png")
+
+
+def test_best_and_worst_are_of_a_method_where_there_is_one() -> None:
+    runs = [made_up("centralised", 0, [1.0, 0.9]), made_up("fedavg", 0, [0.9, 0.2])]
+    (chart,) = find("pkd/4").draw(settings(runs)).charts
+    assert isinstance(chart, Lines)
+    assert (chart.title, [line.y[-1] for line in chart.lines]) == ("fedavg", [90, 20])
+
+
+def test_panels_name_their_setting_where_there_are_several() -> None:
+    runs = [made_up("fedavg", 0, [0.5, 0.5], lr=lr) for lr in (0.2, 0.1)]
+    assert [chart.title for chart in find("pkd/6").draw(settings(runs)).charts] == ["lr=0.1: fedavg", "lr=0.2: fedavg"]
+
+
+def test_half_a_round_is_no_tick(tmp_path: Path) -> None:
+    chart = Lines("l", "curves", "round", "accuracy %", [Line("a", [0, 1, 2], [10, 20, 30])])
+    save_figure(Figure("f", "rounds", [chart]), tmp_path / "rounds.svg")
+    texts = re.findall(r">([\d.]+)</text>", (tmp_path / "rounds.svg").read_text())
+    assert [text for text in texts if "." not in text][:3] == ["0", "1", "2"]
+    assert "0.5" not in texts
 
 
 def test_local_figures_want_local_tests() -> None:

@@ -115,6 +115,31 @@ def test_contenders_of_one_method_are_told_apart_by_their_parameters() -> None:
     assert [c.label for c in setting.contenders] == ["fedprox (mu=0.1)", "fedprox (mu=1.0)"]
 
 
+def test_variants_in_several_parameters_are_named_by_what_is_not_usual() -> None:
+    variants: list[dict[str, object]] = [{}, {"method.distill_weight": 0.0}, {"method.suppress_weight": 0.0}]
+    (setting,) = settings([made_up("fedvls", 0, BAD, **values) for values in variants])
+    labels = ["fedvls", "fedvls (distill_weight=0.0)", "fedvls (suppress_weight=0.0)"]
+    assert [c.label for c in setting.contenders] == labels
+
+
+def test_settings_come_by_what_was_varied() -> None:
+    betas = (0.5, 10.0, 0.1)
+    found = settings([made_up("fedavg", 0, BAD, **{"partition.beta": beta}) for beta in betas])
+    assert [s.label for s in found] == ["beta=0.1", "beta=0.5", "beta=10.0"]
+
+
+def test_settings_of_other_rules_are_named_by_them() -> None:
+    rules: list[dict[str, object]] = [
+        {"partition": "iid"},
+        {"partition": "dirichlet", "partition.beta": 0.1},
+        {"partition": "fedgr-label", "partition.labels_per_client": 2},
+        {"partition": "fedgr-label", "partition.labels_per_client": 3},
+    ]
+    found = settings([made_up("fedavg", 0, BAD, **values) for values in rules])
+    fedgr = ["fedgr-label, labels_per_client=2", "fedgr-label, labels_per_client=3"]
+    assert sorted(s.label for s in found) == ["dirichlet beta 0.1", *fedgr, "iid"]
+
+
 def test_other_settings_are_not_compared_with_one_another() -> None:
     found = settings([made_up("fedavg", 0, BAD, lr=0.1), made_up("fedvls", 0, GOOD, lr=0.2)])
     assert [s.label for s in found] == ["lr=0.1", "lr=0.2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import singledispatch
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,12 @@ COLUMN, PAGE = 3.5, 7.2
 """Inches: one column and the full width of a two-column paper."""
 FORMATS = ("png", "svg", "pdf")
 MOST_LABELS = 30
-MOST_NUMBERS = 8
+MOST_NUMBERS = 10
 """Numbers on an axis, such as rounds."""
+MOST_INSIDE = 5
+"""Curves whose legend leaves room for them."""
+LETTERS = 13
+"""That find room in an inch."""
 STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -59,7 +64,7 @@ def save_figure(figure: Figure, target: Path) -> None:
         panels = picture.subplots(rows, columns, squeeze=False).ravel()
         for chart, axes in zip(figure.charts, panels, strict=False):
             draw(chart, axes)
-            axes.set_title(_plain(chart.title))
+            axes.set_title(fill(_plain(chart.title), int(LETTERS * width / columns)))
         for axes in panels[len(figure.charts) :]:
             axes.remove()
         _add_legends(picture, figure, list(panels[: len(figure.charts)]))
@@ -81,7 +86,8 @@ def _add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
     alone = len(panels) == 1 and isinstance(figure.charts[0], Lines)
     if len(labels) > 1 or alone:
         for axes in named:
-            axes.legend(frameon=False)
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "ncols": 2}
+            axes.legend(frameon=False, **(below if len(axes.lines) > MOST_INSIDE else {}))
         return
     handles, names = named[0].get_legend_handles_labels()
     columns = 5 if len(panels) > 1 or figure.wide else 3
@@ -103,7 +109,10 @@ def _no_date(suffix: str) -> dict[str, Any]:
 
 
 def _height(chart: Chart) -> float:
-    return min(5.0, 1.2 + 0.16 * len(chart.rows)) if isinstance(chart, Heat) else 2.4
+    if isinstance(chart, Heat):
+        return min(5.0, 1.2 + 0.16 * len(chart.rows))
+    longest = max(map(len, chart.categories), default=0) if isinstance(chart, Bars) else 0
+    return 2.4 + min(1.5, 0.03 * max(0, longest - 10))
 
 
 @singledispatch
@@ -131,6 +140,8 @@ def _(chart: Lines, axes: Any) -> None:
                 line.x, _numbers(line.low), _numbers(line.high), color=colour(line.style), alpha=0.15, linewidth=0
             )
     _axes(axes, chart.x_label, chart.y_label)
+    if all(float(x).is_integer() for line in chart.lines for x in line.x):
+        axes.xaxis.get_major_locator().set_params(integer=True)  # half a round means nothing
     axes.grid(alpha=0.3, linewidth=0.5)
     if chart.y_range:
         axes.set_ylim(*chart.y_range)
@@ -220,8 +231,20 @@ def _named(axes: Any, side: str, names: Any) -> None:
         names = [names[i] for i in places]
     else:
         places = range(len(names))
-    turn = {"rotation": 45, "ha": "right"} if side == "x" and max(map(len, names), default=0) > 3 else {}
-    getattr(axes, f"set_{side}ticks")(places, labels=[_plain(name) for name in names], **turn)
+    told = [_plain(name) for name in names]
+    room = LETTERS * _panel_inches(axes) / max(1, len(told))
+    turn: dict[str, Any] = {}
+    if side == "x" and max(map(len, told), default=0) > room:
+        if max(len(word) for name in told for word in name.split()) <= room:
+            told = [fill(name, int(room)) for name in told]
+        else:
+            turn = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    getattr(axes, f"set_{side}ticks")(places, labels=told, **turn)
+
+
+def _panel_inches(axes: Any) -> float:
+    """How wide a panel's axis is, about: what stands beside it takes a fifth."""
+    return float(0.8 * axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols)
 
 
 def _axes(axes: Any, x: str, y: str) -> None:

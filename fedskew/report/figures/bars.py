@@ -28,7 +28,7 @@ def local_update(settings: Sequence[Setting]) -> Figure:
                 BarSeries("updated local model", [percent(a) for a in one["class_accuracy"]], style=1),
             ]
             aggregated = run.evaluations[row["model_round"]].accuracy
-            title = f"{c.label}, client {one['client']}; aggregated {100 * aggregated:.1f} %"
+            title = titled(f"{c.label}, client {one['client']}; aggregated {100 * aggregated:.1f} %", setting, settings)
             panels.append(Bars(f"update-{c.style}", title, "class", "accuracy %", setting.classes, series, (0, 100)))
     return Figure("local-update", "Class by class before and after a local update", panels, min(2, len(panels)))
 
@@ -43,12 +43,27 @@ def local_and_aggregated(settings: Sequence[Setting]) -> Figure:
         after = [BarSeries(c.label, class_means(c), style=c.style) for c in who]
         whole = [BarSeries(c.label, _mean(c), style=c.style) for c in setting.contenders if c.tested]
         for key, title, series in (("local", "after local update", after), ("global", "after aggregation", whole)):
-            panels.append(Bars(f"{key}-{i}", title, "class", "accuracy %", setting.classes, series, (0, 100)))
+            panels.append(
+                Bars(
+                    f"{key}-{i}",
+                    titled(title, setting, settings),
+                    "class",
+                    "accuracy %",
+                    setting.classes,
+                    series,
+                    (0, 100),
+                )
+            )
     return Figure("local-and-global", "Class by class after local updates and after aggregation", panels, 2)
 
 
 def _mean(contender: Contender) -> list[float | None]:
     return [number(100 * v) for v in contender.class_accuracy().mean(axis=0)]
+
+
+def titled(title: str, setting: Setting, settings: Sequence[Setting]) -> str:
+    """With the setting, where there are several."""
+    return f"{setting.label}: {title}" if len(settings) > 1 else title
 
 
 def with_local_models(setting: Setting) -> list[Contender]:
@@ -112,7 +127,7 @@ def around_mean(settings: Sequence[Setting]) -> Figure:
             mean = c.class_accuracy().mean(axis=0)
             values = [number(100 * v) for v in mean - np.nanmean(mean)]
             gap = 100 * (np.nanmax(mean) - np.nanmin(mean))
-            title = f"{setting.label}, {c.label}: Δ {gap:.1f}" if len(settings) > 1 else f"{c.label}: Δ {gap:.1f}"
+            title = titled(f"{c.label}, Δ {gap:.1f}", setting, settings)
             series = [BarSeries(c.label, values, style=c.style)]
             panels.append(Bars(f"around-{i}-{c.style}", title, "class", "accuracy − mean", setting.classes, series))
     return Figure("around-mean", "Class by class around the mean; Δ from worst to best", panels, min(3, len(panels)))

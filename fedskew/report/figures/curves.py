@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from fedskew.errors import UserError
+from fedskew.methods import is_bound
 from fedskew.methods.pkd import weak_groups
 from fedskew.report.charts.chart import Figure, Line, Lines
 from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting
+from fedskew.report.figures.bars import titled
 from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.curves import accuracy, cost, worst_class
 from fedskew.report.sections.experts import activations, activations_by_expert
@@ -36,16 +38,16 @@ def worst_by_setting(settings: Sequence[Setting]) -> Figure:
 
 
 def best_and_worst(settings: Sequence[Setting]) -> Figure:
-    """Of each setting's first method: the best and the worst class, round by round."""
+    """Of each setting's first method, or else its bound: the best and the worst class, round by round."""
     panels = []
     for i, setting in enumerate(settings):
-        contender = setting.contenders[0]
+        contender = next((c for c in setting.contenders if not is_bound(c.method)), setting.contenders[0])
         drawn = [
             Line(name, line.x, line.y, line.low, line.high, style)
             for style, (name, curve) in enumerate((("best class", best_class), ("worst class", worst_class)))
             for line in lines([contender], curve)
         ]
-        title = f"{setting.label}: {contender.label}" if len(settings) > 1 else contender.label
+        title = titled(contender.label, setting, settings)
         panels.append(Lines(f"best-worst-{i}", title, "round", "accuracy %", drawn, (0, 100)))
     return Figure("best-worst", "Best and worst class over the rounds", panels, min(3, len(panels)))
 
@@ -62,7 +64,8 @@ def confusable_group(settings: Sequence[Setting]) -> Figure:
         for contender in setting.contenders:
             run = _run(contender)
             drawn = [Line(setting.classes[c], sorted(run.evaluations), _of_class(run, c), style=c) for c in _group(run)]
-            panels.append(Lines(f"group-{contender.style}", contender.label, "round", "accuracy %", drawn, (0, 100)))
+            title = titled(contender.label, setting, settings)
+            panels.append(Lines(f"group-{contender.style}", title, "round", "accuracy %", drawn, (0, 100)))
     return Figure("group", "Accuracy of confusable classes over the rounds", panels, min(2, len(panels)))
 
 
@@ -94,8 +97,8 @@ def prediction_flow(settings: Sequence[Setting]) -> Figure:
                      [number(v, 2) for v in shares[:, i, j]], style=i)
                 for i in range(shares.shape[1]) for j in range(shares.shape[2]) if i != j
             ]  # fmt: skip
-            key = f"flow-{contender.style}"
-            panels.append(Lines(key, contender.label, "round", "predicted as another class, %", drawn, thin=True))
+            key, title = f"flow-{contender.style}", titled(contender.label, setting, settings)
+            panels.append(Lines(key, title, "round", "predicted as another class, %", drawn, thin=True))
     return Figure("flow", "How often each class is taken for each other", panels, min(2, len(panels)))
 
 
@@ -121,7 +124,10 @@ def computation(settings: Sequence[Setting]) -> Figure:
         panels.append(Lines("activations", "expert activations", "round", "% of sample visits", found))
     for i, setting in enumerate(settings):
         of_each = [activations_by_expert(c, run, setting) for c in setting.contenders if (run := first_tested(c))]
-        panels += [replace(chart, key=f"{chart.key}-{i}") for chart in of_each if chart]
+        panels += [
+            replace(chart, key=f"{chart.key}-{i}", title=titled(chart.title, setting, settings))
+            for chart in of_each if chart
+        ]  # fmt: skip
     return Figure("computation", "Accuracy over rounds and computation", panels, 2)
 
 

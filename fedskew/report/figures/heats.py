@@ -11,7 +11,7 @@ from fedskew.errors import UserError
 from fedskew.report.charts.chart import Chart, Figure, Heat
 from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting
-from fedskew.report.figures.bars import last_local_row, with_local_models
+from fedskew.report.figures.bars import last_local_row, titled, with_local_models
 from fedskew.report.model_outputs import ModelOutputs, model_outputs
 from fedskew.report.sections.features import cloud_chart, distance_chart, probability_chart
 from fedskew.report.sections.federation import partition_map
@@ -35,8 +35,8 @@ def labels_and_predictions(settings: Sequence[Setting]) -> Figure:
     for setting in settings:
         runs = [(c, run) for c in setting.contenders if (run := first_tested(c))]
         held = sampled_labels(runs[0][1], setting) if runs else None
-        panels += [held] if held else []
-        panels += [predicted(c, run, setting) for c, run in runs]
+        found = [*([held] if held else []), *(predicted(c, run, setting) for c, run in runs)]
+        panels += [replace(panel, title=titled(panel.title, setting, settings)) for panel in found]
     return Figure("predictions", "Labels of the sampled clients and predictions", on_one_scale(panels), 3)
 
 
@@ -52,7 +52,7 @@ def local_confusion(settings: Sequence[Setting]) -> Figure:
             counts = np.array(one["confusion"], np.float64)
             shares = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
             cells = [[number(v, 1) for v in r] for r in shares]
-            title = f"{c.label}, client {one['client']}"
+            title = titled(f"{c.label}, client {one['client']}", setting, settings)
             panels.append(Heat(f"local-confusion-{c.style}", title, "true class", "predicted class", "%",
                                setting.classes, setting.classes, cells, "share"))  # fmt: skip
     return Figure("local-confusion", "Confusion of a local model on the test set", panels, min(2, len(panels)))
@@ -61,7 +61,7 @@ def local_confusion(settings: Sequence[Setting]) -> Figure:
 def embeddings(settings: Sequence[Setting]) -> Figure:
     """t-SNE of the features of each method's model."""
     panels = [
-        cloud_chart(f"tsne-{c.style}", c.label, outputs.tsne, outputs, setting)
+        cloud_chart(f"tsne-{c.style}", titled(c.label, setting, settings), outputs.tsne, outputs, setting)
         for setting, c, outputs in _outputs(settings)
     ]
     return Figure("tsne", "t-SNE of the features", panels, min(2, len(panels)))
@@ -71,8 +71,9 @@ def insides(settings: Sequence[Setting]) -> Figure:
     """Distances of the classes' features, mean probabilities, and where predictions flow."""
     panels: list[Chart] = []
     for setting, c, outputs in _outputs(settings):
-        panels += [distance_chart(c, outputs, setting), probability_chart(c, outputs, setting)]
-        panels.append(replace(confusion_chart(c, setting), written=False))
+        flow = replace(confusion_chart(c, setting), written=False, value_label="predictions, %")
+        for panel in (distance_chart(c, outputs, setting), probability_chart(c, outputs, setting), flow):
+            panels.append(replace(panel, title=titled(panel.title, setting, settings)))
     return Figure("insides", "Feature distances, mean probabilities and predictions by class", panels, 3)
 
 

@@ -9,7 +9,8 @@ from fedskew.errors import UserError
 from fedskew.metrics.summary import mean_std
 from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Contender, Setting, flat
+from fedskew.report.contenders import Contender, Setting
+from fedskew.report.naming import flat
 
 MOST_LINES = 12
 """That one panel can show."""

@@ -1,0 +1,100 @@
+"""What runs, methods and settings are called: by what tells them apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.methods import make_method
+
+CIRCUMSTANCES = ("seed", "data_dir", "checkpoint_every", "engine", "device", "compile", "eval_local")
+"""Keys that do not make another experiment."""
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """The configuration under dotted keys, less what does not make another experiment."""
+    values: dict[str, Any] = {}
+    for key, value in config.to_mapping().items():
+        if isinstance(value, Mapping):
+            values |= {f"{key}.{inner}": v for inner, v in value.items()}
+        elif key not in CIRCUMSTANCES:
+            values[key] = value
+    return values
+
+
+def varied_keys(configs: Sequence[Config]) -> list[str]:
+    """The keys, other than the method's, in which they differ."""
+    all_values = [flat(config) for config in configs]
+    keys = dict.fromkeys(key for values in all_values for key in values if not key.startswith("method."))
+    return [key for key in keys if len({key_of(values.get(key)) for values in all_values}) > 1]
+
+
+def labels(configs: Sequence[Config]) -> list[str]:
+    """The method's name, with the parameters by which contenders of that name differ: where there are several, those
+    that are not the method's own."""
+    found = []
+    for config in configs:
+        alike = [other for other in configs if other.method == config.method]
+        names = sorted({name for other in alike for name in other.method_params})
+        differing = [n for n in names if len({key_of(o.method_params.get(n)) for o in alike}) > 1]
+        usual = _defaults(config.method) if len(differing) > 1 else {}
+        chosen = {name: config.method_params.get(name, usual.get(name)) for name in differing}
+        told = ", ".join(f"{n}={v}" for n, v in chosen.items() if n not in usual or key_of(v) != key_of(usual[n]))
+        found.append(f"{config.method} ({told})" if told else config.method)
+    return found
+
+
+def _defaults(method: str) -> dict[str, object]:
+    """Nothing is known of a method that is not entered here."""
+    try:
+        return make_method(method).params
+    except UserError:
+        return {}
+
+
+def told_apart(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
+    """Of the keys that differ, those that name a setting: a rule's parameter only if it differs under that rule."""
+    kept = []
+    for key in varied:
+        by_rule: dict[str, set[str]] = {}
+        of_a_rule = any(key == f"partition.{name}" for config in configs for name in config.partition.params)
+        for config in configs:
+            rule = config.partition.rule if of_a_rule else ""
+            by_rule.setdefault(rule, set()).add(key_of(flat(config).get(key)))
+        if any(len(values) > 1 for values in by_rule.values()):
+            kept.append(key)
+    return kept
+
+
+def setting_label(config: Config, varied: Sequence[str]) -> str:
+    """A setting's name: what distinguishes it, or what it is."""
+    if not varied:
+        return setting_name(config)
+    values = flat(config)
+    apart = [key for key in varied if key in values and key != "partition.rule"]
+    told = [f"{key.removeprefix('partition.')}={values[key]}" for key in apart]
+    if "partition.rule" in varied:
+        told.insert(0, _rule_name(config, without={key.removeprefix("partition.") for key in apart}))
+    return ", ".join(told)
+
+
+def setting_name(config: Config) -> str:
+    clients = f", {config.partition.clients} clients" if config.partition.clients else ""
+    return f"{config.data}, {_rule_name(config)}{clients}, {config.model}"
+
+
+def _rule_name(config: Config, without: Collection[str] = ()) -> str:
+    shown = {k: v for k, v in config.partition.params.items() if k in _STRENGTHS and k not in without}
+    params = ", ".join(f"{k} {v}" for k, v in shown.items())
+    return f"{config.partition.rule}{' ' + params if params else ''}"
+
+
+_STRENGTHS = ("beta", "shards", "labels_per_client")
+
+
+def key_of(value: Any) -> str:
+    """Equal for equal values, also for lists."""
+    return json.dumps(value, sort_keys=True, default=str)
