@@ -40,7 +40,7 @@ from fedskew.losses.divergences import (
 from fedskew.losses.experts import MeanOver, Taught, active_experts, partial_distillation
 from fedskew.losses.features import class_decorrelation, decorrelation, model_contrast
 from fedskew.losses.label_counts import MajorityRule, class_probabilities, majority_classes
-from fedskew.losses.prototypes import prototype_contrast, prototype_distance, prototype_margin
+from fedskew.losses.prototypes import centre_cross_entropy, prototype_contrast, prototype_distance, prototype_margin
 from fedskew.losses.suppression import SuppressVariant, logit_suppression
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "batch_class_cross_entropy",
     "batch_mean",
     "calibrated_cross_entropy",
+    "centre_cross_entropy",
     "class_decorrelation",
     "class_masks",
     "class_probabilities",

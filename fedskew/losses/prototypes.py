@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedskew.losses.batches import batch_mean, class_masks, index
+from fedskew.losses.cross_entropies import cross_entropy
 from fedskew.losses.features import directions
 from fedskew.losses.softmaxes import masked_lse
 
@@ -45,6 +46,15 @@ def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, know
     pairs = here.unsqueeze(-1) & known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
     shortfall = (_distances(g, g) - _distances(means, g)).clamp(min=0)
     return torch.where(pairs, shortfall, 0.0).sum() / pairs.sum().clamp(min=1)
+
+
+def centre_cross_entropy(features: Tensor, targets: Tensor, centres: Tensor, max_margin: float = 100.0) -> Tensor:
+    """CE(−d_c, y), d_c = ‖f − μ_c‖ + m·1[c = y], m the largest distance between two of the `centres[C, d]` (FedLF)."""
+    x, g = features.flatten(1), centres.detach()
+    origin = g.mean(dim=0)
+    x, g = x - origin, g - origin
+    margin = _distances(g, g).amax().clamp(max=max_margin)
+    return cross_entropy(-_distances(x, g) - margin * class_masks(targets, len(g)), targets)
 
 
 def _distances(some: Tensor, others: Tensor) -> Tensor:

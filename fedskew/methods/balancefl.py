@@ -25,6 +25,7 @@ from torch import Tensor
 from fedskew.errors import expect
 from fedskew.losses import batch_class_cross_entropy, class_masks, cross_entropy
 from fedskew.methods.catalogue import method
+from fedskew.methods.class_means import class_means, class_sums
 from fedskew.methods.parts import Client, Objective, Outputs, Seen, Tensors
 from fedskew.randomness import fold, uniform
 
@@ -61,15 +62,13 @@ class BalanceFL(Objective):
         return {
             "noise": scaled.T @ features,
             "noise_by_class": scaled.T @ members,
-            "feature_sums": members.T @ features,
-            "feature_counts": members.sum(dim=0),
+            **class_sums(seen, client),
         }
 
     def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:
         rows, sums = torch.arange(len(y), device=y.device), client.opening
-        means = sums["feature_sums"] / sums["feature_counts"].clamp(min=1).unsqueeze(-1)
         which = (uniform(fold(key, 0), rows) * self.noises).long().clamp(max=self.noises - 1)
-        noise = sums["noise"][which] - sums["noise_by_class"][which] @ means
+        noise = sums["noise"][which] - sums["noise_by_class"][which] @ class_means(sums)
         hit = uniform(fold(key, 1), rows) < self._probabilities(client.label_counts)[y.clamp(min=0)]
         return features + torch.where(hit.unsqueeze(-1), noise, 0.0).to(features.dtype).view_as(features)
 

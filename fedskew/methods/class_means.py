@@ -1,4 +1,4 @@
-"""What methods with prototypes share: at a round's end a client sends the mean feature of each of its classes."""
+"""A client's mean feature of each of its classes, and what methods share that send it at a round's end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained
 from fedskew.methods.regularisers import Regulariser
 
 
+def class_sums(seen: Seen, client: Client) -> Tensors:
+    """Of one batch in a pass over the client's data: its features by class, added up, and how many there are."""
+    features = seen.out.known_features.flatten(1)
+    members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
+    return {"feature_sums": members.T @ features, "feature_counts": members.sum(dim=0)}
+
+
+def class_means(sums: Tensors) -> Tensor:
+    """`[C, d]`, from the sums over all batches; zeros for a class that the client lacks."""
+    return sums["feature_sums"] / sums["feature_counts"].clamp(min=1).unsqueeze(-1)
+
+
 @dataclass(frozen=True)
 class SendsClassMeans(Regulariser):
     """`prototypes[C, d]` and `prototype_known[C]` go up: zeros and False for a class that the client lacks."""
@@ -27,11 +39,7 @@ class SendsClassMeans(Regulariser):
         expect_linear_head("a method with prototypes", params, classes)
 
     def closing(self, seen: Seen, client: Client) -> Tensors:
-        features = seen.out.known_features.flatten(1)
-        members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
-        return {"feature_sums": members.T @ features, "feature_counts": members.sum(dim=0)}
+        return class_sums(seen, client)
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
-        counts = trained.closing["feature_counts"]
-        means = trained.closing["feature_sums"] / counts.clamp(min=1).unsqueeze(-1)
-        return {"prototypes": means, "prototype_known": counts > 0}
+        return {"prototypes": class_means(trained.closing), "prototype_known": trained.closing["feature_counts"] > 0}

@@ -246,8 +246,8 @@ def test_a_combination_given_in_another_order_is_the_same_run() -> None:
     assert run_name(one) == run_name(other)
     assert differing_keys(one, other) == []
     base = Config(method="fpl+fedvls", method_params={"distill_weight": 0.5})
-    for given in ("fpl+fedvls", "fedvls+fpl", "fpl+feded"):
-        assert with_overrides(base, [f"method={given}"]) == base
+    for spelled in ("fpl+fedvls", "fedvls+fpl", "fpl+feded"):
+        assert with_overrides(base, [f"method={spelled}"]) == base
 
 
 @pytest.mark.parametrize("name", ["fedvls+fedlmd", "fedvls+fedpox", "no.such.module:Class+fedsam"])

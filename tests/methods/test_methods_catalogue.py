@@ -19,7 +19,9 @@ every_method = pytest.mark.parametrize("name", METHODS)
 def test_the_papers_methods_are_there() -> None:
     """Every column of their tables, the bounds, and the robust rules that users expect of a server."""
     own = "fedvls feded fedlmd fedlmd-tf fedlmd-switch fedgr fedgr-client fedgr-server pkd"
-    objectives = "moon fedkd fedavg-kd fedekd feddkd fedntd fedntd-tf fedlc fedrs balancefl label-smoothing focal-loss"
+    objectives = (
+        "moon fedkd fedavg-kd fedekd feddkd fedntd fedntd-tf fedlc fedlf fedrs balancefl label-smoothing focal-loss"
+    )
     regularisers = "fedmr fedmr-inter fpl feddecorr"
     solvers = "fedsam mofedsam fedgf scaffold feddyn fedcurv fedprox perfedavg pfedme"
     servers = "fedavg fedavgm fedadagrad fedyogi fedadam fednova fedexp fedgc fedconcat"

@@ -1,0 +1,58 @@
+"""FedLF: logits scaled by how common their class is, features near the centre of their class, and not copies.
+
+Lu et al., "FedLF: adaptive logit adjustment and feature optimization in federated long-tailed learning", ACML 2024.
+
+    L = CE(α_c·z_c, y) + λ₁·CE(−d_c, y) + λ₂·(1/N)·mean_{i≠j} (XᵀX)_{ij}²
+    α_c = α + (1 − α)·n_c/max n,  d_c = ‖f − μ_c‖ + m·1[c = y],  m = min(max_{c,c'} ‖μ_c − μ_c'‖, 100)
+
+μ_c is the client's mean feature of class c by the model as received, 0 for a class that it lacks; X are the batch's N
+features, standardised. The first term is FedRS's with `soft`, the last FedDecorr's (docs/fidelity.md).
+Leaves the client: the model. Label counts and centres stay on the client. Extra compute: one forward pass of each
+sample a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.losses import centre_cross_entropy, decorrelation, restricted_softmax_cross_entropy
+from fedskew.methods.catalogue import method
+from fedskew.methods.class_means import class_means, class_sums
+from fedskew.methods.parts import Client, Objective, Outputs, Seen, Tensors
+
+
+@method("fedlf", paper="Lu et al., ACML 2024")
+@dataclass(frozen=True)
+class FedLF(Objective):
+    """Cross entropy with rare classes' logits scaled down, features drawn to their class's centre and decorrelated."""
+
+    alpha: float = 0.25
+    """The scale of a vacant class's logits; 1: all alike."""
+    centre_weight: float = 0.01
+    """λ₁."""
+    decorrelation_weight: float = 0.01
+    """λ₂."""
+    max_margin: float = 100.0
+    """m is at most this."""
+
+    needs_features = True
+    extra_compute = "1 forward of each sample a round"
+
+    def __post_init__(self) -> None:
+        expect(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")
+        for name in ("centre_weight", "decorrelation_weight", "max_margin"):
+            expect(getattr(self, name) >= 0, name, getattr(self, name), "a number ≥ 0")
+
+    def opening(self, seen: Seen, client: Client) -> Tensors:
+        return class_sums(seen, client)
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        features, centres = out.known_features, class_means(client.opening)
+        return (
+            restricted_softmax_cross_entropy(out.logits, y, client.label_counts, self.alpha, soft=True)
+            + self.centre_weight * centre_cross_entropy(features, y, centres, self.max_margin)
+            + self.decorrelation_weight * decorrelation(features, y)
+        )
