@@ -91,11 +91,11 @@ def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Confi
     from fedskew.diagnosis.page import diagnosis_document
     from fedskew.diagnosis.start import starting_config, to_yaml
     from fedskew.experiment.config import Config, with_values
-    from fedskew.report.naming import setting_name
+    from fedskew.report.naming import split_name
     from fedskew.report.page.render import page
     from fedskew.report.writing import write_text
 
-    title = f"Diagnosis of {Path(counts).name if counts else setting_name(given) if given else 'a federation'}"
+    title = f"Diagnosis of {Path(counts).name if counts else split_name(given) if given else 'a federation'}"
     config = given if given is not None else with_values(Config(), {"data": "path/to/your/data"})
     start = starting_config(found.method, len(found.counts.clients), config, Path(counts) if counts else None)
     write_text(target, page(diagnosis_document(found, title, to_yaml(start))))

@@ -132,7 +132,7 @@ class Diagnosis:
 
     def settings(self) -> Table:
         rows: list[list[Cell]] = [
-            [n.setting.label, number(n.distance, 3), "near" if n.near else "far",
+            [n.setting.label, n.distance, "near" if n.near else "far",
              ", ".join(sorted({source for s in n.setting.scores for source in s.source.split(", ")}))]
             for n in self.neighbours
         ]  # fmt: skip

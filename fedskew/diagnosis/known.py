@@ -168,7 +168,7 @@ def _rerun(results: str | Path | None) -> Iterator[tuple[KnownSetting, Score]]:
             continue
         values = flat(config)
         alike = setting, json.dumps({k: v for k, v in values.items() if not k.startswith("method.")}, sort_keys=True)
-        about[alike] = f"rerun, {config.model}, {config.rounds} rounds"
+        about[alike] = f"rerun: {config.model} for {config.rounds} rounds"
         variant = json.dumps(config.method_params, sort_keys=True)
         variants = groups.setdefault(alike, {}).setdefault(config.method, {})
         variants.setdefault(variant, {})[config.seed] = 100 * record.curve[-1][1]
@@ -201,6 +201,7 @@ class Neighbour:
 
     setting: KnownSetting
     distance: float
+    """To a hundredth: the drawn splits of a setting differ by more."""
 
     @property
     def near(self) -> bool:
@@ -213,12 +214,12 @@ def nearest(skew: Skew, settings: Iterable[KnownSetting], most: int = 5) -> list
     found = []
     for setting in settings:
         try:
-            found.append(Neighbour(setting, distance(place, setting.place())))
+            found.append(Neighbour(setting, round(distance(place, setting.place()), 2)))
         except UserError:  # a split that cannot be drawn any more
             continue
 
-    def order(one: Neighbour) -> float:
+    def order(one: Neighbour) -> tuple[float, float]:
         unlike = abs(np.log10(one.setting.clients / skew.clients)) + abs(np.log10(one.setting.classes / skew.classes))
-        return one.distance + 0.03 * float(unlike)
+        return one.distance, float(unlike)
 
     return sorted(found, key=order)[:most]

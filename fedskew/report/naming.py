@@ -82,8 +82,12 @@ def setting_label(config: Config, varied: Sequence[str]) -> str:
 
 
 def setting_name(config: Config) -> str:
+    return f"{split_name(config)}, {config.model}"
+
+
+def split_name(config: Config) -> str:
     clients = f", {config.partition.clients} clients" if config.partition.clients else ""
-    return f"{config.data}, {_rule_name(config)}{clients}, {config.model}"
+    return f"{config.data}, {_rule_name(config)}{clients}"
 
 
 def _rule_name(config: Config, without: Collection[str] = ()) -> str:

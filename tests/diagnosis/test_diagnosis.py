@@ -121,6 +121,10 @@ def test_results_of_reruns_are_found(tmp_path: Path) -> None:
     (score,) = [s for s in setting.scores if s.method == "fedvls" and s.seeds]
     assert score.gain == pytest.approx(12.5)
     assert score.seeds == 1
+    neighbours = [Neighbour(setting, 0.0)]
+    table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
+    (row,) = Diagnosis(table, neighbours).settings().rows
+    assert "rerun: auto for 1 rounds" in str(row[3]).split(", ")
 
 
 def test_of_an_ablation_s_variants_the_one_that_was_run_most_counts(tmp_path: Path) -> None:
@@ -183,3 +187,11 @@ def test_no_stand_in_is_said_after_the_diagnosis(
     told = capsys.readouterr()
     assert "Measures of skew" in told.out
     assert "no dataset at hand has 3 classes" in told.err
+
+
+def test_neighbours_come_by_distance_and_among_equals_by_likeness(known: list[KnownSetting]) -> None:
+    found = nearest(Skew(np.array([[100, 0, 3], [0, 80, 0], [5, 5, 60]])), known, most=len(known))
+    distances = [neighbour.distance for neighbour in found]
+    assert distances == sorted(distances)
+    equal = [neighbour.setting.clients for neighbour in found if neighbour.distance == distances[0]]
+    assert equal == sorted(equal), "three clients are more like ten than like a hundred"
