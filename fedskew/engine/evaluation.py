@@ -16,7 +16,7 @@ from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.execution import Memory, captured, compiled
 from fedskew.engine.network import ModelState, Network
 from fedskew.engine.rows import RowLayout
-from fedskew.engine.transfer import Fetch, beside
+from fedskew.engine.transfer import Fetch, stream_for
 from fedskew.methods.stages import Survey
 
 _BATCH = 1000
@@ -39,7 +39,7 @@ class Evaluator:
         """The same, to be waited for later: a GPU tests beside what else it is given."""
         device = self._data.y.device
         if labels is None and device.type == "cuda" and self._captured(model):
-            stream = beside("testing", device)
+            stream = stream_for("testing", device)
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 cells = Fetch({"": self._replayed(model)})

@@ -18,7 +18,7 @@ from fedskew.engine.execution import Memory, Step, captured, compiled
 from fedskew.engine.local_step import Batches, directions
 from fedskew.engine.network import Network
 from fedskew.engine.slot_layouts import Layouts
-from fedskew.engine.transfer import beside
+from fedskew.engine.transfer import stream_for
 from fedskew.engine.work import RoundWork, sgd_
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Tensors
@@ -183,7 +183,7 @@ class Program:
         if not self._on_gpu:
             yield
             return
-        steps, staging = torch.cuda.current_stream(self._device), beside("staging", self._device)
+        steps, staging = torch.cuda.current_stream(self._device), stream_for("staging", self._device)
         launched = steps.record_event()
         staging.wait_event(launched if first or self._launched is None else self._launched)
         self._launched = launched

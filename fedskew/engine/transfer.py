@@ -42,7 +42,7 @@ class Fetch:
         """The same while the device goes on with what it is given next; the tensors must live until they are read."""
         if device.type != "cuda":
             return cls(tensors)
-        stream = beside("copying", device)
+        stream = stream_for("copying", device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             return cls(tensors)
@@ -76,12 +76,3 @@ def stream_for(purpose: str, device: torch.device) -> torch.cuda.Stream:  # noqa
     """A stream of its own, always the same: programs captured in one stream share a workspace of cuBLAS, so that those
     which run at the same time must come from different ones."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-BESIDE = False
-"""Whether a GPU is given several things at a time; not before that has been seen to give the same bits on one."""
-
-
-def beside(purpose: str, device: torch.device) -> torch.cuda.Stream:
-    """The stream in which a device does something beside the training."""
-    return stream_for(purpose, device) if BESIDE else torch.cuda.current_stream(device)

@@ -31,7 +31,6 @@ from fedskew.engine import (
     on_host,
     survey,
     to_device,
-    transfer,
     worth_compiling,
 )
 from fedskew.experiment.aggregation import merged_buffers, of_client, of_rows
@@ -85,7 +84,7 @@ class Server:
         self._enlistment = Enlistment(federation, config)
         self._workshop: Workshop = beside._workshop if beside else self._new_workshop()
         self.device = self._workshop.devices[0]
-        self.overlaps = self.device.type == "cuda" and transfer.BESIDE
+        self.overlaps = self.device.type == "cuda"
         """Whether the device works on by itself, so that rounds may overlap."""
         bench = beside._narrow if beside else self._workshop.bench(model, config.engine)
         self.network, self.engine = bench.network, bench.engine

@@ -90,6 +90,22 @@ def test_overlapping_rounds_are_the_rounds_one_after_another(method: str, engine
     assert rows == expected_rows
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", RUNS)
+def test_they_are_on_a_gpu_too(method: str) -> None:
+    def fresh() -> Server:
+        return server(
+            image_federation(), method, norm_and_dropout(), RUNS[method], engine="stacked", rounds=4, device="cuda",
+            clients_per_round=3, precision="float32",
+        )  # fmt: skip
+
+    one_after_another = fresh()
+    one_after_another.overlaps = False
+    (state, rows), (expected, expected_rows) = overlapped(fresh()), finished(one_after_another)
+    assert same_bits(state, expected)
+    assert rows == expected_rows
+
+
 @pytest.mark.parametrize("settings", [{"eval_every": 2}, {"eval_every": 9}, {"eval_local": True}])
 def test_whatever_is_tested_and_when(settings: dict[str, Any]) -> None:
     def fresh() -> Server:
