@@ -12,27 +12,18 @@ from collections.abc import Sequence
 import torch
 
 from fedskew.experiment.config import Config
-from fedskew.models import MODELS
 from fedskew.sweep.job import Job
 
 Bundle = list[Job]
 
 USUAL = 8
-"""Runs in one stack, where that pays and the user does not say."""
+"""Runs in one stack, where the user does not say."""
 
 
 def usual_together(config: Config) -> int:
-    """How many such runs suit the machine: several where a stack is what trains them, hence on a GPU, and on a CPU
-    networks without convolutions."""
-    if config.engine == "auto":
-        on_gpu = config.device != "cpu" and torch.cuda.is_available()
-        return USUAL if on_gpu or _is_dense(config.model) else 1
-    return USUAL if config.engine == "stacked" else 1
-
-
-def _is_dense(model: str) -> bool:
-    """Whether it takes more than images, as no convolutional network here does."""
-    return model in MODELS and MODELS[model].kinds != ("image",)
+    """How many such runs suit the machine: several where a GPU stacks them, for a CPU is busy with one."""
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    return USUAL if on_gpu and config.engine in ("auto", "stacked") else 1
 
 
 def bundled(jobs: Sequence[Job], workers: int, together: int | None = None) -> list[Bundle]:

@@ -47,20 +47,11 @@ def test_what_differs_in_more_than_the_seed_stays_apart(tiny_job) -> None:
     assert labels([usual, *others], 1, 8) == list("abcdefghij")
 
 
-@pytest.mark.parametrize(
-    ("values", "stacks"),
-    [
-        ({"model": "dnn"}, True),
-        ({"model": "fasttext"}, True),
-        ({"model": "cnn"}, False),
-        ({"model": "cnn", "engine": "stacked"}, True),
-        ({"model": "dnn", "engine": "plain"}, False),
-        ({"model": "dnn", "engine": "pool-stacked"}, False),
-        ({"model": "my.module:factory"}, False),
-    ],
-)
-def test_runs_share_a_stack_where_a_stack_is_what_trains_them(values, stacks: bool, monkeypatch) -> None:
-    assert usual_together(Config(device="cpu", **values)) == (USUAL if stacks else 1)
+@pytest.mark.parametrize(("engine", "stacks"), [("auto", True), ("stacked", True), ("plain", False)])
+def test_runs_share_a_stack_where_a_gpu_stacks_them(engine: str, stacks: bool, monkeypatch) -> None:
+    assert usual_together(Config(device="cpu", engine=engine)) == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert usual_together(Config(device="auto", engine=engine)) == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    engine = values.get("engine", "auto")
-    assert usual_together(Config(device="auto", **values)) == (USUAL if engine in ("auto", "stacked") else 1)
+    assert usual_together(Config(device="cpu", engine=engine)) == 1
+    assert usual_together(Config(device="auto", engine=engine)) == (USUAL if stacks else 1)
