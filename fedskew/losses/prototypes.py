@@ -40,8 +40,6 @@ def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, know
     x, g = features.flatten(1), prototypes.detach()
     members = class_masks(targets, len(known)).to(x.dtype)
     means = members.T @ x / members.sum(dim=0).clamp(min=1).unsqueeze(-1)
-    origin = (g * known.unsqueeze(-1)).sum(dim=0) / known.sum().clamp(min=1)  # near the points, their squares are small
-    g, means = g - origin, means - origin
     here = (members.sum(dim=0) > 0) & known
     pairs = here.unsqueeze(-1) & known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
     shortfall = (_distances(g, g) - _distances(means, g)).clamp(min=0)
@@ -51,8 +49,6 @@ def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, know
 def centre_cross_entropy(features: Tensor, targets: Tensor, centres: Tensor, max_margin: float = 100.0) -> Tensor:
     """CE(−d_c, y), d_c = ‖f − μ_c‖ + m·1[c = y], m the largest distance between two of the `centres[C, d]` (FedLF)."""
     x, g = features.flatten(1), centres.detach()
-    origin = g.mean(dim=0)
-    x, g = x - origin, g - origin
     margin = _distances(g, g).amax().clamp(max=max_margin)
     return cross_entropy(-_distances(x, g) - margin * class_masks(targets, len(g)), targets)
 
@@ -60,9 +56,12 @@ def centre_cross_entropy(features: Tensor, targets: Tensor, centres: Tensor, max
 def _distances(some: Tensor, others: Tensor) -> Tensor:
     """‖a − b‖ of every pair, from their products, so that no [C, C, d] is made.
 
-    The difference of large squares is rounding where two coincide: there it is 0, with a slope of 0.
+    In float64, for which there is no TF32: the difference of squares keeps few of their digits. Points that coincide
+    but for rounding, theirs or that of the squares, have a distance of 0 with a slope of 0.
     """
-    lengths = some.square().sum(dim=-1, keepdim=True) + others.square().sum(dim=-1)
-    squares = lengths - 2 * some @ others.T
-    apart = squares > 4 * torch.finfo(squares.dtype).eps * lengths
-    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
+    a, b = some.double(), others.double()
+    lengths = a.square().sum(dim=-1, keepdim=True) + b.square().sum(dim=-1)
+    squares = lengths - 2 * a @ b.T
+    rounding = max((16 * torch.finfo(some.dtype).eps) ** 2, 64 * torch.finfo(torch.float64).eps)
+    apart = squares > rounding * lengths
+    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0).to(some.dtype)

@@ -74,6 +74,16 @@ def test_a_mean_on_or_next_to_another_class_s_prototype_has_a_bounded_slope(
     assert slope.norm() < 1.5
 
 
+def test_points_that_differ_by_their_rounding_only_have_no_slope() -> None:
+    """Its direction would be that of rounding, which no two programs share."""
+    _, _, prototypes, _ = drawn(3)
+    nearly = torch.nextafter(prototypes[3].float(), torch.tensor(9.0)).unsqueeze(0)
+    known = (torch.arange(CLASSES) == 2) | (torch.arange(CLASSES) == 3)
+    value, slope = with_slope(prototype_margin, nearly, torch.tensor([2]), prototypes.float(), known)
+    assert value == pytest.approx(float(torch.dist(prototypes[2], prototypes[3])), rel=1e-6)
+    assert (slope == 0).all()
+
+
 def test_equal_prototypes_leave_no_margin() -> None:
     prototypes = torch.full((CLASSES, WIDTH), 0.1, dtype=torch.float64)
     features, targets, _, known = drawn(2)
