@@ -6,7 +6,6 @@ round, wherever their rounds allow it, and one that ends or fails leaves the oth
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,8 @@ class _Run:
     server: Server
     rounds: Rounds
     under_way: RoundInProgress | None = None
+    apart: bool = False
+    """Whether training it with others went wrong."""
 
     @property
     def now(self) -> RoundInProgress:
@@ -37,7 +38,8 @@ class _Run:
     @property
     def stacks(self) -> bool:
         """Whether others may join its round, as far as the engine goes; that of a later stage may be its own."""
-        return isinstance(self.now.engine, StackedEngine) and self.now.engine is self.server.engine
+        engine = self.now.engine
+        return isinstance(engine, StackedEngine) and engine is self.server.engine and not self.apart
 
 
 def run_together(runs: Sequence[tuple[Server, Rounds]]) -> Iterator[tuple[int, Ended]]:
@@ -110,8 +112,13 @@ def _trained(group: Sequence[_Run]) -> list[Trained | Exception]:
     A run that is left alone stays in the form of several, for which programs are there.
     """
     if group[0].stacks:
-        with contextlib.suppress(Exception):  # it shows again if the run itself is the cause
+        try:
             return list(_trained_as_one(group))
+        except Exception as error:  # it shows again if a run itself is the cause
+            for run in group:
+                run.apart = True
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            group[0].now.engine.notices.append(f"runs cannot be trained as one, so each is by itself: {reason}")
     return [_trained_alone(run) for run in group]
 
 

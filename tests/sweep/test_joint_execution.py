@@ -126,6 +126,21 @@ def test_where_training_as_one_fails_it_shows_whose_round_it_was(seeds, monkeypa
     assert all("this solver is broken" in outcome.reason for outcome in outcomes.values())
 
 
+def test_what_cannot_be_trained_as_one_is_tried_once(seeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def failing(works: Any) -> Any:
+        tried.append(len(works))
+        raise MemoryError("too many at once")
+
+    monkeypatch.setattr(together, "joint_work", failing)
+    jobs = seeds()
+    outcomes = ended(jobs, Terms())
+    assert tried == [3]
+    for job in jobs:
+        assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
+
+
 def test_a_stopped_bundle_continues_where_each_run_was(seeds, joined, tmp_path: Path, monkeypatch) -> None:
     jobs, terms = seeds(rounds=6), Terms(str(tmp_path), deadline=time.time() + 3600)
     late: list[bool] = []
