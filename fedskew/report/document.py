@@ -67,7 +67,11 @@ def document(gathered: Gathered, with_features: bool = True) -> Document:
     if summary is not None and not shown:
         note = f"{len(found)} settings are too many to show each in detail; give the runs of one to see them."
         summary = replace(summary, words=[*summary.words, note])
-    title = setting_name(found[0].config) if not many else f"{len(gathered.runs)} runs in {len(found)} settings"
+    title = (
+        setting_name(found[0].config)
+        if not many
+        else f"{sum(len(s.runs) for s in found)} runs in {len(found)} settings"
+    )
     return Document(title, chapters, summary, gathered.unreadable)
 
 

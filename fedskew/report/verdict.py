@@ -52,7 +52,7 @@ def _alone(contender: Contender, setting: Setting) -> list[str]:
     return [
         f"{contender.label} recognises {_percent(contender.accuracy)} of the test set "
         f"({_seeds(contender)}){_spread(contender)}.",
-        *_weakest(contender, setting),
+        *_weakest(contender, setting, "Its"),
     ]
 
 
@@ -67,12 +67,13 @@ def _compared(methods: Sequence[Contender], setting: Setting) -> list[str]:
     said += [] if equal else [_lead(second, lead)]
     if unsure := [c for c in methods[2:] if c is not baseline and _open(against[c.label])]:
         names = ", ".join(c.label for c in unsure)
-        said.append(f"Not told apart from {best.label} either: {names}.")
+        said.append(f"Not told apart from {best.label}{' either' if _open(lead) else ''}: {names}.")
     if baseline is not None and baseline not in (best, second) and baseline.tested:
         said.append(_over_baseline(baseline, against[baseline.label]))
     if baseline is not None and baseline is not best and baseline.tested:
         said += _classes(best, baseline, setting.classes)
-    return [*said, *_weakest(best, setting), *_cost(best, baseline)]
+    it, its = (best.label, f"{best.label}'s") if equal else ("It", "Its")
+    return [*said, *_weakest(best, setting, its), *_cost(best, baseline, it)]
 
 
 def _on_fewer_seeds(setting: Setting) -> list[str]:
@@ -165,20 +166,20 @@ def _of_seeds(contender: Contender, seeds: set[int]) -> np.ndarray[tuple[int, ..
     return contender.class_accuracy()[rows]
 
 
-def _weakest(contender: Contender, setting: Setting) -> list[str]:
+def _weakest(contender: Contender, setting: Setting, its: str) -> list[str]:
     mean = contender.class_accuracy().mean(axis=0)
     if not np.isfinite(mean).any():
         return []
     worst = int(np.nanargmin(mean))
     lost = [setting.classes[c] for c in np.flatnonzero(mean < LOST)]
-    said = f"Its weakest class is {setting.classes[worst]} with {_percent(float(mean[worst]))}"
+    said = f"{its} weakest class is {setting.classes[worst]} with {_percent(float(mean[worst]))}"
     if not lost:
         return [f"{said}; no class is lost."]
     more = f" and {len(lost) - MOST_CLASSES} more" if len(lost) > MOST_CLASSES else ""
     return [f"{said}; lost (below {100 * LOST:.0f} %): {', '.join(lost[:MOST_CLASSES])}{more}."]
 
 
-def _cost(best: Contender, baseline: Contender | None) -> list[str]:
+def _cost(best: Contender, baseline: Contender | None, it: str) -> list[str]:
     """Of whole runs: half a run costs half."""
     if baseline is None or baseline is best or not (best.finished and baseline.finished):
         return []
@@ -189,8 +190,8 @@ def _cost(best: Contender, baseline: Contender | None) -> list[str]:
         if own and its and abs(own / its - 1) >= 0.005:
             told.append(f"{own / its:.2f} times the {what} of {baseline.label}")
     if told:
-        return [f"It costs {' and '.join(told)}."]
-    return [f"It costs no more than {baseline.label}."] if known else []
+        return [f"{it} costs {' and '.join(told)}."]
+    return [f"{it} costs no more than {baseline.label}."] if known else []
 
 
 def _bounds(bounds: Sequence[Contender]) -> list[str]:

@@ -26,6 +26,7 @@ def scalars(row: Row) -> dict[str, float]:
         "cost/bytes": sum(row["bytes"].values()) if "bytes" in row else None,
         "local/drift_diversity": row.get("drift_diversity"),
     }
+    found |= {f"tally/{name.replace(' ', '_')}": number for name, number in row.get("tally", {}).items()}
     if row.get("model", "global") == "global":
         evaluation = row.get("evaluation", {})
         found |= {f"test/{name}": evaluation.get(name) for name in _EVALUATED}

@@ -99,3 +99,13 @@ def test_rows_must_fit_their_columns() -> None:
 def test_numbers_are_rounded_without_a_negative_zero() -> None:
     assert str(number(-0.001)) == "0.0"
     assert number(float("nan")) is None
+
+
+def test_many_curves_with_long_names_leave_room_for_themselves(tmp_path: Path) -> None:
+    """Matplotlib warns, which is an error here, where a legend squeezes a panel to nothing."""
+    names = [f"fedlmd, clients_per_round=None, local_epochs=1, beta=0.{i}" for i in range(12)]
+    charts = [
+        Lines(f"l{n}", "curves", "beta", "accuracy %", [Line(name, [0, 1], [1, 2], style=i)
+              for i, name in enumerate(names[:n])]) for n in (2, 12, 7, 6, 3)
+    ]  # fmt: skip
+    save_figure(Figure("f", "all", charts, 2), tmp_path / "f.png")

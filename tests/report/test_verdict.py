@@ -67,6 +67,7 @@ def test_equal_methods_are_called_equal() -> None:
     text = said(*(made_up(m, s, GOOD) for m in ("fedavg", "fedvls") for s in (0, 1)))
     assert text.startswith("fedavg and fedvls are equally good here: 80.0 %")
     assert "leads" not in text
+    assert "fedavg's weakest class is class 2" in text, "which of the two is said"
 
 
 def test_the_best_of_several_is_corrected_for_all_pairs() -> None:

@@ -32,6 +32,7 @@ def test_a_round_s_numbers_have_names_that_tools_group_by() -> None:
     assert told["test/accuracy"] == 0.25
     assert told["class/0"] == 0.5
     assert "class/1" not in told
+    assert scalars(row | {"tally": {"distilled": 5, "expert 0": 3}})["tally/expert_0"] == 3
     assert "test/accuracy" not in scalars(row | {"model": "expert.0"})
 
 

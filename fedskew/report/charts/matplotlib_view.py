@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import singledispatch
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedskew.errors import UserError, unknown
 from fedskew.report.charts.chart import Bars, Chart, Figure, Heat, Lines, Points
+from fedskew.report.charts.matplotlib_text import add_legends, legend_height, plain, put_names, title
 from fedskew.report.charts.palette import AMOUNT, DIFFERENCE, colour
 
 if TYPE_CHECKING:
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 COLUMN, PAGE = 3.5, 7.2
 """Inches: one column and the full width of a two-column paper."""
 FORMATS = ("png", "svg", "pdf")
-MOST_LABELS = 30
-MOST_NUMBERS = 10
-"""Numbers on an axis, such as rounds."""
-MOST_INSIDE = 5
-"""Curves whose legend leaves room for them."""
-LETTERS = 13
-"""That find room in an inch."""
 STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -55,43 +48,26 @@ def save_figure(figure: Figure, target: Path) -> None:
     except ImportError as error:
         raise UserError("pictures need matplotlib: install fedskew[report]") from error
     columns = min(figure.columns, len(figure.charts))
-    rows = -(-len(figure.charts) // columns)
     with matplotlib.rc_context(STYLE):
         width = PAGE if columns > 1 or figure.wide else COLUMN
-        height = rows * max(1.9, max(_height(chart) for chart in figure.charts))
-        picture = Picture(figsize=(width, height), layout="constrained")
+        each = [_height(chart) + legend_height(chart, width / columns) for chart in figure.charts]
+        heights = [max(each[first : first + columns]) for first in range(0, len(each), columns)]
+        picture = Picture(figsize=(width, sum(heights)), layout="constrained")
         FigureCanvasAgg(picture)
-        panels = picture.subplots(rows, columns, squeeze=False).ravel()
+        ratios = {"height_ratios": heights}
+        panels = picture.subplots(len(heights), columns, squeeze=False, gridspec_kw=ratios).ravel()
         for chart, axes in zip(figure.charts, panels, strict=False):
             draw(chart, axes)
-            axes.set_title(fill(_plain(chart.title), int(LETTERS * width / columns)))
+            axes.set_title(title(chart.title, width / columns))
         for axes in panels[len(figure.charts) :]:
             axes.remove()
-        _add_legends(picture, figure, list(panels[: len(figure.charts)]))
+        add_legends(picture, figure, list(panels[: len(figure.charts)]))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             stamp = {} if target.suffix.lower() == ".png" else _no_date(target.suffix.lower())
             picture.savefig(target, dpi=300, metadata=stamp)
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from error
-
-
-def _add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
-    """One below all panels that show the same series; curves that stand alone have room for their own."""
-    wanted = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
-    named = [p for p in wanted if 1 < len(p.get_legend_handles_labels()[1]) <= MOST_LABELS]
-    if not named:
-        return
-    labels = {tuple(p.get_legend_handles_labels()[1]) for p in named}
-    alone = len(panels) == 1 and isinstance(figure.charts[0], Lines)
-    if len(labels) > 1 or alone:
-        for axes in named:
-            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "ncols": 2}
-            axes.legend(frameon=False, **(below if len(axes.lines) > MOST_INSIDE else {}))
-        return
-    handles, names = named[0].get_legend_handles_labels()
-    columns = 5 if len(panels) > 1 or figure.wide else 3
-    picture.legend(handles, names, loc="outside lower center", ncols=min(columns, len(names)), frameon=False)
 
 
 def checked_formats(text: str) -> list[str]:
@@ -110,7 +86,7 @@ def _no_date(suffix: str) -> dict[str, Any]:
 
 def _height(chart: Chart) -> float:
     if isinstance(chart, Heat):
-        return min(5.0, 1.2 + 0.16 * len(chart.rows))
+        return max(1.9, min(5.0, 1.2 + 0.16 * len(chart.rows)))
     longest = max(map(len, chart.categories), default=0) if isinstance(chart, Bars) else 0
     return 2.4 + min(1.5, 0.03 * max(0, longest - 10))
 
@@ -128,7 +104,7 @@ def _(chart: Lines, axes: Any) -> None:
         axes.plot(
             line.x,
             _numbers(line.y),
-            label=_plain(line.name),
+            label=plain(line.name),
             color=colour(line.style),
             linestyle=_DASHES[line.style % len(_DASHES)],
             marker=_MARKERS[line.style % len(_MARKERS)] if few else None,
@@ -162,14 +138,14 @@ def _(chart: Bars, axes: Any) -> None:
             bottom=bottom if chart.stacked else None,
             yerr=None if one.errors is None else np.nan_to_num(_numbers(one.errors)),
             error_kw={"linewidth": 0.6},
-            label=_plain(one.name),
+            label=plain(one.name),
             color=colour(one.style),
             hatch=("", "//", "..", "\\\\", "xx")[one.style % 5],
             edgecolor="white",
             linewidth=0.3,
         )
         bottom = bottom + values
-    _named(axes, "x", chart.categories)
+    put_names(axes, "x", chart.categories)
     _axes(axes, chart.category_label, chart.value_label)
     if chart.value_range:
         axes.set_ylim(*chart.value_range)
@@ -188,9 +164,9 @@ def _(chart: Heat, axes: Any) -> None:
         axes.set_ylim(cells.shape[0] - 0.3, -0.7)
     else:
         marks = axes.imshow(cells, aspect="auto", interpolation="none", **_colours(chart, cells))
-    axes.figure.colorbar(marks, ax=axes, label=_plain(chart.value_label))
-    _named(axes, "x", chart.columns)
-    _named(axes, "y", chart.rows)
+    axes.figure.colorbar(marks, ax=axes, label=plain(chart.value_label))
+    put_names(axes, "x", chart.columns)
+    put_names(axes, "y", chart.rows)
     _axes(axes, chart.column_label, chart.row_label)
     if chart.written and cells.size <= 400:
         for (r, c), value in np.ndenumerate(np.ma.filled(cells, np.nan)):
@@ -218,44 +194,16 @@ def _(chart: Points, axes: Any) -> None:
     for cloud in chart.clouds:
         mark = _MARKERS[cloud.style % len(_MARKERS)]
         axes.scatter(
-            cloud.x, cloud.y, s=4, color=colour(cloud.style), marker=mark, linewidths=0.4, label=_plain(cloud.name)
+            cloud.x, cloud.y, s=4, color=colour(cloud.style), marker=mark, linewidths=0.4, label=plain(cloud.name)
         )
     axes.set_xticks([])
     axes.set_yticks([])
 
 
-def _named(axes: Any, side: str, names: Any) -> None:
-    if len(names) > (MOST_NUMBERS if side == "x" and all(map(str.isdigit, names)) else MOST_LABELS):
-        every = -(-len(names) // MOST_NUMBERS)
-        places = range(0, len(names), every)
-        names = [names[i] for i in places]
-    else:
-        places = range(len(names))
-    told = [_plain(name) for name in names]
-    room = LETTERS * _panel_inches(axes) / max(1, len(told))
-    turn: dict[str, Any] = {}
-    if side == "x" and max(map(len, told), default=0) > room:
-        if max(len(word) for name in told for word in name.split()) <= room:
-            told = [fill(name, int(room)) for name in told]
-        else:
-            turn = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    getattr(axes, f"set_{side}ticks")(places, labels=told, **turn)
-
-
-def _panel_inches(axes: Any) -> float:
-    """How wide a panel's axis is, about: what stands beside it takes a fifth."""
-    return float(0.8 * axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols)
-
-
 def _axes(axes: Any, x: str, y: str) -> None:
-    axes.set_xlabel(_plain(x))
-    axes.set_ylabel(_plain(y))
+    axes.set_xlabel(plain(x))
+    axes.set_ylabel(plain(y))
 
 
 def _numbers(values: Any) -> Any:
     return np.array([np.nan if v is None else v for v in values], np.float64)
-
-
-def _plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
-    return text.replace("$", r"\$")

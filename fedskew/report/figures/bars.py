@@ -28,7 +28,11 @@ def local_update(settings: Sequence[Setting]) -> Figure:
                 BarSeries("updated local model", [percent(a) for a in one["class_accuracy"]], style=1),
             ]
             aggregated = run.evaluations[row["model_round"]].accuracy
-            title = titled(f"{c.label}, client {one['client']}; aggregated {100 * aggregated:.1f} %", setting, settings)
+            title = titled(
+                f"{c.label}, client {one['client']}; aggregated {100 * aggregated:.1f}\N{NO-BREAK SPACE}%",
+                setting,
+                settings,
+            )
             panels.append(Bars(f"update-{c.style}", title, "class", "accuracy %", setting.classes, series, (0, 100)))
     return Figure("local-update", "Class by class before and after a local update", panels, min(2, len(panels)))
 
