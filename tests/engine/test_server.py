@@ -237,6 +237,7 @@ def test_the_groups_that_pkd_finds_are_noted() -> None:
     recorded = np.array(row["survey"]["probability"])
     np.testing.assert_allclose(recorded, [probability[y == c].mean(axis=0) for c in range(4)], rtol=1e-5)
     assert row["survey"].keys() == {"probability"}, "nobody's label counts"
+    assert state.notes.keys() == {"groups"}, "what checkpoints keep and sites are sent"
     _, rows_after = finished(this, state)
     assert [r["stage"] for r in rows_after] == [*(f"expert {i}" for i in range(len(expected))), "distil"]
     assert not any("survey" in r for r in rows_after), "it is recorded once"
