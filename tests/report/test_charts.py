@@ -49,6 +49,14 @@ def test_plotly_takes_every_chart(chart: Chart) -> None:
     assert len(drawn.data) >= 1
 
 
+@pytest.mark.parametrize(
+    ("chart", "top"), [(HEAT, 6), (replace(HEAT, top=10), 10), (replace(HEAT, values=[[0], [None]]), 1)]
+)
+def test_colours_of_an_amount_begin_at_nothing(chart: Heat, top: float) -> None:
+    (drawn,) = plotly(chart)["data"]
+    assert (drawn["zmin"], drawn["zmax"]) == (0, top)
+
+
 def test_names_cannot_be_markup() -> None:
     assert "<b>" not in str(plotly(BARS))
 

@@ -133,8 +133,9 @@ def _(chart: Heat) -> Json:
         f"<br>{_safe(chart.value_label)}: %{{z:.4~g}}<extra></extra>",
         **_SCALES[chart.scale],
     }
-    if chart.top is not None:
-        heat["zmax"] = chart.top
+    if chart.scale == "amount":  # Plotly takes zmin only with zmax
+        largest = max((v for row in chart.values for v in row if v is not None), default=0.0)
+        heat["zmax"] = chart.top if chart.top is not None else largest or 1.0
     if chart.written:
         heat["texttemplate"] = "%{z:.0f}"
     return {"data": [heat], "layout": layout}
