@@ -30,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("diagnose", epilog=examples(EXAMPLES))(_command)
 
 
-@takes_settings(SPLIT)
+@takes_settings((*SPLIT, "clients_per_round"))
 def _command(
     settings: Settings,
     counts: Annotated[
@@ -60,7 +60,7 @@ def _command(
 
     page = None if out is None else page_path(out)
     table, given = _federation(settings, counts)
-    found = Diagnosis.of(table, results)
+    found = Diagnosis.of(table, results, settings.config().clients_per_round)
     if page is not None:
         _write_page(page, found, counts, given)
     if as_json:
@@ -70,7 +70,7 @@ def _command(
     if save is not None:
         from fedskew.diagnosis.start import save_start
 
-        save_start(Path(save), found.method, table, given, split=counts is None)
+        save_start(Path(save), found.method, found.per_round, table, given, split=counts is None)
         notice(f"configuration in {save}: fedskew run -c {save}")
     if page is not None:
         notice(f"page in {page}")
@@ -97,7 +97,7 @@ def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Confi
 
     title = f"Diagnosis of {Path(counts).name if counts else split_name(given) if given else 'a federation'}"
     config = given if given is not None else with_values(Config(), {"data": "path/to/your/data"})
-    start = starting_config(found.method, len(found.counts.clients), config, Path(counts) if counts else None)
+    start = starting_config(found.method, found.per_round, config, Path(counts) if counts else None)
     write_text(target, page(diagnosis_document(found, title, to_yaml(start))))
 
 

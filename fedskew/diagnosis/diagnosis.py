@@ -14,6 +14,8 @@ from fedskew.diagnosis.advice import Candidate, candidates, recommended
 from fedskew.diagnosis.known import NEAR, Neighbour, known_settings, nearest
 from fedskew.diagnosis.label_counts import LabelCounts
 from fedskew.diagnosis.skew import BETAS, Skew
+from fedskew.diagnosis.start import usual_per_round
+from fedskew.errors import UserError
 from fedskew.report.charts.table import Cell, Table, number
 
 
@@ -23,10 +25,17 @@ class Diagnosis:
 
     counts: LabelCounts
     neighbours: list[Neighbour]
+    per_round: int | None = None
+    """Clients that take part in a round; None: all."""
 
     @classmethod
-    def of(cls, counts: LabelCounts, results: str | Path | None = None) -> Diagnosis:
-        return cls(counts, nearest(Skew(counts.counts), known_settings(results)))
+    def of(cls, counts: LabelCounts, results: str | Path | None = None, per_round: int | None = None) -> Diagnosis:
+        clients = len(counts.clients)
+        if per_round is not None and per_round > clients:
+            raise UserError(f"clients_per_round is {per_round}; expected at most {clients}, the number of clients")
+        per_round = per_round or usual_per_round(clients)
+        share = min(per_round or clients, clients) / clients
+        return cls(counts, nearest(Skew(counts.counts), known_settings(results), share), per_round)
 
     @cached_property
     def skew(self) -> Skew:
@@ -82,6 +91,12 @@ class Diagnosis:
             if k == 1 and len(self.counts.clients) > 1
         ]
 
+    @property
+    def _participants(self) -> str:
+        clients = len(self.counts.clients)
+        every = self.per_round is None or self.per_round >= clients
+        return "all clients" if every else f"{self.per_round} of {clients} clients"
+
     def _neighbourhood(self) -> Iterator[str]:
         if not self.neighbours:
             yield "No published setting is known to compare with."
@@ -89,11 +104,15 @@ class Diagnosis:
         closest = self.neighbours[0]
         if not closest.near:
             yield (
-                f"No published setting is near (the nearest, {closest.setting.label}, is {closest.distance:.2f} away; "
+                f"No published setting with a like share of clients in a round is near (with {self._participants}, the "
+                f"nearest, {closest.setting.label}, is {closest.distance:.2f} away; "
                 f"near is up to {NEAR}): no number of others can be relied on here. Compare methods yourself."
             )
             return
-        yield f"The nearest published setting is {closest.setting.label} (distance {closest.distance:.2f})."
+        yield (
+            f"With {self._participants} in a round, the nearest published setting is {closest.setting.label} (distance "
+            f"{closest.distance:.2f}); settings where a much smaller or larger share takes part do not count."
+        )
         best = next((c for c in self.candidates if c.method == self.method), None)
         if best is None or best.gain <= 0:
             yield "In near settings no method was better than FedAvg."

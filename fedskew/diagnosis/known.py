@@ -26,6 +26,9 @@ ACCURACIES = ("best", "last-50 accuracy")
 """The metrics of tables that say how good a model is overall."""
 NEAR = 0.1
 """Settings up to this far apart count as near: on average their measures differ by ten points."""
+LIKE_PARTICIPATION = 2.0
+"""Shares of the clients in a round that differ by up to this factor are alike. What helps where few take part may harm
+where all do (RESULTS.md, the map), so that other settings tell nothing."""
 SEEDS = (0, 1)
 """Splits of a setting over which its measures are averaged."""
 SAMPLES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000,
@@ -74,6 +77,11 @@ class KnownSetting:
     @property
     def classes(self) -> int:
         return DATASETS[self.dataset].classes
+
+    @property
+    def participation(self) -> float:
+        """The share of the clients that take part in a round."""
+        return min(self.per_round or self.clients, self.clients) / self.clients
 
     def place(self) -> Floats:
         return _place(self.rule, self.params, self.clients, self.classes)
@@ -208,11 +216,16 @@ class Neighbour:
         return self.distance <= NEAR
 
 
-def nearest(skew: Skew, settings: Iterable[KnownSetting], most: int = 5) -> list[Neighbour]:
-    """By the measures of skew; among equals, the ones with a similar number of clients and classes first."""
+def nearest(
+    skew: Skew, settings: Iterable[KnownSetting], participation: float | None = None, most: int = 5
+) -> list[Neighbour]:
+    """By the measures of skew; among equals, the ones with a similar number of clients and classes first. With a
+    `participation`, settings with a like share of the clients in a round alone."""
     place = skew.place()
     found = []
     for setting in settings:
+        if participation is not None and not _alike(setting.participation, participation):
+            continue
         try:
             found.append(Neighbour(setting, round(distance(place, setting.place()), 2)))
         except UserError:  # a split that cannot be drawn any more
@@ -223,3 +236,7 @@ def nearest(skew: Skew, settings: Iterable[KnownSetting], most: int = 5) -> list
         return one.distance, float(unlike)
 
     return sorted(found, key=order)[:most]
+
+
+def _alike(one: float, other: float) -> bool:
+    return max(one, other) <= LIKE_PARTICIPATION * min(one, other)

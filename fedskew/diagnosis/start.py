@@ -21,11 +21,14 @@ MOST_PER_ROUND = 10
 PREFERRED = ("digits", "fashion-mnist", "cifar10", "ag_news", "20newsgroups", "cifar100", "tiny-imagenet")
 
 
-def starting_config(method: str, clients: int, given: Config | None, counts_path: Path | None) -> Config:
-    """All clients of a small federation take part, ten of a large one; everything else is a default."""
-    per_round = None if clients <= 2 * MOST_PER_ROUND else MOST_PER_ROUND
-    values = {"method": method, "clients_per_round": per_round}
-    config = with_values(given or Config(), values)
+def usual_per_round(clients: int) -> int | None:
+    """All clients of a small federation take part, ten of a large one."""
+    return None if clients <= 2 * MOST_PER_ROUND else MOST_PER_ROUND
+
+
+def starting_config(method: str, per_round: int | None, given: Config | None, counts_path: Path | None) -> Config:
+    """With so many clients a round, or all; everything else is a default."""
+    config = with_values(given or Config(), {"method": method, "clients_per_round": per_round})
     if counts_path is None:
         return config
     partition = PartitionConfig("counts", None, None, {"path": str(counts_path)})
@@ -44,7 +47,9 @@ def scaled(counts: IntArray, dataset: str) -> IntArray:
     return np.where(counts > 0, np.maximum(1, np.floor(counts * factor)), 0).astype(np.int64)
 
 
-def save_start(target: Path, method: str, counts: LabelCounts, given: Config | None, split: bool) -> Config:
+def save_start(
+    target: Path, method: str, per_round: int | None, counts: LabelCounts, given: Config | None, split: bool
+) -> Config:
     """Write the configuration; beside it the counts, unless they are those of a `split` that `given` describes."""
     if target.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"cannot write a configuration to {str(target)!r}; expected a file that ends in .yaml")
@@ -58,7 +63,7 @@ def save_start(target: Path, method: str, counts: LabelCounts, given: Config | N
             )
         header, table = [], scaled(counts.counts, dataset)
         config = with_values(Config(), {"data": dataset})
-    start = starting_config(method, len(counts.clients), config, path)
+    start = starting_config(method, per_round, config, path)
     text = to_yaml(start)
     with reporting_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)

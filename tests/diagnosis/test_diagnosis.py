@@ -62,7 +62,8 @@ def test_nothing_near_is_said() -> None:
     table = LabelCounts(("a", "b"), ("x", "y"), np.array([[1000, 1], [3, 40_000]]))
     found = Diagnosis.of(table)
     text = " ".join(found.words())
-    assert "No published setting is near" in text
+    assert "No published setting" in text
+    assert "is near" in text
     assert found.candidates == []
     assert found.method == "fedavg"
 
@@ -195,3 +196,29 @@ def test_neighbours_come_by_distance_and_among_equals_by_likeness(known: list[Kn
     assert distances == sorted(distances)
     equal = [neighbour.setting.clients for neighbour in found if neighbour.distance == distances[0]]
     assert equal == sorted(equal), "three clients are more like ten than like a hundred"
+
+
+def test_settings_with_another_share_of_the_clients_in_a_round_tell_nothing() -> None:
+    table = LabelCounts(tuple("abcde"), ("x", "y"), np.array([[9, 1]] * 5))
+    few, all_ = (KnownSetting("digits", "iid", (), 20, part) for part in (4, None))
+    skew = Skew(table.counts)
+    assert [n.setting for n in nearest(skew, [few, all_], participation=0.2)] == [few]
+    assert [n.setting for n in nearest(skew, [few, all_], participation=0.5)] == [all_]
+    assert len(nearest(skew, [few, all_])) == 2
+
+
+def test_how_many_take_part_is_asked_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    split = ["diagnose", "--partition", "dirichlet", "--beta", "0.05", "--clients", "20"]
+    assert main([*split, "--clients-per-round", "2", "--save", "start.yaml"]) == 0
+    assert "2 of 20 clients" in " ".join(capsys.readouterr().out.split())
+    assert load_yaml("start.yaml").clients_per_round == 2
+    assert main(split) == 0
+    assert "all clients" in " ".join(capsys.readouterr().out.split())
+    assert main([*split, "--clients-per-round", "30"]) == 2
+    assert "expected at most 20, the number of clients" in " ".join(capsys.readouterr().err.split())
+    Path("sites.csv").write_text("5,1,2\n1,9,0\n")
+    assert main(["diagnose", "sites.csv", "--clients-per-round", "3"]) == 2
+    assert "expected at most 2, the number of clients" in " ".join(capsys.readouterr().err.split())
