@@ -45,7 +45,8 @@ def _command(
 
     target, kinds = page_path(out), checked_formats(format)
     gathered = gather(runs)
-    notice(f"reading {len(gathered.runs)} runs" + (", drawing features" if features else ""))
+    count = len(gathered.runs)
+    notice(f"reading {count} run{'s' if count > 1 else ''}" + (", drawing features" if features else ""))
     report = report_of(gathered, target, features, Path(figures) if figures else None, kinds)
     console = stdout()
     for line in report.answer:

@@ -205,6 +205,15 @@ def test_experts_of_a_run_from_before_are_drawn_as_far_as_it_tells(copy: Path) -
     ]
 
 
+def test_experts_of_a_federation_that_keeps_its_tallies_are_said_to_be_unknown(copy: Path) -> None:
+    path = copy / "pkd-0/rounds.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row | {"tally": {}}) + "\n" for row in rows))
+    section = experts_of(document(gather([copy / "pkd-0"]), with_features=False))
+    assert [figure.key for figure in section.figures] == ["similarity"]
+    assert list(section.missing) == ["pkd, seed 0: how often experts taught, which the sites keep to themselves"]
+
+
 @pytest.mark.parametrize("known", [None, 0.1])
 def test_a_survey_of_less_than_two_classes_is_no_map(copy: Path, known: float | None) -> None:
     path = copy / "pkd-0/rounds.jsonl"

@@ -138,8 +138,14 @@ def _unknown(contender: Contender) -> Iterator[str]:
     }
     for what, runs in lacking.items():
         if runs:
-            seeds = f"seed{'s' if len(runs) > 1 else ''} {', '.join(str(run.seed) for run in runs)}"
-            yield f"{contender.label}, {seeds}: {what}, which that version did not record; run it anew"
+            yield f"{contender.label}, {_seeds(runs)}: {what}, which that version did not record; run it anew"
+    silent = [run for run in contender.runs if _has_distilled(run) and not _distilling(run)]
+    if silent:
+        yield f"{contender.label}, {_seeds(silent)}: how often experts taught, which the sites keep to themselves"
+
+
+def _seeds(runs: Sequence[RecordedRun]) -> str:
+    return f"seed{'s' if len(runs) > 1 else ''} {', '.join(str(run.seed) for run in runs)}"
 
 
 def survey(run: RecordedRun) -> Floats | None:
@@ -167,6 +173,10 @@ def _within(group: Sequence[int], probability: Floats | None) -> float | None:
 
 def _distilling(run: RecordedRun) -> list[Row]:
     return [row for row in run.rows if "distilled" in (row.get("tally") or {}) and row.get("visits")]
+
+
+def _has_distilled(run: RecordedRun) -> bool:
+    return any(row.get("stage") == "distil" and row.get("visits") for row in run.rows)
 
 
 def _share(rows: Sequence[Row], name: str) -> float | None:
