@@ -187,9 +187,11 @@ class Program:
         launched = steps.record_event()
         staging.wait_event(launched if first or self._launched is None else self._launched)
         self._launched = launched
-        with torch.cuda.stream(staging):
-            yield
-        steps.wait_stream(staging)
+        try:
+            with torch.cuda.stream(staging):
+                yield
+        finally:  # out of memory, too: then others have it
+            steps.wait_stream(staging)
 
     def run(self, position: int, full: bool) -> None:
         self._runs.get(full, self._runs.get(False))(position)  # type: ignore[misc]

@@ -67,8 +67,7 @@ class RoundLoop:
         try:
             while self._server.stage(state) is not None:
                 under_way = self._next(state)
-                result, seconds = yield under_way
-                state = self._finished(under_way, result, seconds)
+                state = self._finished(under_way, *(yield under_way))  # by no name: the next round needs its memory
         except BaseException:
             with contextlib.suppress(Exception):  # what went wrong first is what the user must know
                 self._read()
@@ -107,8 +106,9 @@ class RoundLoop:
         part of the next one's time."""
         if self._unread is None:
             return
-        (settled, secured, seconds), self._unread = self._unread, None
+        settled, secured, seconds = self._unread
         began = time.perf_counter()
         row = settled.row()
         waited = 0.0 if beside else time.perf_counter() - began
+        self._unread = None  # not before: who interrupts the waiting finds the round there, to be read again
         self._record(RoundDone(settled.state, {**row, "seconds": seconds + waited}, secured))

@@ -211,7 +211,8 @@ class Server:
             report = AskedReport(result, this.trainee.model, guess.tensors if guess else ())
             if guess is not None and guess.after is not None and self._is_evaluated(this, guess.after):
                 everyone = np.ones(len(this.clients), dtype=bool)
-                test = self._test(this, result, everyone, guess.trainee, guess.after)
+                with contextlib.suppress(Exception):  # of a model, on a wrong guess; `settle` tests what is right
+                    test = self._test(this, result, everyone, guess.trainee, guess.after)
         return LaunchedRound(under_way, result, report, guess, test, began)
 
     def _guess(self, under_way: RoundInProgress, result: RoundResult) -> Guess | None:
@@ -230,8 +231,11 @@ class Server:
         known. It is of use if the guess turns out right: `settle` then returns the state that it begins with."""
         if launched.guess is None or launched.guess.after is None:
             return None
-        ahead = self.begin(launched.guess.after)
-        foresee(ahead.engine, ahead.work)
+        try:
+            ahead = self.begin(launched.guess.after)
+            foresee(ahead.engine, ahead.work)
+        except Exception:  # of a method's part, on a wrong guess; or it shows again when the round begins
+            return None
         return replace(ahead, seconds=0.0)
 
     def settle(self, launched: LaunchedRound) -> SettledRound:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedskew.engine import RoundResult
 from fedskew.experiment import round_loop
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.round_loop import RoundDone, RoundLoop
-from fedskew.experiment.round_under_way import RoundInProgress
+from fedskew.experiment.round_under_way import LaunchedRound, RoundInProgress, SettledRound
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.experiment.run_state import RunState
@@ -170,6 +171,74 @@ def test_a_server_rule_that_refuses_a_wrong_guess_is_asked_again() -> None:
     assert rows == expected_rows
 
 
+@dataclass(frozen=True)
+class ParticularDownlink(ServerRule):
+    """A server that sends nothing that is not finite."""
+
+    def server_state(self, params: Tensors) -> Tensors:
+        return {"mean": next(iter(params.values())).clone()}
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        mean = updates.mean()
+        return mean, {"mean": next(iter(mean.values()))}
+
+    def downlink(self, state: Tensors) -> Tensors:
+        if not bool(state["mean"].isfinite().all()):
+            raise RuntimeError("not finite")
+        return state
+
+
+class ParticularModel(fs.models.Classifier):
+    """Refuses numbers that are not finite when it is tested."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)
+        if not self.training and not bool(out.isfinite().all()):
+            raise RuntimeError("not finite")
+        return out
+
+
+@pytest.mark.parametrize("of", ["server", "model"])
+def test_what_would_be_done_with_a_wrong_guess_may_fail(of: str) -> None:
+    """Neither the next round, which is made ready on it, nor the test of it is the run's."""
+    method, model = fs.methods.make_method(Explosive()), linear()
+    if of == "server":
+        method = fs.methods.Method(**{**vars(method), "server": ParticularDownlink()})
+    else:
+        model = ParticularModel(model.encoder, model.head)
+
+    def fresh() -> Server:
+        return server(image_federation(), method, model, rounds=3)
+
+    (state, rows), (expected, expected_rows) = overlapped(fresh()), finished(fresh())
+    assert [row["diverged"] for row in rows] == [[1, 3]] * 3
+    assert same_bits(state, expected)
+    assert rows == expected_rows
+
+
+def test_an_error_of_the_next_round_does_not_cost_the_one_before() -> None:
+    @dataclass(frozen=True)
+    class Tired(ServerRule):
+        """Refuses to send a third time."""
+
+        def server_state(self, params: Tensors) -> Tensors:
+            return {"rounds": next(iter(params.values())).new_zeros(())}
+
+        def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+            return updates.mean(), {"rounds": state["rounds"] + 1}
+
+        def downlink(self, state: Tensors) -> Tensors:
+            if float(state["rounds"]) == 2:
+                raise ZeroDivisionError
+            return state
+
+    this, done = server(image_federation(), Tired(), linear(), rounds=4), []
+    this.overlaps = True
+    with pytest.raises(ZeroDivisionError):
+        driven(this, done.append)
+    assert [one.row["round"] for one in done] == [1, 2]
+
+
 def test_an_error_of_a_server_rule_is_told_all_the_same() -> None:
     @dataclass(frozen=True)
     class Broken(ServerRule):
@@ -219,6 +288,28 @@ def test_a_round_that_depends_on_what_clients_keep_waits_for_it() -> None:
 def test_the_row_of_a_long_round_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_loop, "_SHORT", 0.0)
     assert diary().notes == [f"{what} {number}" for number in (1, 2, 3) for what in ("begin", "train", "record")]
+
+
+class Frugal(Server):
+    """Sees to it that of the rounds before nothing is held when a round is trained."""
+
+    seen: Sequence[weakref.ref[Tensor]] = ()
+
+    def train(self, under_way: RoundInProgress) -> RoundResult:
+        assert not any(tensor() is not None for tensor in self.seen), under_way.state.round
+        result = super().train(under_way)
+        self.seen = [weakref.ref(t) for t in (*result.trained.params.values(), *result.states.values(), result.loss)]
+        return result
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_round_s_clients_are_let_go_before_the_next_one_s_are_trained(method: str, overlaps: bool) -> None:
+    """All their models at once are most of what a device holds."""
+    ready, this = serving(Frugal, method)
+    this.overlaps = overlaps
+    run_prepared(ready, server=this)
+    assert this.seen  # type: ignore[attr-defined]
 
 
 # -- ends of all kinds ----------------------------------------------------------------------------------------
@@ -281,6 +372,34 @@ def test_what_was_computed_is_recorded_before_a_run_ends(
     assert checkpoint is not None
     assert checkpoint.round == 2
     assert agree(method, tmp_path)
+
+
+class Impatient(Server):
+    """Is interrupted while it waits for a round's test."""
+
+    def settle(self, launched: LaunchedRound) -> SettledRound:
+        settled, interrupts = super().settle(launched), iter([KeyboardInterrupt])
+        read = settled.test
+        assert read is not None
+
+        def interrupted() -> Row:
+            for interrupt in interrupts:
+                raise interrupt
+            return read()
+
+        return replace(settled, test=interrupted) if settled.state.round == 2 else settled
+
+
+@pytest.mark.parametrize("short", [math.inf, 0.0])
+def test_an_interrupt_while_a_test_is_waited_for_does_not_cost_the_round(
+    short: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_loop, "_SHORT", short)
+    ready, this = serving(Impatient)
+    with pytest.raises(KeyboardInterrupt):
+        run_prepared(ready, tmp_path / "run", server=this)
+    assert [row["round"] for row in RunFolder(tmp_path / "run").rounds()] == [0, 1, 2]
+    assert agree("fedavg", tmp_path)
 
 
 def test_an_onlooker_s_error_ends_the_run_and_no_row_is_there_twice(tmp_path: Path) -> None:
