@@ -1,7 +1,8 @@
 """Several runs in lockstep: the clients of a round of all of them are trained as one stack.
 
 A run does not know: it gives its round's work and is sent what came of it (`run.rounds_of`). Runs are joined round by
-round, wherever their rounds allow it, and one that ends or fails leaves the others to go on.
+round, wherever their rounds allow it, and go on one after another where they do not; one that ends or fails leaves the
+others to go on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Trained = tuple[RoundResult, float]
 Ended = Result | Exception
 
 
-@dataclass
+@dataclass(eq=False)
 class _Run:
     place: int
     server: Server
@@ -48,14 +49,20 @@ def run_together(runs: Sequence[tuple[Server, Rounds]]) -> Iterator[tuple[int, E
     try:
         for run in list(live):
             yield from _ended(run, live, None)
+        group: list[_Run] = []
         while live:
-            for group in _groups(live):
-                for run, trained in _in_turn(list(zip(group, _trained(group), strict=True))):
-                    yield from _ended(run, live, trained)
+            group = _next_group(live, group)
+            yield from _advanced(group, live)
     except BaseException as error:  # such as ^C: their folders are left as they should be
         for run in live:
             _throw(run, error)
         raise
+
+
+def _advanced(group: Sequence[_Run], live: list[_Run]) -> Iterator[tuple[int, Ended]]:
+    """Take a group through one round, of which nothing is held afterwards: the next one needs its memory."""
+    for run, trained in _in_turn(list(zip(group, _trained(group), strict=True))):
+        yield from _ended(run, live, trained)
 
 
 def _ended(run: _Run, live: list[_Run], sent: Trained | Exception | None) -> Iterator[tuple[int, Ended]]:
@@ -87,19 +94,21 @@ def _throw(run: _Run, error: BaseException) -> None:
             error.add_note(f"and then: {same!r}")
 
 
-def _groups(live: Sequence[_Run]) -> list[list[_Run]]:
-    """The runs that are furthest behind, those together that one stack can hold: so one that was resumed later than
-    the others catches up with them."""
-    behind = min(run.now.state.round for run in live)
-    groups: list[list[_Run]] = []
-    for run in live:
-        if run.now.state.round == behind:
-            fitting = next((group for group in groups if _fit(group[0], run)), None)
-            if fitting is None:
-                groups.append([run])
-            else:
-                fitting.append(run)
-    return groups
+def _next_group(live: Sequence[_Run], last: Sequence[_Run]) -> list[_Run]:
+    """Who trains next: a run that is furthest behind and those beside it that one stack can hold, so that one that was
+    resumed later than the others catches up with them.
+
+    But where nobody could join those who trained `last`, they go on. An engine has the programs of one kind of round,
+    and runs that are apart by their rounds' kind, such as PKD's with other groups, would have them made anew in turn.
+    """
+    same = [run for run in last if run in live]
+    if same and all(_fit(same[0], run) for run in same[1:]):
+        others = [run for run in live if run not in same]
+        if not any(_fit(same[0], other) for other in others):
+            return same
+    first = min(live, key=lambda run: run.now.state.round)
+    beside = [run for run in live if run.now.state.round == first.now.state.round and run is not first]
+    return [first, *(run for run in beside if _fit(first, run))]
 
 
 def _fit(one: _Run, other: _Run) -> bool:

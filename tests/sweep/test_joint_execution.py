@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedskew.engine import RoundResult, stacked
+from fedskew.engine.slots import Slots
 from fedskew.experiment import together
 from fedskew.experiment.config import run_name
+from fedskew.experiment.round_under_way import RoundInProgress
 from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.server import Server
 from fedskew.methods.fedprox import FedProx
 from fedskew.sweep import execution
 from fedskew.sweep.execution import execute
@@ -82,6 +87,42 @@ def test_the_records_are_those_of_runs_by_themselves(method: str, folders: bool,
     if folders:
         for kind in ("together", "alone"):
             assert len(list((tmp_path / kind).iterdir())) == 3
+
+
+def test_runs_whose_rounds_are_of_other_kinds_go_on_one_after_another(seeds, joined, monkeypatch) -> None:
+    """PKD finds other groups with each seed: its programs would be made anew for each run and round."""
+    made: list[Slots] = []
+
+    class Counted(Slots):
+        def __init__(self, *given: Any) -> None:
+            made.append(self)
+            super().__init__(*given)
+
+    monkeypatch.setattr(stacked, "Slots", Counted)
+    pkd = {"name": "pkd", "warmup_rounds": 2, "expert_rounds": 4, "group_threshold": 1.0, "max_groups": 2}
+    jobs = seeds(method=pkd, rounds=6)
+    outcomes, as_one = ended(jobs, Terms()), len(made)
+    assert joined.count(3) >= 2, "the warm-up"
+    made.clear()
+    for job in jobs:
+        assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
+    groups = [outcome.record.content["notes"]["groups"] for outcome in outcomes.values() if outcome.record is not None]
+    assert groups[0] != groups[1] != groups[2] != groups[0]
+    assert as_one < len(made)
+
+
+def test_nothing_of_a_round_is_held_while_the_next_one_is_trained(seeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, seen = Server.train, []
+
+    def noting(self: Server, under_way: RoundInProgress) -> RoundResult:
+        assert not any(tensor() is not None for tensor in seen)
+        result = train(self, under_way)
+        seen[:] = [weakref.ref(t) for t in (*result.trained.params.values(), result.loss)]
+        return result
+
+    monkeypatch.setattr(Server, "train", noting)
+    assert {outcome.status for outcome in ended(seeds(2), Terms()).values()} == {"finished"}
+    assert seen
 
 
 def test_one_that_cannot_begin_leaves_the_others_to_go_on(seeds, joined, monkeypatch: pytest.MonkeyPatch) -> None:
