@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -117,3 +118,24 @@ def test_many_curves_with_long_names_leave_room_for_themselves(tmp_path: Path) -
               for i, name in enumerate(names[:n])]) for n in (2, 12, 7, 6, 3)
     ]  # fmt: skip
     save_figure(Figure("f", "all", charts, 2), tmp_path / "f.png")
+
+
+def test_of_names_that_would_lie_on_one_another_some_are_written(tmp_path: Path) -> None:
+    names = [f"a class with a long name, {i:02d}" for i in range(20)]
+    heat = Heat("h", "map", "class", "class", "%", names, names, [[1.0] * 20] * 20)
+    save_figure(Figure("f", "all", [heat]), tmp_path / "f.svg")
+    text = (tmp_path / "f.svg").read_text()
+    slanted = set(re.findall(r"rotate\(-45[^>]*>(a class[^<]*)<", text))
+    assert 3 <= len(slanted) <= 10
+    assert all(text.count(name) >= 1 for name in names), "there is room for all beside the rows"
+
+
+def test_a_legend_of_long_names_takes_more_lines(tmp_path: Path) -> None:
+    series = [BarSeries(f"{i}: a name that is longer than a fifth of the page", [1.0], style=i) for i in range(5)]
+    save_figure(Figure("f", "all", [Bars("b", "bars", "class", "%", ["x"], series)], wide=True), tmp_path / "f.svg")
+    places = re.findall(r'translate\(([\d.-]+) [\d.-]+\)[^>]*>\d: a name|x="([\d.-]+)"[^>]*>\d: a name',
+                        (tmp_path / "f.svg").read_text())  # fmt: skip
+    lefts = {round(float(one or other)) for one, other in places}
+    assert len(places) == 5
+    assert len(lefts) < 4, "in columns that fit"
+    assert min(lefts) > 0

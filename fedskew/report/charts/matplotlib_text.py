@@ -17,6 +17,8 @@ SHARE = 0.8
 """Of a panel's width that its axis has, about; the rest stands beside it."""
 LETTERS = 15
 """That find room in an inch."""
+LINE = 0.13
+"""Inches of a line of text."""
 
 
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
@@ -35,8 +37,9 @@ def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
             axes.legend(handles, told, frameon=False, **below)
         return
     handles, names = named[0].get_legend_handles_labels()
-    columns = 5 if len(panels) > 1 or figure.wide else 3
-    picture.legend(handles, names, loc="outside lower center", ncols=min(columns, len(names)), frameon=False)
+    fitting = int(LETTERS * picture.get_figwidth() / (8 + max(map(len, names))))  # a sample of each takes the rest
+    columns = min(5 if len(panels) > 1 or figure.wide else 3, len(names), max(1, fitting))
+    picture.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _legend(names: Sequence[str], inches: float) -> tuple[list[str], int]:
@@ -52,25 +55,36 @@ def legend_height(chart: Chart, inches: float) -> float:
     if not isinstance(chart, Lines) or chart.thin or not 1 < len(chart.lines) <= MOST_LABELS:
         return 0.0
     told, columns = _legend([line.name for line in chart.lines], SHARE * inches)
-    return 0.13 * sum(name.count("\n") + 1 for name in told) / columns if columns else 0.0
+    return LINE * sum(name.count("\n") + 1 for name in told) / columns if columns else 0.0
 
 
-def put_names(axes: Any, side: str, names: Any) -> None:
-    if len(names) > (MOST_NUMBERS if side == "x" and all(map(str.isdigit, names)) else MOST_LABELS):
-        every = -(-len(names) // MOST_NUMBERS)
-        places = range(0, len(names), every)
-        names = [names[i] for i in places]
-    else:
-        places = range(len(names))
-    told = [plain(name) for name in names]
-    room = LETTERS * _panel_inches(axes) / max(1, len(told))
+def put_names(axes: Any, side: str, names: Sequence[str]) -> None:
+    """Beside one another if they have room, in several lines if their words have, else slanted; of many, some."""
+    numbers = side == "x" and all(map(str.isdigit, names))
+    kept = _some(names, MOST_NUMBERS) if len(names) > (MOST_NUMBERS if numbers else MOST_LABELS) else range(len(names))
+    told = [plain(names[i]) for i in kept]
     turn: dict[str, Any] = {}
-    if side == "x" and max(map(len, told), default=0) > room:
-        if max(len(word) for name in told for word in name.split()) <= room:
-            told = [fill(name, int(room)) for name in told]
-        else:
-            turn = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    getattr(axes, f"set_{side}ticks")(places, labels=told, **turn)
+    if side == "x" and told:
+        inches = max(0.5, _panel_inches(axes) - _beside(axes))
+        room = LETTERS * inches / len(told)
+        if max(map(len, told)) > room:
+            if max((len(word) for name in told for word in name.split()), default=0) <= room:
+                told = [fill(name, int(room)) for name in told]
+            else:
+                slanted = _some(told, int(inches / LINE))
+                kept, told = [kept[i] for i in slanted], [told[i] for i in slanted]
+                turn = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    getattr(axes, f"set_{side}ticks")(kept, labels=told, **turn)
+
+
+def _some(names: Sequence[str], most: int) -> Sequence[int]:
+    """The places of at most so many, at even distances."""
+    return range(0, len(names), max(1, -(-len(names) // max(1, most))))
+
+
+def _beside(axes: Any) -> float:
+    """Inches that the names on the other axis take."""
+    return max((len(label.get_text()) for label in axes.get_yticklabels()), default=0) / LETTERS
 
 
 def _panel_inches(axes: Any) -> float:

@@ -165,8 +165,8 @@ def _(chart: Heat, axes: Any) -> None:
     else:
         marks = axes.imshow(cells, aspect="auto", interpolation="none", **_colours(chart, cells))
     axes.figure.colorbar(marks, ax=axes, label=plain(chart.value_label))
-    put_names(axes, "x", chart.columns)
     put_names(axes, "y", chart.rows)
+    put_names(axes, "x", chart.columns)
     _axes(axes, chart.column_label, chart.row_label)
     if chart.written and cells.size <= 400:
         for (r, c), value in np.ndenumerate(np.ma.filled(cells, np.nan)):
