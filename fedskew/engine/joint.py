@@ -1,7 +1,8 @@
 """Rounds of several runs trained as one: the clients of all of them in one stack.
 
-The runs have the same data, model, method and settings, and differ in their seeds. What their servers send then differs
-from client to client: it goes with each into the stack, beside what the client keeps.
+The runs have the same data, model, method and settings, and differ in their seeds or in numbers of the method. What
+their servers send then differs from client to client, and so do those numbers: they go with each into the stack, beside
+what the client keeps.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from dataclasses import replace
 import torch
 
 from fedskew.engine.network import ModelState
+from fedskew.engine.part_numbers import differing_numbers, without_numbers
 from fedskew.engine.rows import Flats, Places
 from fedskew.engine.slot_layouts import Layouts
 from fedskew.engine.transfer import to_device
-from fedskew.engine.work import Given, RoundResult, RoundWork, same_parts
+from fedskew.engine.work import RoundResult, RoundWork
 from fedskew.methods.parts import Tensors
 
 
@@ -23,7 +25,7 @@ def joinable(one: RoundWork, other: RoundWork) -> bool:
     """Whether one stack can hold the clients of both."""
     return (
         one.local == other.local
-        and same_parts(one.parts, other.parts)
+        and differing_numbers(one.parts, other.parts) is not None
         and _shapes(one.packed()) == _shapes(other.packed())
         and _of_clients(one) == _of_clients(other)
     )
@@ -41,11 +43,12 @@ def _of_clients(work: RoundWork) -> tuple[object, ...]:
 
 def joint_work(works: Sequence[RoundWork]) -> RoundWork:
     """The clients of all these runs, in their order."""
-    assignments = []
-    for work in works:
-        given = Given(work.sent, work.downlink, work.companions, work.key)
-        assignments += [replace(assignment, given=given) for assignment in work.assignments]
-    return replace(works[0], assignments=assignments)
+    first = works[0]
+    differing = (where for work in works for where in differing_numbers(first.parts, work.parts) or ())
+    varied = tuple(sorted(set(differing)))
+    assignments = [replace(assignment, given=work) for work in works for assignment in work.assignments]
+    joint = replace(first, assignments=assignments, varied=varied)
+    return joint.with_parts(without_numbers(first.parts, varied))
 
 
 def shared_out(result: RoundResult, works: Sequence[RoundWork]) -> list[RoundResult]:
@@ -89,7 +92,7 @@ class SentByRuns:
         self._rows: dict[str, Flats] = {
             "params": layouts.params.flat(stacked(lambda run: run.sent.params)),
             "buffers": layouts.buffers.flat(stacked(lambda run: run.sent.buffers)),
-            "given": layouts.given.flat(stacked(lambda run: run.packed())),
+            "given": layouts.given.flat(stacked(lambda run: run.packed(work.varied))),
         }
 
     def of(self, kind: str, clients: Places) -> Flats:

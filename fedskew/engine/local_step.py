@@ -69,7 +69,7 @@ def ends(
         params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
     ) -> tuple[Tensors, Tensors]:
         trained = Trained(params, steps, work.local.lr, work.local.momentum, closing)
-        return work.end(trained, work.client(label_counts, state))
+        return work.as_given(state).end(trained, work.client(label_counts, state))
 
     of_all: tuple[Tensors, Tensors] = torch.func.vmap(end)(params, steps, label_counts, state, closing)
     return of_all
@@ -136,9 +136,8 @@ class _Descent:
             grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_, half), *at.values())  # type: ignore[no-untyped-call]
             return dict(zip(at, grads, strict=True))
 
-        work = self._work
-        client = work.client(label_counts, state)
-        return self._clipped(work.solver.direction(gradient, params, client))
+        own, client = self._work.as_given(state), self._work.client(label_counts, state)
+        return self._clipped(own.solver.direction(gradient, params, client))
 
     def _clipped(self, direction: Tensors) -> Tensors:
         return clipped(direction, self._work.local.clip_norm)
@@ -169,7 +168,8 @@ class _Descent:
             return None
 
         def one(features: Tensor, y: Tensor, label_counts: Tensor, state: Tensors, key: Tensor) -> Tensor:
-            return work.objective.perturbed(features, y, work.client(label_counts, state), key)
+            own, client = work.as_given(state), work.client(label_counts, state)
+            return own.objective.perturbed(features, y, client, key)
 
         def of_all(features: Tensor) -> Tensor:
             keys = perturbation_key(batches.keys)
@@ -188,11 +188,10 @@ class _Descent:
         self, out: Tensors, y: Tensor, label_counts: Tensor, state: Tensors, frozen: dict[str, Tensors]
     ) -> tuple[Tensor, Tensors]:
         """One client's loss and tally, which `vmap` lifts."""
-        work = self._work
-        client = work.client(label_counts, state)
+        own, client = self._work.as_given(state), self._work.client(label_counts, state)
         companions = {name: Outputs.of(tensors) for name, tensors in frozen.items()}
         outputs = replace(Outputs.of(out), companions=companions)
-        return work.objective.loss(outputs, y, client), work.objective.tally(outputs, y)
+        return own.objective.loss(outputs, y, client), own.objective.tally(outputs, y)
 
 
 class _AllClients(torch.autograd.Function):

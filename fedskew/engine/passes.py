@@ -133,7 +133,8 @@ def stacked_sums(network: Network, data: DeviceSamples, this: Pass, stack: Stack
     batches = _padded([plan.whole for plan in stack.plans])
 
     def one(out: Tensors, y: Tensor, keys: Tensor, gradient: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
-        return this.of_batch(Seen(Outputs.of(out), y, keys, gradient), this.work.client(label_counts, state))
+        own, client = replace(this, work=this.work.as_given(state)), this.work.client(label_counts, state)
+        return own.of_batch(Seen(Outputs.of(out), y, keys, gradient), client)
 
     sums: Tensors = {}
     for numbers in torch.from_numpy(batches).to(device):

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from fedskew.engine.messages import Facts, Parcel, receive
 from fedskew.engine.pool_worker import live
 from fedskew.engine.round_messages import result_of, work_facts, work_tensors
+from fedskew.engine.same_parts import same_parts
 from fedskew.engine.shares import Share, balanced_shares, joined, local_steps
-from fedskew.engine.work import Engine, RoundResult, RoundWork, same_parts
+from fedskew.engine.work import Engine, RoundResult, RoundWork
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Tensors
 

@@ -35,7 +35,7 @@ class Layouts:
             params=RowLayout(work.sent.params),
             buffers=RowLayout(work.sent.buffers),
             state=RowLayout(work.assignments[0].state),
-            given=RowLayout(work.packed() if work.is_joint else {}),
+            given=RowLayout(work.of(work.assignments[0]).packed(work.varied) if work.is_joint else {}),
             downlink=RowLayout(work.downlink),
             companions={
                 name: (RowLayout(work.companions[name].params), RowLayout(work.companions[name].buffers))

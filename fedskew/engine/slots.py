@@ -12,11 +12,12 @@ from fedskew.engine.batches import BatchPlan
 from fedskew.engine.device_data import DeviceSamples
 from fedskew.engine.execution import Memory
 from fedskew.engine.network import ModelState, Network
+from fedskew.engine.same_parts import same_parts
 from fedskew.engine.slot_layouts import Layouts
 from fedskew.engine.slot_program import Pools, Program, SlotStep, Staging
 from fedskew.engine.slot_round import SlotRound
 from fedskew.engine.timetable import Timetable
-from fedskew.engine.work import RoundResult, RoundWork, same_parts
+from fedskew.engine.work import RoundResult, RoundWork
 from fedskew.methods.parts import Tensors
 
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what a cache holds; what keeps a GPU busy

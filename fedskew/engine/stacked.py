@@ -28,10 +28,11 @@ from fedskew.engine.local_step import Batches, Directions, directions, ends
 from fedskew.engine.network import Network
 from fedskew.engine.passes import Pass, Stack, When, stacked_opening, stacked_sums
 from fedskew.engine.plain import PlainEngine
+from fedskew.engine.same_parts import same_parts
 from fedskew.engine.slot_layouts import Layouts
 from fedskew.engine.slots import STAGED_STEPS, Slots
 from fedskew.engine.timetable import Timetable, slots_for, timetable
-from fedskew.engine.work import Assignment, RoundResult, RoundWork, same_parts
+from fedskew.engine.work import Assignment, RoundResult, RoundWork
 from fedskew.errors import UserError
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Outputs, Part, Seen, Tensors
@@ -57,6 +58,10 @@ class _Ability:
     """How many clients to train at a time, in whichever round."""
     fitting: int = sys.maxsize
     """How many fit the device's memory at a time."""
+
+
+class NotTogetherError(Exception):
+    """Clients of several runs that do not make one stack; each run's own may."""
 
 
 class StackedEngine:
@@ -107,6 +112,8 @@ class StackedEngine:
         opened = self._opened(work, plans)
         ability = _Ability(stackable=False) if opened is None else self._ability(opened, plans)
         if opened is None or not ability.stackable or (_pads(plans) and not ability.paddable):
+            if work.is_joint:
+                raise NotTogetherError("their clients do not make one stack")
             return self._plain.train(work)
         return self._on_slots(opened, plans, lambda slots, table, width: slots.train(opened, plans, table, width))
 
@@ -126,7 +133,7 @@ class StackedEngine:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of a user's hook, as in `_tried`
-            self._notice(_cannot_be_stacked(error))
+            self._take_note(work, error)
             return None
 
     # -- slots -------------------------------------------------------------------------------------------
@@ -195,7 +202,7 @@ class StackedEngine:
             tally, paddable = trial.tally(), trial.padding_is_harmless()
             fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
         except Exception as error:  # a user's model or method may fail in any way; if it is wrong, plain will say so
-            self._notice(_cannot_be_stacked(error))
+            self._take_note(work, error)
             return _Ability(stackable=False)
         return _Ability(True, paddable, tally, self._most_clients(work), fitting)
 
@@ -221,6 +228,12 @@ class StackedEngine:
         each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes + 2 * layouts.given.row_bytes
         of_round = layouts.params.row_bytes + layouts.buffers.row_bytes + 2 * layouts.state.row_bytes
         return max(1, (spare - clients * of_round) // max(each, 1))
+
+    def _take_note(self, work: RoundWork, error: Exception) -> None:
+        """That the work cannot be stacked; clients of several runs may still be, run by run."""
+        if work.is_joint:
+            raise NotTogetherError(_reason(error)) from error
+        self._notice(f"this model or method cannot be stacked, clients run one after another: {_reason(error)}")
 
     def _notice(self, line: str) -> None:
         if line not in self._said:
@@ -308,7 +321,7 @@ class _Trial:
             out = self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)).tensors()
         y = torch.where(torch.arange(len(rows), device=device) < samples, self._data.y[rows], IGNORE)
         state = {name: t.to(device) for name, t in work.belongings(few).items()}
-        client = work.client(torch.tensor(few.label_counts, device=device), state)
+        client, work = work.client(torch.tensor(few.label_counts, device=device), state), work.as_given(state)
 
         def told(count: int) -> Tensors:
             leaves = {kind: t[:count].clone().requires_grad_() for kind, t in out.items()}
@@ -326,16 +339,16 @@ class _Trial:
         return _close(told(samples), told(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
 
 
-def _cannot_be_stacked(error: Exception) -> str:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"this model or method cannot be stacked, clients run one after another: {reason}"
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _kind(work: RoundWork) -> str:
     """Works of one kind differ in their clients and numbers only."""
     companions = sorted(work.objective.companions().items())
     given = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
-    return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {given!r} {work.is_joint}"
+    joint = work.is_joint, work.varied
+    return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {given!r} {joint!r}"
 
 
 def _pads(plans: Sequence[BatchPlan]) -> bool:

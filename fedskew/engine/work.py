@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedskew.engine.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.network import ModelState
+from fedskew.engine.part_numbers import numbers_of, with_numbers
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, pack, unpack
 from fedskew.randomness import fold
@@ -20,7 +21,7 @@ from fedskew.randomness import fold
 OPENING = "opening"
 """Under this name the sums of a client's opening pass go with what it keeps."""
 GIVEN = "given"
-"""Under this name what its own run's server sent does, where clients of several runs are trained together."""
+"""Under this name what its own run gives it does, where clients of several runs are trained together."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,6 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the server of one run gives to all its clients."""
-
-    sent: ModelState
-    downlink: Tensors
-    companions: Mapping[str, ModelState]
-    key: RoundKey
-
-
-@dataclass(frozen=True)
 class Assignment:
     """One client's part of a round."""
 
@@ -56,8 +47,8 @@ class Assignment:
     state: Tensors
     start: ModelState | None = None
     """Where it starts, on the host; None: at the model that is sent."""
-    given: Given | None = None
-    """What the server of its own run gives, where those of several runs are trained together (`joint`)."""
+    given: RoundWork | None = None
+    """The work of its own run, where those of several runs are trained together (`joint`)."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +65,8 @@ class RoundWork:
     assignments: Sequence[Assignment]
     local: LocalTraining
     key: RoundKey
+    varied: tuple[str, ...] = ()
+    """Where the parts of runs that are trained together differ, in numbers (`part_numbers`), which go with clients."""
 
     @property
     def parts(self) -> tuple[Part, Part, Part]:
@@ -91,31 +84,38 @@ class RoundWork:
 
     def of(self, assignment: Assignment) -> RoundWork:
         """The work as the client's own run has it."""
-        given = assignment.given
-        if given is None:
-            return self
-        return replace(self, sent=given.sent, downlink=given.downlink, companions=given.companions, key=given.key)
+        return self if assignment.given is None else assignment.given
 
     def belongings(self, assignment: Assignment) -> Tensors:
-        """What goes with a client into a stack: what it keeps, and what its own run's server sent if others' differ."""
-        return assignment.state if assignment.given is None else {**assignment.state, **self.of(assignment).packed()}
+        """What goes with a client into a stack: what it keeps, and what its own run gives it, if it is not alone."""
+        given = assignment.given
+        return assignment.state if given is None else {**assignment.state, **given.packed(self.varied)}
 
-    def packed(self) -> Tensors:
-        """All that the server sent, as it goes with a client."""
-        tensors = _packed_model("sent", self.sent) | pack("downlink", self.downlink)
+    def packed(self, varied: Sequence[str] = ()) -> Tensors:
+        """All that the run gives to its clients, as it goes with one: what the server sent, and those numbers."""
+        like = next(iter(self.sent.params.values()))
+        numbers = {where: like.new_full((), number) for where, number in numbers_of(self.parts, varied).items()}
+        tensors = _packed_model("sent", self.sent) | pack("downlink", self.downlink) | pack("numbers", numbers)
         for name in self.objective.companions():
             if name in self.companions:
                 tensors |= _packed_model(f"companion {name}", self.companions[name])
         return pack(GIVEN, tensors)
 
     def as_given(self, state: Tensors) -> RoundWork:
-        """The work as one client has it, or a stack of them: with what goes with them in the place of what is sent."""
+        """The work as one client has it, or a stack of them: with what goes with them in the place of what is here."""
         given = unpack(GIVEN, state)
         if not given:
             return self
         companions = {name: _unpacked_model(f"companion {name}", given) for name in self.companions}
         sent, downlink = _unpacked_model("sent", given), unpack("downlink", given)
-        return replace(self, sent=sent, downlink=downlink, companions=companions)
+        own = replace(self, sent=sent, downlink=downlink, companions=companions)
+        return own.with_parts(with_numbers(self.parts, unpack("numbers", given)))
+
+    def with_parts(self, parts: Sequence[Part]) -> RoundWork:
+        objective, solver, server = parts
+        return replace(
+            self, objective=cast(Objective, objective), solver=cast(Solver, solver), server=cast(ServerRule, server)
+        )
 
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
         """What the maths of a client may use, from all that goes with it."""
@@ -162,31 +162,6 @@ class RoundResult:
     tally: Tensors
     visits: npt.NDArray[np.int64]
     """[K]: samples visited."""
-
-
-def same_parts(some: Sequence[Part], others: Sequence[Part]) -> bool:
-    """Whether these parts do what those do: by what they hold, for how one is printed may hide it. In doubt, no."""
-    return len(some) == len(others) and all(map(_same_part, some, others))
-
-
-def _same_part(one: Part, other: Part) -> bool:
-    if one is other:
-        return True
-    if type(one) is not type(other) or not hasattr(one, "__dict__"):
-        return False
-    held, also = vars(one), vars(other)
-    return held.keys() == also.keys() and all(_same(held[name], also[name]) for name in held)
-
-
-def _same(one: object, other: object) -> bool:
-    if one is other:
-        return True
-    try:
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
-        return type(one) is type(other) and bool(one == other)
-    except (TypeError, RuntimeError, ValueError):
-        return False
 
 
 class Engine(Protocol):

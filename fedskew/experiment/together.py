@@ -44,15 +44,20 @@ class _Run:
 
 
 def run_together(runs: Sequence[tuple[Server, Rounds]]) -> Iterator[tuple[int, Ended]]:
-    """The runs' results or errors, each with its place, in the order of their ends."""
+    """The runs' results or errors, each with its place, in the order of their ends.
+
+    One leads, to its end, with all whose rounds fit its own at the time: the others wait, for an engine that went from
+    one kind of round to another and back, as with PKD's runs of other groups, would make its programs anew each time.
+    The furthest behind is the first.
+    """
     live = [_Run(place, server, rounds) for place, (server, rounds) in enumerate(runs)]
     try:
         for run in list(live):
             yield from _ended(run, live, None)
-        group: list[_Run] = []
         while live:
-            group = _next_group(live, group)
-            yield from _advanced(group, live)
+            leader = min(live, key=lambda run: run.now.state.round)
+            while leader in live:
+                yield from _advanced([run for run in live if run is leader or _fit(leader, run)], live)
     except BaseException as error:  # such as ^C: their folders are left as they should be
         for run in live:
             _throw(run, error)
@@ -94,25 +99,9 @@ def _throw(run: _Run, error: BaseException) -> None:
             error.add_note(f"and then: {same!r}")
 
 
-def _next_group(live: Sequence[_Run], last: Sequence[_Run]) -> list[_Run]:
-    """Who trains next: a run that is furthest behind and those beside it that one stack can hold, so that one that was
-    resumed later than the others catches up with them.
-
-    But where nobody could join those who trained `last`, they go on. An engine has the programs of one kind of round,
-    and runs that are apart by their rounds' kind, such as PKD's with other groups, would have them made anew in turn.
-    """
-    same = [run for run in last if run in live]
-    if same and all(_fit(same[0], run) for run in same[1:]):
-        others = [run for run in live if run not in same]
-        if not any(_fit(same[0], other) for other in others):
-            return same
-    first = min(live, key=lambda run: run.now.state.round)
-    beside = [run for run in live if run.now.state.round == first.now.state.round and run is not first]
-    return [first, *(run for run in beside if _fit(first, run))]
-
-
 def _fit(one: _Run, other: _Run) -> bool:
-    return one.stacks and one.now.engine is other.now.engine and joinable(one.now.work, other.now.work)
+    both_stack = one.stacks and other.stacks and one.now.engine is other.now.engine
+    return both_stack and joinable(one.now.work, other.now.work)
 
 
 def _trained(group: Sequence[_Run]) -> list[Trained | Exception]:

@@ -1,4 +1,4 @@
-"""Which runs of a sweep are trained as one: those that differ in their seed alone.
+"""Which runs of a sweep are trained as one: those that differ in their seed and in numbers of the method alone.
 
 Runs of small models leave a GPU idle between their steps. The clients of several such runs in one stack cost little
 more than those of one, for it is the same program with more rows.
@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
+from fedskew.errors import UserError
 from fedskew.experiment.config import Config
+from fedskew.methods import make_method
 from fedskew.sweep.job import Job
 
 Bundle = list[Job]
@@ -33,7 +35,7 @@ def bundled(jobs: Sequence[Job], workers: int, together: int | None = None) -> l
     bundles: list[Bundle] = []
     open_: dict[str, Bundle] = {}
     for job in jobs:
-        kind, most = _but_for_the_seed(job), min(share, together or usual_together(job.config))
+        kind, most = _kind(job), min(share, together or usual_together(job.config))
         if kind not in open_ or len(open_[kind]) >= most:
             open_[kind] = []
             bundles.append(open_[kind])
@@ -41,8 +43,17 @@ def bundled(jobs: Sequence[Job], workers: int, together: int | None = None) -> l
     return bundles
 
 
-def _but_for_the_seed(job: Job) -> str:
+def _kind(job: Job) -> str:
     """The same for jobs that differ in nothing else; one that begins with another run's model is like no other."""
-    config = {key: value for key, value in job.config.to_mapping().items() if key != "seed"}
+    config = {key: value for key, value in job.config.to_mapping().items() if key not in ("seed", "method")}
     apart = job.label if job.start is not None else ""
-    return json.dumps([config, job.validation, job.tag, apart], sort_keys=True, default=str)
+    return json.dumps([config, _method(job), job.validation, job.tag, apart], sort_keys=True, default=str)
+
+
+def _method(job: Job) -> list[object]:
+    """With those of its hyper-parameters that are no numbers to compute with."""
+    try:
+        method = make_method(job.config.method, job.config.method_params)
+    except UserError:  # the run will say so
+        return [job.label]
+    return [method.name, {name: value for name, value in method.params.items() if not isinstance(value, float)}]

@@ -33,7 +33,7 @@ class Campaign:
     ray: str | None = None
     """The address of a Ray cluster to run on, instead of this machine."""
     together: int | None = None
-    """How many runs that differ in their seed alone share a stack at most; None: what suits the machine."""
+    """How many runs of a kind (`bundles`) share a stack at most; None: what suits the machine."""
     failures: dict[str, str] = field(default_factory=dict)
     """By label, the reason."""
     stopped: list[str] = field(default_factory=list)

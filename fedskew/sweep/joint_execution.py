@@ -1,4 +1,4 @@
-"""Several jobs from start to records as one: runs that differ in their seed alone, and share a stack.
+"""Several jobs from start to records as one: runs of a kind (`bundles`), which share a stack.
 
 Each has its record, its folder and its end as if it ran by itself.
 """

@@ -48,7 +48,7 @@ def usual_workers(device: str, jobs: int) -> int:
 def run_jobs(
     jobs: Sequence[Job], terms: Terms, workers: int, watcher: Watcher, logs: Path, together: int | None = None
 ) -> None:
-    """Run them all, the first ones first; at most `together` that differ in their seed alone as one (`bundles`)."""
+    """Run them all, the first ones first; at most `together` of a kind as one (`bundles`)."""
     bundles = bundled(jobs, workers, together)
     if workers == 1 or len(bundles) <= 1:
         for bundle in bundles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from toy_runs import config, distance, finished, image_federation, linear, moved
 
 from fedskew.data.federation import Federation
 from fedskew.engine import RoundWork, StackedEngine, joinable, joint_work, shared_out
+from fedskew.engine.stacked import NotTogetherError
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row, Server
 from fedskew.losses import cross_entropy
@@ -47,15 +49,16 @@ def servers(
     *,
     runs: int = 2,
     shared: bool = True,
+    numbers: Sequence[dict[str, Any]] = (),
     **settings: Any,
 ) -> list[Server]:
-    """Runs that differ in their seed, hence in split, first model, clients and batches; on one workbench or each on
-    its own."""
+    """Runs that differ in their seed, hence in split, first model, clients and batches, and perhaps in `numbers` of
+    their method; on one workbench or each on its own."""
     found: list[Server] = []
     for seed in range(runs):
-        own = config(engine="stacked", seed=seed, **settings)
+        own, part = config(engine="stacked", seed=seed, **settings), numbers[seed] if numbers else params
         first = found[0] if found and shared else None
-        found.append(Server(federation_of(seed), make_method(method, params), model_of(model, seed), own, first))
+        found.append(Server(federation_of(seed), make_method(method, part), model_of(model, seed), own, first))
     return found
 
 
@@ -112,6 +115,34 @@ def test_every_method(method: str) -> None:
         assert_same(one, other)
 
 
+LOOK_AT_NUMBERS = ("fedlc",)
+"""Methods that branch on a hyper-parameter."""
+
+
+def numbers_of(method: str) -> dict[str, Any]:
+    params = make_method(method, PARAMS.get(method)).params
+    return {name: value for name, value in params.items() if isinstance(value, float)}
+
+
+@pytest.mark.parametrize("method", [method for method in (*METHODS, *JOINED) if numbers_of(method)])
+def test_every_method_with_other_numbers(method: str) -> None:
+    """Hyper-parameters may differ, too, as far as the method computes with them and does not look at them."""
+    given = PARAMS.get(method, {})
+    numbers = [given, {**given, **{name: 0.8 * value for name, value in numbers_of(method).items()}}]
+    lr = 0.07 if any(name in method for name in KEEP_MOVES) else 0.01
+    settings: dict[str, Any] = {"clients_per_round": 3, "lr": lr, "numbers": numbers}
+    apart = alone(servers(method, norm_and_dropout(), shared=False, **settings))
+    ran = servers(method, norm_and_dropout(), **settings)
+    if method in LOOK_AT_NUMBERS:
+        with pytest.raises(NotTogetherError):
+            together(ran)
+        return
+    ended, joined = together(ran)
+    assert joined >= 2
+    for one, other in zip(apart, ended, strict=True):
+        assert_same(one, other)
+
+
 def differences(method: Given, model: nn.Module, **settings: Any) -> tuple[float, list[str]]:
     """Between runs together and apart, and what the engine said meanwhile."""
     apart, ran = alone(servers(method, model, shared=False, **settings)), servers(method, model, **settings)
@@ -149,11 +180,12 @@ class ReadsWhatWasSent(Objective):
         return weight * cross_entropy(out.logits, y)
 
 
-def test_what_only_one_run_s_clients_can_be_stacked_for_is_trained_one_after_another() -> None:
-    difference, notices = differences(ReadsWhatWasSent(), linear())
-    assert difference < 1e-9
-    assert len(notices) == 1
-    assert "cannot be stacked" in notices[0]
+def test_what_only_one_run_s_clients_can_be_stacked_for_is_refused_together() -> None:
+    ran = servers(ReadsWhatWasSent(), linear())
+    with pytest.raises(NotTogetherError):
+        together(ran)
+    assert finished(ran[0])[1][-1]["diverged"] == []
+    assert ran[0].engine.notices == []
 
 
 def test_a_run_that_is_left_alone_needs_no_second_run() -> None:
@@ -173,7 +205,7 @@ def test_rounds_that_differ_in_more_than_numbers_are_not_joined() -> None:
     usual = work()
     assert joinable(usual, work())
     assert not joinable(usual, work("fedavg"))
-    assert not joinable(usual, work(params={"mu": 0.3}))
+    assert not joinable(work("fedgr"), work("fedgr", params={"reduction": "mean"}))
     assert not joinable(usual, work(lr=0.5))
     assert not joinable(usual, work(local_epochs=7))
     assert not joinable(usual, work(precision="float32"))

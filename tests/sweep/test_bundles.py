@@ -22,6 +22,13 @@ def test_seeds_of_the_same_run_go_together_in_the_place_of_the_first(tiny_job) -
     assert labels(grid, 1, 1) == [job.label for job in grid]
 
 
+def test_numbers_of_a_method_may_differ(tiny_job) -> None:
+    methods = ("fedprox", {"name": "fedprox", "mu": 0.3}, {"name": "fedprox", "mu": 1}, {"name": "fedprox", "mu": "x"})
+    named = list(zip("abcd", methods, strict=True))
+    jobs = [tiny_job(f"{seed}{name}", seed=seed, method=method) for seed in (0, 1) for name, method in named]
+    assert labels(jobs, 1, 8) == ["0a0b0c1a1b1c", "0d", "1d"]
+
+
 def test_every_worker_has_something_to_do(tiny_job) -> None:
     jobs = [tiny_job(str(seed), seed=seed) for seed in range(8)]
     assert labels(jobs, 8, 8) == list("01234567")
@@ -35,8 +42,8 @@ def test_what_differs_in_more_than_the_seed_stays_apart(tiny_job) -> None:
     usual = tiny_job("a")
     others = [
         tiny_job("b", seed=1, lr=0.02),
-        tiny_job("c", seed=2, method={"name": "fedprox", "mu": 0.1}),
-        tiny_job("d", seed=3, method={"name": "fedprox", "mu": 0.2}),
+        tiny_job("c", seed=2, method={"name": "fedgr", "reduction": "mean"}),
+        tiny_job("d", seed=3, method={"name": "fedgr", "reduction": "sum"}),
         tiny_job("e", seed=4, partition__beta=0.4),
         replace(tiny_job("f", seed=5), validation=0.2),
         replace(tiny_job("g", seed=6), start=usual.config),

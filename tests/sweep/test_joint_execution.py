@@ -123,6 +123,26 @@ def test_nothing_of_a_round_is_held_while_the_next_one_is_trained(seeds, monkeyp
     monkeypatch.setattr(Server, "train", noting)
     assert {outcome.status for outcome in ended(seeds(2), Terms()).values()} == {"finished"}
     assert seen
+def test_numbers_of_the_method_may_differ(tiny_job, joined) -> None:
+    usual = {"precision": "float64", "model": "dnn", "engine": "stacked", "lr": 0.05}
+    methods = [{"name": "fedvls+fedprox", "mu": mu, "distill_weight": 0.5} for mu in (0.0, 0.1, 0.4)]
+    jobs = [tiny_job(str(place), method=method, **usual) for place, method in enumerate(methods)]
+    outcomes = ended(jobs, Terms())
+    assert joined == [3, 3, 3]
+    records = []
+    for job in jobs:
+        assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
+        records.append(outcomes[job.label].record)
+    assert len({str(record.content["config"]["method"]) for record in records}) == 3
+
+
+def test_a_method_that_looks_at_its_number_is_trained_run_by_run(tiny_job, joined) -> None:
+    usual = {"precision": "float64", "model": "dnn", "engine": "stacked", "lr": 0.05}
+    jobs = [tiny_job(str(tau), method={"name": "fedlc", "tau": tau}, **usual) for tau in (0.5, 1.0)]
+    outcomes = ended(jobs, Terms())
+    assert joined == [2], "once, to see that it does not work"
+    for job in jobs:
+        assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
 
 
 def test_one_that_cannot_begin_leaves_the_others_to_go_on(seeds, joined, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +203,7 @@ def test_what_cannot_be_trained_as_one_is_tried_once(seeds, monkeypatch: pytest.
 
 
 def test_a_stopped_bundle_continues_where_each_run_was(seeds, joined, tmp_path: Path, monkeypatch) -> None:
-    jobs, terms = seeds(rounds=6), Terms(str(tmp_path), deadline=time.time() + 3600)
+    jobs, terms = seeds(rounds=6, lr_decay=0.9), Terms(str(tmp_path), deadline=time.time() + 3600)
     late: list[bool] = []
     real = time.time
     monkeypatch.setattr(execution.time, "time", lambda: real() + 7200 * bool(late))
@@ -208,6 +228,31 @@ def test_a_stopped_bundle_continues_where_each_run_was(seeds, joined, tmp_path: 
         assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
     assert {outcome.status for outcome in ended(jobs, terms).values()} == {"finished"}
     assert joined == [2, 2, 2, 3], "finished runs are not run again"
+
+
+def test_a_run_that_is_ahead_is_joined_at_once_where_its_rounds_are_alike(seeds, joined, tmp_path: Path) -> None:
+    jobs, terms = seeds(2, rounds=4), Terms(str(tmp_path))
+
+    def stop(done: int, *_: object) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(jobs[1], terms, stop)
+    outcomes = ended(jobs, terms)
+    assert joined == [2, 2, 1, 1]
+    for job in jobs:
+        assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
+
+
+def test_runs_whose_rounds_do_not_fit_are_led_to_their_end_one_after_another(tiny_job, joined) -> None:
+    """An engine that went to and fro between them would make its programs anew each round."""
+    usual = {"precision": "float64", "model": "dnn", "engine": "stacked"}
+    jobs = [tiny_job(method, method=method, **usual) for method in ("fedavg", "fedlmd", "fedprox")]
+    heard: list[tuple[int, int]] = []
+    ended(jobs, Terms(), lambda place, done, *_: heard.append((place, done)))
+    assert set(joined) == {1}
+    assert [place for place, done in heard if done] == [0] * 3 + [1] * 3 + [2] * 3
 
 
 def _folders(jobs: list[Job], parent: Path) -> list[Path]:
