@@ -123,6 +123,8 @@ def test_nothing_of_a_round_is_held_while_the_next_one_is_trained(seeds, monkeyp
     monkeypatch.setattr(Server, "train", noting)
     assert {outcome.status for outcome in ended(seeds(2), Terms()).values()} == {"finished"}
     assert seen
+
+
 def test_numbers_of_the_method_may_differ(tiny_job, joined) -> None:
     usual = {"precision": "float64", "model": "dnn", "engine": "stacked", "lr": 0.05}
     methods = [{"name": "fedvls+fedprox", "mu": mu, "distill_weight": 0.5} for mu in (0.0, 0.1, 0.4)]
