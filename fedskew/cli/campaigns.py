@@ -27,8 +27,8 @@ TimeLimit = Annotated[
 ]  # fmt: skip
 Together = Annotated[
     str | None,
-    typer.Option("--together", metavar="N", help="runs that differ in their seed and in numbers of the method, trained "
-                 "as one in a process (default: up to 8 on a GPU; 1: each by itself)", rich_help_panel=MACHINE,
+    typer.Option("--together", metavar="N", help="runs that differ in seed, split and numbers of the method alone, "
+                 "trained as one in a process (default: up to 8 on a GPU; 1: each by itself)", rich_help_panel=MACHINE,
                  show_default=False),
 ]  # fmt: skip
 NoFolders = Annotated[

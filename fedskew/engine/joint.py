@@ -1,6 +1,6 @@
 """Rounds of several runs trained as one: the clients of all of them in one stack.
 
-The runs have the same data, model, method and settings, and differ in their seeds or in numbers of the method. What
+The runs have the same data, model, method and settings, and differ in seeds, splits or numbers of the method. What
 their servers send then differs from client to client, and so do those numbers: they go with each into the stack, beside
 what the client keeps.
 """

@@ -78,8 +78,8 @@ class Server:
         config: Config,
         beside: Server | None = None,
     ) -> None:
-        """`beside` is the server of a run of the same dataset, model and settings, but for the seed and the method:
-        both train and test with the same network, engine and data on the device."""
+        """`beside` is the server of a run of the same dataset, model and settings, but for seed, split and
+        method: both train and test with the same network, engine and data on the device."""
         self._federation, self._method, self._config = federation, method, config
         self._enlistment = Enlistment(federation, config)
         self._workshop: Workshop = beside._workshop if beside else self._new_workshop()

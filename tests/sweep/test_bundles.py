@@ -38,13 +38,30 @@ def test_every_worker_has_something_to_do(tiny_job) -> None:
     assert labels([], 2, 8) == []
 
 
-def test_what_differs_in_more_than_the_seed_stays_apart(tiny_job) -> None:
+def test_so_may_splits_and_numbers_of_clients(tiny_job) -> None:
+    jobs = [
+        tiny_job("a"),
+        tiny_job("b", partition__beta=0.4),
+        tiny_job("c", partition="iid", seed=1),
+        tiny_job("d", partition__clients=9, clients_per_round=3),
+        tiny_job("e", clients_per_round=2),
+    ]
+    assert labels(jobs, 1, 8) == ["abcde"]
+
+
+def test_bundles_of_a_kind_are_of_like_sizes(tiny_job) -> None:
+    jobs = [tiny_job(str(seed), seed=seed) for seed in range(9)]
+    assert labels(jobs, 1, 8) == ["01234", "5678"]
+    assert labels(jobs, 1, 4) == ["012", "345", "678"]
+
+
+def test_what_differs_in_more_than_that_stays_apart(tiny_job) -> None:
     usual = tiny_job("a")
     others = [
         tiny_job("b", seed=1, lr=0.02),
         tiny_job("c", seed=2, method={"name": "fedgr", "reduction": "mean"}),
         tiny_job("d", seed=3, method={"name": "fedgr", "reduction": "sum"}),
-        tiny_job("e", seed=4, partition__beta=0.4),
+        tiny_job("e", seed=4, momentum=0.5),
         replace(tiny_job("f", seed=5), validation=0.2),
         replace(tiny_job("g", seed=6), start=usual.config),
         replace(tiny_job("h", seed=7), start=usual.config),
