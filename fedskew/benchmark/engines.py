@@ -10,7 +10,7 @@ from fedskew.benchmark.cases import Case
 from fedskew.benchmark.loop import told
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, StackedEngine, arithmetic
 from fedskew.experiment.preparation import prepare
-from fedskew.experiment.round_loop import RoundDone, RoundLoop
+from fedskew.experiment.round_loop import RoundLoop
 from fedskew.experiment.round_under_way import RoundInProgress
 from fedskew.experiment.server import Server
 from fedskew.methods import Objective, Tensors
@@ -25,7 +25,7 @@ class OwnEngine:
         self._config, self._method = prepared.config, prepared.method
         self._server = Server(prepared.federation, prepared.method, prepared.model, prepared.config)
         self._state = self._server.start()
-        self._rounds = RoundLoop(self._server, self._record).rounds(self._state)
+        self._rounds = RoundLoop(self._server, lambda _: None).rounds(self._state)
         self._next: RoundInProgress | None = None
         self.visits = 0
         """Samples trained on in the last round."""
@@ -50,11 +50,9 @@ class OwnEngine:
         under_way = next(self._rounds) if self._next is None else self._next
         began = time.perf_counter()
         result = self._server.train(under_way)
+        self.visits = int(result.visits.sum())
         self._next = self._rounds.send((result, time.perf_counter() - began))
         self._state = self._next.state
-
-    def _record(self, done: RoundDone) -> None:
-        self.visits = done.row["visits"]
 
     def global_model(self) -> Tensors:
         return self._state.model.params

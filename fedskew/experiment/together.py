@@ -105,19 +105,23 @@ def _fit(one: _Run, other: _Run) -> bool:
 
 
 def _trained(group: Sequence[_Run]) -> list[Trained | Exception]:
-    """What came of each run's round; where training them together fails, each is trained by itself.
+    """What came of each run's round; where training them together fails, each is trained by itself: once if one of them
+    was the cause, which then shows, and else from now on.
 
     A run that is left alone stays in the form of several, for which programs are there.
     """
-    if group[0].stacks:
-        try:
-            return list(_trained_as_one(group))
-        except Exception as error:  # it shows again if a run itself is the cause
-            for run in group:
-                run.apart = True
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            group[0].now.engine.notices.append(f"runs cannot be trained as one, so each is by itself: {reason}")
-    return [_trained_alone(run) for run in group]
+    if not group[0].stacks:
+        return [_trained_alone(run) for run in group]
+    try:
+        return list(_trained_as_one(group))
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    alone = [_trained_alone(run) for run in group]
+    if not any(isinstance(trained, Exception) for trained in alone):
+        for run in group:
+            run.apart = True
+        group[0].now.engine.notices.append(f"runs cannot be trained as one, so each is by itself: {reason}")
+    return alone
 
 
 def _trained_as_one(group: Sequence[_Run]) -> list[Trained]:

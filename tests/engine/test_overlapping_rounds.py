@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -310,6 +311,45 @@ def test_a_round_s_clients_are_let_go_before_the_next_one_s_are_trained(method: 
     this.overlaps = overlaps
     run_prepared(ready, server=this)
     assert this.seen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_all_time_is_some_round_s_and_none_is_two_s(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that an onlooker and the training move on, and nothing else."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    class Slow(Server):
+        def train(self, under_way: RoundInProgress) -> RoundResult:
+            clock[0] += 1.0
+            return super().train(under_way)
+
+        def settle(self, launched: LaunchedRound) -> SettledRound:
+            settled = super().settle(launched)
+            read = settled.test
+            assert read is not None
+
+            def after_a_while() -> Row:
+                clock[0] += 16.0
+                return read()
+
+            return replace(settled, test=after_a_while)
+
+    rows: list[Row] = []
+    ready, this = serving(Slow)
+    this.overlaps = overlaps
+    run_prepared(ready, callbacks=[_Keeping(rows)], server=this)
+    assert sum(row["seconds"] for row in rows) == clock[0] == 5 * 17.0
+    assert all(row["time"]["evaluate"] == 16.0 for row in rows)
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+class _Keeping(fs.Callback):
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def on_round(self, row: Row, rounds_ahead: int) -> None:
+        self._rows.append(row)
 
 
 # -- ends of all kinds ----------------------------------------------------------------------------------------

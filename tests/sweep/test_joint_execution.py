@@ -19,6 +19,7 @@ from fedskew.experiment.run_folder import RunFolder
 from fedskew.experiment.server import Server
 from fedskew.methods.fedprox import FedProx
 from fedskew.sweep import execution
+from fedskew.sweep.bundles import bundled
 from fedskew.sweep.execution import execute
 from fedskew.sweep.job import Job, Outcome, Terms
 from fedskew.sweep.joint_execution import execute_together
@@ -87,6 +88,24 @@ def test_the_records_are_those_of_runs_by_themselves(method: str, folders: bool,
     if folders:
         for kind in ("together", "alone"):
             assert len(list((tmp_path / kind).iterdir())) == 3
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedvls", "scaffold"])
+def test_runs_on_other_splits_share_a_stack_too(method: str, tiny_job, joined) -> None:
+    """With other clients, more of them, and more of them a round."""
+    splits = [
+        {"partition__beta": 0.1},
+        {"partition__clients": 7, "clients_per_round": 3, "seed": 1},
+        {"partition__seed": 3, "clients_per_round": 2},
+    ]
+    usual = {"precision": "float64", "model": "dnn", "engine": "stacked", "method": method}
+    jobs = [tiny_job(str(number), **usual, **split) for number, split in enumerate(splits)]
+    assert bundled(jobs, 1, 8) == [jobs]
+    outcomes = ended(jobs, Terms())
+    assert joined == [3, 3, 3]
+    for job in jobs:
+        assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
+    assert len({outcome.record.content["split"] for outcome in outcomes.values() if outcome.record}) == 3
 
 
 def test_runs_whose_rounds_are_of_other_kinds_go_on_one_after_another(seeds, joined, monkeypatch) -> None:
@@ -187,6 +206,22 @@ def test_where_training_as_one_fails_it_shows_whose_round_it_was(seeds, monkeypa
     outcomes = ended(seeds(method="fedprox"), Terms())
     assert {outcome.status for outcome in outcomes.values()} == {"failed"}
     assert all("this solver is broken" in outcome.reason for outcome in outcomes.values())
+
+
+def test_the_others_train_as_one_without_the_run_that_was_the_cause(seeds, joined, monkeypatch) -> None:
+    usual = Server.train
+
+    def failing(self: Server, under_way: RoundInProgress) -> RoundResult:
+        work = under_way.work
+        if any(work.of(assignment).key.seed == 1 for assignment in work.assignments):
+            raise ArithmeticError("a bad seed")
+        return usual(self, under_way)
+
+    monkeypatch.setattr(Server, "train", failing)
+    outcomes = ended(seeds(), Terms())
+    assert [outcomes[label].status for label in "012"] == ["finished", "failed", "finished"]
+    assert "a bad seed" in outcomes["1"].reason
+    assert joined == [3, 2, 2]
 
 
 def test_what_cannot_be_trained_as_one_is_tried_once(seeds, monkeypatch: pytest.MonkeyPatch) -> None:
