@@ -26,7 +26,7 @@ from fedskew.experiment.run_folder import RunFolder
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row, Server
 from fedskew.losses import cross_entropy
-from fedskew.methods import Client, Objective, Outputs, ServerRule, Tensors, Updates
+from fedskew.methods import Client, Objective, Outputs, ServerRule, Tensors, Trained, Updates
 
 RUNS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -168,6 +168,32 @@ def test_a_server_rule_that_refuses_a_wrong_guess_is_asked_again() -> None:
         finished(server(image_federation(), both, linear(), rounds=3)),
     )
     assert [row["diverged"] for row in rows] == [[1, 3]] * 3
+    assert same_bits(state, expected)
+    assert rows == expected_rows
+
+
+@dataclass(frozen=True)
+class Burdened(Objective):
+    """Cross entropy; clients without a sample of class 0 come to keep what is not finite, though all else is."""
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return cross_entropy(out.logits, y)
+
+    def client_state(self, params: Tensors) -> Tensors:
+        return {"kept": torch.zeros(())}
+
+    def next_state(self, trained: Trained, client: Client) -> Tensors:
+        return {"kept": torch.where(client.label_counts[0] == 0, torch.inf, client.state["kept"] + 1)}
+
+
+@ENGINES
+def test_a_client_whose_state_is_not_finite_is_left_out_too(engine: str) -> None:
+    def fresh() -> Server:
+        return server(image_federation(), Burdened(), linear(), engine=engine)
+
+    (state, rows), (expected, expected_rows) = overlapped(fresh()), finished(fresh())
+    assert [row["diverged"] for row in expected_rows] == [[1, 3]] * 2
+    assert state.clients.versions == {"global": {0: 2, 2: 2, 4: 2}}
     assert same_bits(state, expected)
     assert rows == expected_rows
 
@@ -396,6 +422,16 @@ def resumed(method: str, tmp_path: Path) -> tuple[list[Row], dict[str, Tensor]]:
 def agree(method: str, tmp_path: Path) -> bool:
     (rows, model), (expected, of_expected) = resumed(method, tmp_path), undisturbed(method, tmp_path)
     return rows == expected and all(torch.equal(model[name], tensor) for name, tensor in of_expected.items())
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_checkpoints_are_of_the_rounds_that_are_asked_for_and_of_the_last(overlaps: bool, tmp_path: Path) -> None:
+    ready = prepared()
+    ready = replace(ready, config=replace(ready.config, checkpoint_every=3))
+    this = Server(ready.federation, ready.method, ready.model, ready.config)
+    this.overlaps = overlaps
+    run_prepared(ready, tmp_path / "run", server=this)
+    assert {path.stem for path in (tmp_path / "run" / "checkpoint").iterdir()} == {"round-000003", "round-000005"}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])

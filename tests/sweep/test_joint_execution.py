@@ -14,11 +14,12 @@ from fedskew.engine import RoundResult, stacked
 from fedskew.engine.slots import Slots
 from fedskew.experiment import together
 from fedskew.experiment.config import run_name
+from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.round_under_way import RoundInProgress
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.experiment.server import Server
 from fedskew.methods.fedprox import FedProx
-from fedskew.sweep import execution
+from fedskew.sweep import execution, joint_execution
 from fedskew.sweep.bundles import bundled
 from fedskew.sweep.execution import execute
 from fedskew.sweep.job import Job, Outcome, Terms
@@ -303,11 +304,23 @@ def test_ctrl_c_leaves_folders_that_can_be_continued(seeds, tmp_path: Path) -> N
         if (place, done) == (1, 2):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as held:
         ended(jobs, terms, interrupt)
     outcomes = ended(jobs, terms)
     for job in jobs:
         assert same_but_for_time(outcomes[job.label], execute(job, Terms(), quietly))
+    assert held.value, "and with it all that the runs had open, had they not closed it"
+
+
+def test_runs_with_engines_of_their_own_are_not_joined(seeds, joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of data that are not one another's."""
+
+    def own(this: Prepared, _: object) -> Server:
+        return Server(this.federation, this.method, this.model, this.config)
+
+    monkeypatch.setattr(joint_execution, "_server", own)
+    assert {outcome.status for outcome in ended(seeds(2), Terms()).values()} == {"finished"}
+    assert joined == [1] * 6
 
 
 def test_what_no_stack_trains_runs_one_after_another(seeds, joined) -> None:
