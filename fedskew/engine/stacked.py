@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -142,6 +143,7 @@ class StackedEngine:
         steps = [plan.steps for plan in plans]
         while True:
             ability = self._ability(work, plans)
+            _expect_room_for_a_run(work, ability.fitting)
             most = min(ability.most, ability.fitting, len(plans))
             number = slots_for(steps, most, coarse=self._compile)
             with contextlib.suppress(torch.OutOfMemoryError):  # it would hold what the attempt took
@@ -337,6 +339,13 @@ class _Trial:
             return {"loss": loss.detach(), **told, **passes}
 
         return _close(told(samples), told(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
+
+
+def _expect_room_for_a_run(work: RoundWork, fitting: int) -> None:
+    """Where not even one run's clients fit at a time beside what those of all come back with, each is better alone."""
+    largest = max(Counter(id(assignment.given) for assignment in work.assignments).values())
+    if work.is_joint and fitting < largest:
+        raise NotTogetherError(f"{fitting} of their clients fit the memory at a time, and a run has {largest}")
 
 
 def _reason(error: Exception) -> str:

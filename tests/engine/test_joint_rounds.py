@@ -16,6 +16,7 @@ from toy_runs import config, distance, finished, image_federation, linear, moved
 
 from fedskew.data.federation import Federation
 from fedskew.engine import RoundWork, StackedEngine, joinable, joint_work, shared_out
+from fedskew.engine.slots import Slots
 from fedskew.engine.stacked import NotTogetherError
 from fedskew.experiment.run_state import RunState
 from fedskew.experiment.server import Row, Server
@@ -155,6 +156,35 @@ def test_more_clients_than_fit_the_memory_take_turns(monkeypatch: pytest.MonkeyP
     assert differences("scaffold", norm_and_dropout(), lr=0.07)[0] < 1e-9
     assert differences("fedcurv", norm_and_dropout(), lr=0.01)[0] < 1e-9
     assert differences("fedlmd", norm_and_dropout(), lr=0.01)[0] < 1e-9
+
+
+@pytest.mark.parametrize("room", [4, 5])
+def test_runs_are_joined_where_at_least_the_clients_of_one_fit_the_memory(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StackedEngine, "_fitting", lambda *_: room)
+    ran = servers("fedavg", norm_and_dropout(), lr=0.01)
+    assert {len(one.begin(one.start()).work.assignments) for one in ran} == {5}
+    if room == 4:
+        with pytest.raises(NotTogetherError, match="4 of their clients fit the memory at a time, and a run has 5"):
+            together(ran)
+    else:
+        assert together(ran)[1] == 2
+
+
+def test_a_memory_that_turns_out_too_small_for_several_runs_is_left_to_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fits by the estimate, and then it does not."""
+    tried: list[int] = []
+
+    def full(self: StackedEngine, work: RoundWork, _: object, capacity: int) -> Slots:
+        tried.append(capacity)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(StackedEngine, "_slots_for", full)
+    with pytest.raises(NotTogetherError):
+        together(servers("fedavg", linear()))
+    assert len(tried) == 1
+    assert tried[0] > 5
 
 
 def test_clients_without_samples_return_what_their_own_server_sent() -> None:
