@@ -296,3 +296,16 @@ def test_the_options_of_the_distillation() -> None:
 
     torch.testing.assert_close(distilled(temperature_squared=True), 9 * distilled())
     torch.testing.assert_close(distilled(mean_over="active"), distilled() * 8 / taught)
+
+
+def test_experts_may_teach_every_sample_of_their_classes() -> None:
+    torch.manual_seed(0)
+    z, expert = torch.randn(2, 8, 3, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    objective = make_method("pkd", {"groups": [[0, 1]], "taught": "all"}).stages(20, 1, {})[-1].objective
+    assert isinstance(objective, PartialDistillation)
+    log_p, log_q = ((t[:, :2] / 3).log_softmax(dim=-1) for t in (expert, z))
+    kl = (log_p.exp() * (log_p - log_q)).sum(dim=-1)[y != 2].sum() / 8
+    loss = objective.loss(Outputs(z, None, {"expert.0": Outputs(expert)}), y, Client(torch.ones(3), {}))
+    torch.testing.assert_close(loss - cross_entropy(z, y), kl)
+    assert {name: int(t) for name, t in objective.tally(Outputs(z), y).items()} == {"distilled": 6, "expert 0": 6}
