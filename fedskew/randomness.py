@@ -67,6 +67,10 @@ def integer_key(seed: int, purpose: str, *key: int) -> int:
     return int(_sequence(seed, purpose, key).generate_state(1)[0])
 
 
+_GOLDEN = 0x9E3779B9 - (1 << 32)
+"""The golden ratio's bits, as a signed number: Triton refuses to add one of 32 bits to a 32-bit index."""
+
+
 def _mix(x: Tensor) -> Tensor:
     """A bijective 32-bit hash with low bias (Wellons' lowbias32), on int64 tensors."""
     x = x ^ (x >> 16)
@@ -80,7 +84,7 @@ def fold(keys: Tensor, value: Tensor | int) -> Tensor:
     """New keys from `keys` and `value` (broadcast), both int64 holding 32-bit numbers."""
     if not isinstance(value, Tensor):
         value = torch.full((), value & _MASK32, dtype=torch.int64, device=keys.device)
-    return _mix(_mix(keys) ^ _mix((value + 0x9E3779B9) & _MASK32))
+    return _mix(_mix(keys) ^ _mix((value + _GOLDEN) & _MASK32))
 
 
 def uniform(keys: Tensor, draw: Tensor | int) -> Tensor:
