@@ -26,6 +26,12 @@ class PeakMemory:
                 (_SELF / "clear_refs").write_text(_RESET_PEAK)
             self._before = (_kibibytes(_SELF / "status", "VmRSS") or 0) + _of_workers()
 
+    def begin_again(self) -> None:
+        """Forget the worst moment so far: on a GPU, compiling and trying out kernels take memory of their own, the
+        more the less the process did before. A CPU's is too coarse to show it."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
     def taken(self) -> int | None:
         """Bytes; None where the system does not tell."""
         if self._device.type == "cuda":

@@ -116,6 +116,7 @@ class Stopwatch:
             with self._threads_of(ready):
                 for _ in range(self._patience.warm_up):
                     ready.call()
+                memory.begin_again()
                 once = self._seconds(ready, 1)
         except (RuntimeError, UserError) as error:  # does not fit or compile: the others are measured all the same
             self.failures.append(Failure.of(contender.label, error))
