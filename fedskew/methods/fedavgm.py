@@ -2,7 +2,7 @@
 
 Hsu et al., "Measuring the effects of non-identical data distribution for federated visual classification", 2019.
 
-    m ← β·m + (w − w̄),  w ← w − m
+    m ← β·m + (w − w̄),  w ← w − η_g·m
 
 where w̄ is FedAvg's mean. Leaves the client: the model. Extra compute: none on the client.
 """
@@ -24,6 +24,7 @@ class FedAvgM(ServerRule):
     """Server momentum on the mean update."""
 
     server_momentum: float = 0.7
+    server_lr: float = 1.0
 
     def __post_init__(self) -> None:
         expect(
@@ -32,6 +33,7 @@ class FedAvgM(ServerRule):
             self.server_momentum,
             "a number from 0 to below 1",
         )
+        expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
 
     def server_state(self, params: Tensors) -> Tensors:
         return pack("momentum", {name: torch.zeros_like(p) for name, p in params.items()})
@@ -39,4 +41,5 @@ class FedAvgM(ServerRule):
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         mean, momentum = updates.mean(), unpack("momentum", state)
         momentum = {name: self.server_momentum * momentum[name] + (w - mean[name]) for name, w in sent.items()}
-        return {name: w - momentum[name] for name, w in sent.items()}, {**state, **pack("momentum", momentum)}
+        stepped = {name: w - self.server_lr * momentum[name] for name, w in sent.items()}
+        return stepped, {**state, **pack("momentum", momentum)}

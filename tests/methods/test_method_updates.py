@@ -144,15 +144,16 @@ def test_fedprox_pulls_every_step_towards_the_model_received() -> None:
         close(theta(states[round_number + 1]), expected)
 
 
-def test_fedavgm_keeps_a_velocity_on_the_server() -> None:
+@pytest.mark.parametrize("server_lr", [1.0, 0.1])
+def test_fedavgm_keeps_a_velocity_on_the_server(server_lr: float) -> None:
     fed = federation()
-    states, _ = played(serve("fedavgm", {"server_momentum": 0.7}, federation=fed, rounds=3))
+    states, _ = played(serve("fedavgm", {"server_momentum": 0.7, "server_lr": server_lr}, federation=fed, rounds=3))
     at, expected = sites(fed), theta(states[0])
     velocity = np.zeros_like(expected)
     for round_number in range(3):
         mean = averaged([trained(expected, site, plain, round_number) for site in at], at)
         velocity = 0.7 * velocity + (expected - mean)
-        expected = expected - velocity
+        expected = expected - server_lr * velocity
         close(theta(states[round_number + 1]), expected)
 
 
