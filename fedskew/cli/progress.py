@@ -15,10 +15,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from fedskew.cli import INTERRUPTED
 from fedskew.cli.terminal import notice, stderr
 from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run import Callback, Result
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Row
 
 FolderOf = Callable[[Prepared], Path]
 LINES_APART = 5.0

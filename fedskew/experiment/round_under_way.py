@@ -21,7 +21,7 @@ from fedskew.experiment.round_report import AskedReport
 from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run_state import RunState, Trainee
 from fedskew.experiment.workbench import Workbench
-from fedskew.methods import Stage
+from fedskew.methods import Part, Stage
 
 ReadTest = Callable[[], Row]
 """Waits for a test and tells what is recorded of it."""
@@ -32,6 +32,8 @@ class Round:
     """One round in the making."""
 
     stage: Stage
+    parts: tuple[Part, ...]
+    """Those of the stage, one by one."""
     trainee: Trainee
     participants: Participants
     local: LocalTraining

@@ -20,9 +20,10 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.round_loop import RoundDone, RoundLoop
 from fedskew.experiment.round_under_way import RoundInProgress
+from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run_folder import Checkpoint, RunFolder
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Row, Server
+from fedskew.experiment.server import Server
 from fedskew.methods import Method, Part, unpack
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary

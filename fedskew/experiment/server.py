@@ -1,14 +1,15 @@
-"""The server: draws clients, has them trained, aggregates, moves through the stages of a method, evaluates."""
+"""The server: draws clients, has them trained, aggregates, moves through the stages of a method, evaluates.
+
+Here is what comes after what; each step has a module of its own: `run_stages`, `round_planning`, `aggregation`,
+`kept_states`, `round_rows`, `round_tests`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import operator
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,27 +19,23 @@ from torch import nn
 from fedskew.data.federation import Federation
 from fedskew.engine import (
     ENGINES,
-    Assignment,
     AutoEngine,
-    LocalTraining,
     ModelState,
-    RoundKey,
     RoundResult,
-    RoundWork,
     arithmetic,
     close_engine,
     foresee,
-    on_host,
     survey,
-    to_device,
     worth_compiling,
 )
-from fedskew.experiment.aggregation import merged_buffers, of_client, of_rows
+from fedskew.experiment.aggregation import Aggregation
 from fedskew.experiment.client_states import ClientStates, HeldStates
 from fedskew.experiment.config import Config
-from fedskew.experiment.own_models import as_state, own_model
-from fedskew.experiment.participants import Enlistment, model_number
-from fedskew.experiment.round_report import AskedReport, RoundReport, are_finite
+from fedskew.experiment.kept_states import bytes_of_one, kept_after, most_states
+from fedskew.experiment.round_planning import RoundPlanning
+from fedskew.experiment.round_report import AskedReport
+from fedskew.experiment.round_rows import RoundRows
+from fedskew.experiment.round_tests import RoundTests
 from fedskew.experiment.round_under_way import (
     Guess,
     LaunchedRound,
@@ -46,18 +43,14 @@ from fedskew.experiment.round_under_way import (
     Round,
     RoundInProgress,
     SettledRound,
-    made_by,
 )
+from fedskew.experiment.rounds_file import Row
+from fedskew.experiment.run_stages import RunStages
 from fedskew.experiment.run_state import RunState, Trainee
-from fedskew.experiment.traffic import traffic
 from fedskew.experiment.workbench import Workbench, Workshop
-from fedskew.methods import Method, Part, Stage, Survey, Tensors, Updates
-from fedskew.methods.hooks import pass_visits, server_step
+from fedskew.methods import Method, Stage, Survey
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models.concatenation import concatenated
-
-Row = dict[str, Any]
-"""What is recorded of a round, as JSON."""
 
 
 class Server:
@@ -80,8 +73,7 @@ class Server:
     ) -> None:
         """`beside` is the server of a run of the same dataset, model and settings, but for seed, split and
         method: both train and test with the same network, engine and data on the device."""
-        self._federation, self._method, self._config = federation, method, config
-        self._enlistment = Enlistment(federation, config)
+        self._federation, self._config = federation, config
         self._workshop: Workshop = beside._workshop if beside else self._new_workshop()
         self.device = self._workshop.devices[0]
         self.overlaps = self.device.type == "cuda"
@@ -91,6 +83,11 @@ class Server:
         self._tests = bench.tests.of_another_run() if beside else bench.tests
         self._initial = self._workshop.initial(model) if beside else self.network.state()
         self._wide: tuple[list[ModelState], Workbench] | None = None
+        self._stages = RunStages(method, config)
+        self._planning = RoundPlanning(federation, method, config, self._initial)
+        self._aggregation = Aggregation(federation, method, config, self.device)
+        self._rows = RoundRows(federation, config)
+        self._round_tests = RoundTests(federation, config, self._initial, self.device)
 
     def _new_workshop(self) -> Workshop:
         config = self._config
@@ -134,34 +131,32 @@ class Server:
         """The global model of a run at its end."""
         return self._bench(self.stages(state)[-1], state).network.module(state.model)
 
-    # -- the schedule ------------------------------------------------------------------------------------
+    # -- the stages --------------------------------------------------------------------------------------
 
     def start(self, clients: ClientStates | None = None) -> RunState:
         """The state before the first round; what clients keep goes to `clients`, or else to the host's memory."""
-        trainees = {"global": self._new_trainee(self._initial)}
-        return self._past_empty_stages(RunState(trainees, clients=clients or HeldStates()))
+        trainees = {"global": self._planning.new_trainee(self._initial)}
+        return self._stages.past_empty(RunState(trainees, clients=clients or HeldStates()), self._survey)
 
     def stages(self, state: RunState) -> list[Stage]:
         """The stages known so far."""
-        return self._method.stages(self._config.rounds, self._config.local_epochs, state.notes)
+        return self._stages.known(state)
 
     def stage(self, state: RunState) -> Stage | None:
         """The stage that the next round belongs to; None at the end."""
-        stages = self.stages(state)
-        return stages[state.stage] if state.stage < len(stages) else None
+        return self._stages.next(state)
 
     def rounds_ahead(self, state: RunState) -> int:
         """Rounds still to come, as far as the stages are known."""
-        return sum(stage.rounds for stage in self.stages(state)[state.stage :]) - state.stage_round
+        return self._stages.rounds_ahead(state)
 
-    def _past_empty_stages(self, state: RunState) -> RunState:
-        state = replace(state, survey=None)
-        while (stage := self.stage(state)) is not None and state.stage_round >= stage.rounds:
-            if stage.survey:
-                told = self._survey(stage, state)
-                state = replace(state, notes={**state.notes, **self._method.conclude(stage, told)}, survey=told)
-            state = replace(state, stage=state.stage + 1, stage_round=0)
-        return state
+    def client_bytes(self, start: RunState, there: int) -> int:
+        """What the clients of a run come to keep in all, beyond the states that are `there` already."""
+        stage = self.stage(start)
+        if stage is None:
+            return 0
+        most = most_states(self._config, self._federation.clients, self.rounds_ahead(start))
+        return max(0, most - there) * bytes_of_one(stage, self._planning.parts(stage), start.model)
 
     def _survey(self, stage: Stage, state: RunState) -> Survey:
         probability = None
@@ -187,8 +182,8 @@ class Server:
         if stage is None:
             raise ValueError("the run is at its end")
         with arithmetic(self._config.precision):
-            this = self._prepare(stage, state)
-            work = self._work(this, state)
+            this = self._planning.round(stage, state, self._bench(stage, state))
+            work = self._planning.work(this, state)
         return RoundInProgress(state, this, work, time.perf_counter() - began)
 
     def train(self, under_way: RoundInProgress) -> RoundResult:
@@ -209,7 +204,7 @@ class Server:
         with arithmetic(self._config.precision):
             guess = self._guess(under_way, result) if self.overlaps else None
             report = AskedReport(result, this.trainee.model, guess.tensors if guess else ())
-            if guess is not None and guess.after is not None and self._is_evaluated(this, guess.after):
+            if guess is not None and guess.after is not None and self._round_tests.due(this, guess.after):
                 everyone = np.ones(len(this.clients), dtype=bool)
                 with contextlib.suppress(Exception):  # of a model, on a wrong guess; `settle` tests what is right
                     test = self._test(this, result, everyone, guess.trainee, guess.after)
@@ -218,7 +213,7 @@ class Server:
     def _guess(self, under_way: RoundInProgress, result: RoundResult) -> Guess | None:
         state, this = under_way.state, under_way.this
         try:
-            trainee = self._aggregated(this, result, np.ones(len(this.clients), dtype=bool))
+            trainee = self._aggregation.of(this, result, np.ones(len(this.clients), dtype=bool))
         except Exception:  # of a server's rule, on numbers that are not finite; what it does to others is seen later
             return None
         keeps = bool(result.states) or this.stage.cohort == "alone"
@@ -248,213 +243,32 @@ class Server:
             if guess is not None and report.finite.all() and launched.report.made_well():
                 trainee, finite, after, test = guess.trainee, report.finite, guess.after, launched.test
             else:
-                trainee, finite, after, test = *self._sound(this, result, report.finite), None, None
+                trainee, finite, after, test = *self._aggregation.of_sound(this, result, report.finite), None, None
             if after is None:
-                now = replace(under_way.state, round=under_way.state.round + 1)
-                after = self._after(under_way, self._kept(this, result, finite, now), trainee)
-            row = self._row(this, replace(report, finite=finite), result.visits, after)
-            federated, nothing = this.stage.cohort == "clients", {"down": 0, "up": 0}
-            row["bytes"] = traffic(under_way.work, result, this.stage.concatenates) if federated else nothing
+                after = self._after(under_way, kept_after(this, result, finite, under_way.state), trainee)
+            row = self._rows.of(this, under_way.work, result, replace(report, finite=finite), after)
             served_at = time.perf_counter()
-            if test is None and self._is_evaluated(this, after):
+            if test is None and self._round_tests.due(this, after):
                 test = self._test(this, result, finite, trainee, after)
         laps = np.diff([launched.began, trained_at, served_at, time.perf_counter()]).tolist()
         return SettledRound(after, row, test, dict(zip(("train", "server", "evaluate"), laps, strict=True)))
-
-    def _sound(
-        self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_]
-    ) -> tuple[Trainee, npt.NDArray[np.bool_]]:
-        """The next global model, and the clients that it is made of."""
-        trainee = self._aggregated(this, result, finite)
-        if are_finite(made_by(trainee)):
-            return trainee, finite
-        nobody = np.zeros_like(finite)  # each update was finite, but the server's step over them is not
-        return self._aggregated(this, result, nobody), nobody
 
     def _after(self, under_way: RoundInProgress, clients: ClientStates, trainee: Trainee) -> RunState:
         """The state after a round."""
         before, stage = under_way.state, under_way.this.stage
         after = replace(before, round=before.round + 1, stage_round=before.stage_round + 1, clients=clients)
-        return self._past_empty_stages(after.with_trainee(stage.model, trainee))
-
-    def _prepare(self, stage: Stage, state: RunState) -> Round:
-        config, bench = self._config, self._bench(stage, state)
-        trainee = state.trainees.get(stage.model) or self._new_trainee(state.model)
-        if stage.concatenates and not state.stage_round:
-            trainee = self._new_trainee(bench.network.state())
-        local = LocalTraining(
-            epochs=1 if stage.local_batches else stage.local_epochs or config.local_epochs,
-            batch_size=config.batch_size,
-            lr=config.lr * config.lr_decay**trainee.rounds,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            clip_norm=config.clip_norm,
-        )
-        return Round(stage, trainee, self._enlistment.of(stage, trainee.rounds), local, bench)
-
-    def _new_trainee(self, model: ModelState) -> Trainee:
-        state: Tensors = {}
-        for part in self._method.members:
-            state |= part.server_state(model.params)
-        return Trainee(model, server=state)
-
-    def _work(self, this: Round, state: RunState) -> RoundWork:
-        downlink: Tensors = {}
-        for part in self._parts(this.stage):
-            downlink |= part.downlink(this.trainee.server)
-        return RoundWork(
-            objective=this.stage.objective,
-            solver=self._method.solver,
-            server=self._method.server,
-            sent=this.trainee.model,
-            downlink=downlink,
-            companions={name: t.model for name, t in state.trainees.items()},
-            assignments=self._assignments(this, state.clients),
-            local=this.local,
-            key=RoundKey(self._config.seed, model_number(this.stage.model), this.trainee.rounds),
-        )
-
-    def _assignments(self, this: Round, kept: ClientStates) -> list[Assignment]:
-        fresh = self._fresh_state(this.stage, this.trainee.model.params)
-        clients, counts = this.clients.tolist(), this.federation.label_counts
-        alone = this.stage.cohort == "alone"
-        states = kept.of(this.stage.model, clients) if fresh or alone else [{}] * len(clients)
-        starts = self._own_models(states) if alone else [None] * len(clients)
-        return [
-            Assignment(client, samples, counts[client], fresh if start else {**fresh, **state}, start)
-            for client, samples, state, start in zip(clients, this.participants.samples, states, starts, strict=True)
-        ]
-
-    def _own_models(self, states: Sequence[Tensors]) -> list[ModelState | None]:
-        """Where clients that share their models with nobody go on, on the host."""
-        host = torch.device("cpu")
-        return [own_model(state, self._initial, host) for state in states]
-
-    def _fresh_state(self, stage: Stage, params: Tensors) -> Tensors:
-        """What a client keeps before its first round: one for all of them, on the host as the others are."""
-        state: Tensors = {}
-        for part in self._parts(stage):
-            state |= part.client_state(params)
-        return {name: t.cpu() for name, t in state.items()}
-
-    def client_bytes(self, start: RunState, there: int) -> int:
-        """What the clients of a run come to keep in all, beyond the states that are `there` already."""
-        stage = self.stage(start)
-        if stage is None:
-            return 0
-        state = self._fresh_state(stage, start.model.params)
-        if stage.cohort == "alone":
-            state |= as_state(start.model)
-        a_round = self._config.clients_per_round or self._federation.clients
-        written = self.rounds_ahead(start) * a_round
-        replaced = 2 * self._config.checkpoint_every * a_round  # by newer states, and kept for two checkpoints
-        most = min(written, self._federation.clients + replaced)
-        return max(0, most - there) * sum(t.nbytes for t in state.values())
-
-    def _kept(self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_], after: RunState) -> ClientStates:
-        """What the clients keep now; one whose update is not finite, what it had."""
-        rows = np.flatnonzero(finite).tolist()
-        states = as_state(result.trained) if this.stage.cohort == "alone" else result.states
-        if not states or not rows:
-            return after.clients
-        states = on_host(states)
-        kept = {int(this.clients[row]): {name: t[row] for name, t in states.items()} for row in rows}
-        return after.clients.updated(this.stage.model, after.round, kept)
-
-    def _parts(self, stage: Stage) -> tuple[Part, ...]:
-        """Those of a stage, one by one."""
-        return (*stage.objective.members, *self._method.solver.members, *self._method.server.members)
-
-    def _aggregated(self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> Trainee:
-        """The next global model, from the clients whose update is finite."""
-        trainee = replace(this.trainee, rounds=this.trainee.rounds + 1)
-        if not finite.any():
-            return trainee
-        if this.stage.cohort == "alone":
-            return replace(trainee, model=self._representative(this, result, finite))
-        sizes = this.participants.sizes[finite]
-        average = this.stage.average or self._config.average
-        shares = sizes if average == "samples" else np.ones_like(sizes)
-        weights = to_device(torch.from_numpy(shares / shares.sum()), self.device)
-        updates = Updates(
-            params=of_rows(result.trained.params, finite),
-            weights=weights,
-            uplink=of_rows(result.uplink, finite),
-            lr=this.local.lr,
-            participation=len(sizes) / this.participants.population,
-        )
-        sent, before = this.trainee.model, this.trainee.server
-        params, server = server_step(self._method.server, self._parts(this.stage), sent.params, updates, before)
-        buffers = merged_buffers(sent.buffers, of_rows(result.trained.buffers, finite), weights)
-        return replace(trainee, model=ModelState(params, buffers), server=server)
-
-    def _representative(self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_]) -> ModelState:
-        """Where there is no common model, what is saved in its place: that of the client with most samples."""
-        row = np.flatnonzero((this.clients == self._federation.sizes.argmax()) & finite)
-        return of_client(result.trained, int(row[0])) if len(row) else this.trainee.model
-
-    # -- what is recorded --------------------------------------------------------------------------------
-
-    def _row(self, this: Round, report: RoundReport, visited: npt.NDArray[np.int64], after: RunState) -> Row:
-        finite, visits = report.finite, int(visited.sum())
-        forwards = this.stage.objective.extra_forwards(visits, report.tally) if visits else 0.0
-        passes = pass_visits(self._parts(this.stage)) * sum(map(len, this.participants.samples))
-        spent = visits * this.stage.cost * self._method.solver.gradients() + forwards / 3 + passes
-        return {
-            "round": after.round,
-            "stage": this.stage.name,
-            "model": this.stage.model,
-            "model_round": this.trainee.rounds + 1,
-            "clients": [] if this.stage.cohort == "pooled" else this.clients.tolist(),
-            "lr": this.local.lr,
-            "loss": float(np.average(report.loss[finite], weights=visited[finite] + 1e-9)) if finite.any() else None,
-            "diverged": this.clients[~finite].tolist(),
-            "visits": visits,
-            "tally": report.tally,
-            "compute": spent / self._baseline_visits(this),
-            "notes": after.notes,
-            **({} if after.survey is None else after.survey.recorded()),
-        }
-
-    def _baseline_visits(self, this: Round) -> float:
-        """Sample visits of a FedAvg round: by the same clients, or, where a stage leaves clients out, by as many as
-        the run draws, on average."""
-        sizes = self._federation.sizes
-        if this.stage.labels is None and this.stage.clients is None:
-            return self._config.local_epochs * float(this.participants.sizes.sum())
-        drawn = min(self._config.clients_per_round or len(sizes), len(sizes))
-        return self._config.local_epochs * float(sizes.mean()) * drawn
-
-    def _is_evaluated(self, this: Round, after: RunState) -> bool:
-        if this.stage.labels is not None and not np.isin(self._federation.dataset.test.y, this.stage.labels).any():
-            return False
-        last_of_stage = after.stage_round == 0
-        return last_of_stage or (this.trainee.rounds + 1) % self._config.eval_every == 0
-
-    def evaluate(self, model: ModelState, labels: tuple[int, ...] | None = None) -> Evaluation:
-        """The model on the test set."""
-        with arithmetic(self._config.precision):  # before the first round, too, as after a resume
-            return self._tests.of(model, labels)
+        return self._stages.past_empty(after.with_trainee(stage.model, trainee), self._survey)
 
     def _test(
         self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
     ) -> ReadTest:
         """The test after a round: begun, where a device goes on with it by itself, and else made."""
-        if self.overlaps and this.stage.cohort != "alone" and not self._config.eval_local:
+        if self.overlaps and self._round_tests.of_one_model(this):
             return this.bench.tests.begun(trainee.model, this.stage.labels)
-        row = self._evaluated(this, result, finite, trainee, after)
+        row = self._round_tests.row(this, result, finite, trainee, after)
         return lambda: row
 
-    def _evaluated(
-        self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
-    ) -> Row:
-        tests, labels = this.bench.tests, this.stage.labels
-        if this.stage.cohort == "alone":
-            everyone = self._federation.populated.tolist()
-            own = partial(own_model, initial=self._initial, device=self.device)
-            return tests.of_everyone(everyone, after.clients, this.stage.model, own)
-        row: Row = tests.row(trainee.model, labels)
-        if self._config.eval_local and this.stage.cohort == "clients":
-            sent, trained, last = this.trainee.model, result.trained, after.stage_round == 0
-            row |= tests.of_clients(sent, trained, this.clients, finite, this.federation, labels, matrices=last)
-        return row
+    def evaluate(self, model: ModelState, labels: tuple[int, ...] | None = None) -> Evaluation:
+        """The model on the test set."""
+        with arithmetic(self._config.precision):  # before the first round, too, as after a resume
+            return self._tests.of(model, labels)

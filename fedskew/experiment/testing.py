@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedskew.data.federation import Federation
 from fedskew.engine import Evaluator, ModelState
-from fedskew.experiment.aggregation import of_client
+from fedskew.experiment.client_rows import of_client
 from fedskew.experiment.client_states import ClientStates
 from fedskew.methods.parts import Tensors
 from fedskew.metrics.confusion import Confusion, Evaluation, accuracy

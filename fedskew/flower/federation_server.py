@@ -12,9 +12,10 @@ from torch import nn
 from fedskew.engine import RoundResult
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash
-from fedskew.experiment.round_under_way import RoundInProgress
+from fedskew.experiment.round_under_way import ReadTest, RoundInProgress
+from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run_state import RunState, Trainee
-from fedskew.experiment.server import Row, Server
+from fedskew.experiment.server import Server
 from fedskew.experiment.workbench import Workbench
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import SENSITIVITY, epsilon, refuse_unbounded
@@ -81,20 +82,18 @@ class FederationServer(Server):
             row["privacy"] = self._spent()
         return after, row
 
-    def _evaluated(
+    def _test(
         self, this: Any, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
-    ) -> Row:
+    ) -> ReadTest:
         """By the sites in the messages that have the next round trained, where there is one: half as many messages."""
         tests = this.bench.tests
         question = tests.question(this.stage.labels)
         if question is not None and after.stage_round > 0:
             self._sites.look_around()
             self._remote.situation = self._situation(after)
-            stage = self.stage(after)
-            assert stage is not None
-            work = self._work(self._prepare(stage, after), after)
+            work = super().begin(after).work  # of the sites that are there: nobody is waited for
             tests.ahead = trainee.model, self._remote.ask_ahead(work, question)
-        return super()._evaluated(this, result, finite, trainee, after)
+        return super()._test(this, result, finite, trainee, after)
 
     def _situation(self, state: RunState) -> Situation:
         stage = self.stage(state)

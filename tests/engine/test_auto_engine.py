@@ -104,7 +104,7 @@ def test_what_was_measured_is_said_and_remembered(monkeypatch: pytest.MonkeyPatc
 
 def test_the_measurement_itself() -> None:
     this, engine = automatic()
-    work = this._work(this._prepare(this.stages(this.start())[0], this.start()), this.start())
+    work = this.begin(this.start()).work
     engines = {name: engine._make(name) for name in ("plain", "stacked")}
     rates = measurement.measured_rates(engines, work, 1)
     assert list(rates) == ["plain", "stacked"]
@@ -113,7 +113,7 @@ def test_the_measurement_itself() -> None:
 
 def test_a_rate_counts_the_samples_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     this, engine = automatic()
-    work = this._work(this._prepare(this.stages(this.start())[0], this.start()), this.start())
+    work = this.begin(this.start()).work
     several = replace(work, local=replace(work.local, epochs=3))
     monkeypatch.setattr(measurement, "_seconds", lambda *_: 1e-3)
     rates = measurement.measured_rates({"plain": engine._make("plain")}, several, 1)
@@ -122,7 +122,7 @@ def test_a_rate_counts_the_samples_of_every_epoch(monkeypatch: pytest.MonkeyPatc
 
 def test_trials_take_the_same_time_for_any_model() -> None:
     this, _ = automatic()
-    work = this._work(this._prepare(this.stages(this.start())[0], this.start()), this.start())
+    work = this.begin(this.start()).work
     assert size_of_trial(work, 0.001, 1) == Trial(5, 60, 5)
     assert size_of_trial(work, 0.08, 1) == Trial(3, 1, 5)
     assert size_of_trial(work, 0.3, 1) == Trial(2, 1, 2)
@@ -144,7 +144,7 @@ def test_an_engine_that_cannot_train_is_no_candidate() -> None:
             raise RuntimeError("not enough memory")
 
     this, engine = automatic()
-    work = this._work(this._prepare(this.stages(this.start())[0], this.start()), this.start())
+    work = this.begin(this.start()).work
     assert list(measurement.measured_rates({"plain": engine._make("plain"), "stacked": Unable()}, work, 1)) == ["plain"]
 
 
@@ -200,7 +200,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.Monk
 def test_rates_are_of_one_model_method_and_size() -> None:
     def key(method: str = "fedavg", model: nn.Module | None = None, **settings: object) -> str:
         this = server(image_federation(), method, model or linear(), **settings)
-        work = this._work(this._prepare(this.stages(this.start())[0], this.start()), this.start())
+        work = this.begin(this.start()).work
         return rates_key(this.network, this._workshop.train.x.shape[1:], work, ["plain"])
 
     keys = [key(), key("fedvls"), key(model=norm_and_dropout()), key(batch_size=3), key(clients_per_round=2)]

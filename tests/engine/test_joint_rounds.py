@@ -18,8 +18,9 @@ from fedskew.data.federation import Federation
 from fedskew.engine import RoundWork, StackedEngine, joinable, joint_work, shared_out
 from fedskew.engine.slots import Slots
 from fedskew.engine.stacked import NotTogetherError
+from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Row, Server
+from fedskew.experiment.server import Server
 from fedskew.losses import cross_entropy
 from fedskew.methods import METHODS, Client, Method, Objective, Outputs, Part, make_method
 

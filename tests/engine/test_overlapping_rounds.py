@@ -21,10 +21,11 @@ from fedskew.experiment import round_loop
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.round_loop import RoundDone, RoundLoop
 from fedskew.experiment.round_under_way import LaunchedRound, RoundInProgress, SettledRound
+from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Row, Server
+from fedskew.experiment.server import Server
 from fedskew.losses import cross_entropy
 from fedskew.methods import Client, Objective, Outputs, ServerRule, Tensors, Trained, Updates
 

@@ -20,8 +20,9 @@ import fedskew as fs
 from fedskew.engine import PlainEngine, StackedEngine
 from fedskew.engine.pool import PoolEngine
 from fedskew.errors import UserError
+from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Row, Server
+from fedskew.experiment.server import Server
 from fedskew.methods import METHODS
 from fedskew.models import Inputs, make_model
 

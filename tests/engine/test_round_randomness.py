@@ -132,10 +132,7 @@ def test_epochs_clients_rounds_models_and_seeds_are_shuffled_apart() -> None:
 def test_a_client_s_update_does_not_depend_on_who_else_takes_part() -> None:
     federation = image_federation()
     this = server(federation, "fedvls", norm_and_dropout())
-    state = this.start()
-    stage = this.stage(state)
-    assert stage is not None
-    work = this._work(this._prepare(stage, state), state)
+    work = this.begin(this.start()).work
     together = this.engine.train(work)
     for i, assignment in enumerate(work.assignments):
         alone = this.engine.train(type(work)(**{**vars(work), "assignments": [assignment]}))

@@ -12,8 +12,8 @@ from toy_runs import everything, finished, image_federation, norm_and_dropout, s
 
 from fedskew.experiment.client_files import ClientFiles
 from fedskew.experiment.client_states import ClientStates
+from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Row
 from fedskew.experiment.tensor_file import read_tensors, write_tensors
 from fedskew.methods import METHODS, make_method
 

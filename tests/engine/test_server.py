@@ -71,9 +71,7 @@ def test_the_global_model_is_the_weighted_mean_of_the_clients_own(average: str) 
     federation = image_federation()
     this = server(federation, "fedavg", norm_and_dropout(), average=average, rounds=1)
     state = this.start()
-    stage = this.stage(state)
-    assert stage is not None
-    result = this.engine.train(this._work(this._prepare(stage, state), state))
+    result = this.engine.train(this.begin(state).work)
     after, _ = this.advance(state)
     weights = federation.sizes / federation.sizes.sum() if average == "samples" else np.full(5, 0.2)
     for kind in ("params", "buffers"):
@@ -353,9 +351,7 @@ def test_local_models_before_and_after_their_update(engine: str) -> None:
     federation = image_federation()
     this = server(federation, "fedvls", norm_and_dropout(), engine=engine, eval_local=True, clients_per_round=3)
     state = this.start()
-    stage = this.stage(state)
-    assert stage is not None
-    result = this.engine.train(this._work(this._prepare(stage, state), state))
+    result = this.engine.train(this.begin(state).work)
     _, row = this.advance(state)
     before = Evaluation(direct_confusion(this, state.model))
     assert row["local_before"] == before.class_accuracy
@@ -404,6 +400,6 @@ def test_the_end_is_the_end() -> None:
 @pytest.mark.parametrize(("every", "states"), [(1, 5 + 4), (2, 5 + 8), (100, 40)])
 def test_the_space_for_clients_states_includes_those_kept_for_checkpoints(every: int, states: int) -> None:
     this = server(image_federation(), "scaffold", linear(), rounds=20, clients_per_round=2, checkpoint_every=every)
-    one = sum(t.nbytes for t in this._fresh_state(this.stages(this.start())[0], this.start().model.params).values())
+    one = sum(t.nbytes for t in this.begin(this.start()).work.assignments[0].state.values())
     assert this.client_bytes(this.start(), 0) == states * one
     assert this.client_bytes(this.start(), 5) == (states - 5) * one

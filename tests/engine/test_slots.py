@@ -125,10 +125,7 @@ def test_what_did_not_fit_is_gone_before_the_next_attempt(
 
 def test_the_first_round_s_clients_do_not_limit_the_next() -> None:
     this = stacked("fedavg")
-    state = this.start()
-    stage = this.stage(state)
-    assert stage is not None
-    work = this._work(this._prepare(stage, state), state)
+    work = this.begin(this.start()).work
     this.engine.train(replace(work, assignments=work.assignments[:1]))
     _, clients = this.engine.bare_step(work)  # type: ignore[attr-defined]
     _, fresh = stacked("fedavg").engine.bare_step(work)  # type: ignore[attr-defined]
@@ -225,10 +222,7 @@ def test_a_step_that_makes_tensors_from_numbers_on_the_host_is_not_compiled() ->
 
 def test_bare_steps_train_the_round_s_clients() -> None:
     this = server(image_federation(), "fedavg", linear(), engine="stacked")
-    state = this.start()
-    stage = this.stage(state)
-    assert stage is not None
-    work = this._work(this._prepare(stage, state), state)
+    work = this.begin(this.start()).work
     assert isinstance(this.engine, StackedEngine)
     step, clients = this.engine.bare_step(work)
     assert clients == 4  # the fifth, with one sample, shares a slot

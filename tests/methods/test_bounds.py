@@ -25,9 +25,9 @@ from fedskew.cli import main
 from fedskew.data import Dirichlet
 from fedskew.data import federation as split
 from fedskew.experiment.participants import Enlistment
+from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run import Callback, run
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Row
 from fedskew.methods import make_method
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedskew.errors import UserError
+from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Row, Server
+from fedskew.experiment.server import Server
 from fedskew.losses import IGNORE, class_decorrelation, prototype_margin
 from fedskew.methods import make_method
 from fedskew.models import Classifier

@@ -247,9 +247,7 @@ def in_order(fed: Federation, server: Server, state: RunState) -> list[list[Site
     """Each client's batches of the round: here its whole data, in the order in which each epoch has them."""
     x, y = fed.dataset.train.x.astype(np.float64), fed.dataset.train.y
     whole = np.concatenate([x, np.ones((len(x), 1))], axis=1)
-    stage = server.stage(state)
-    assert stage is not None
-    plans = server._work(server._prepare(stage, state), state).plans(1)
+    plans = server.begin(state).work.plans(1)
     rows = [[batch[batch >= 0] for batch in plan.indices] for plan in plans]
     return [[Site(whole[r], y[r], np.bincount(y[r], minlength=fed.classes)) for r in batches] for batches in rows]
 
