@@ -61,9 +61,13 @@ class Aggregation:
         return self.of(this, result, nobody), nobody
 
     def _representative(self, this: Round, result: RoundResult, finite: Finite) -> ModelState:
-        """Where there is no common model, what is saved in its place: that of the client with most samples."""
+        """Where there is no common model, what is saved in its place: that of the client with most samples; a copy, for
+        a row would keep the models of all of the round's clients in memory."""
         row = np.flatnonzero((this.clients == self._federation.sizes.argmax()) & finite)
-        return of_client(result.trained, int(row[0])) if len(row) else this.trainee.model
+        if not len(row):
+            return this.trainee.model
+        own = of_client(result.trained, int(row[0]))
+        return ModelState({n: t.clone() for n, t in own.params.items()}, {n: t.clone() for n, t in own.buffers.items()})
 
 
 def _merged_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Tensors:
