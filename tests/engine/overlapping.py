@@ -1,0 +1,65 @@
+"""Servers whose rounds overlap, as on a GPU, and their rounds by the loop, for the tests beside this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from toy_runs import config, norm_and_dropout
+
+import fedskew as fs
+from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.round_loop import RoundDone, RoundLoop
+from fedskew.experiment.rounds_file import Row
+from fedskew.experiment.run_state import RunState
+from fedskew.experiment.server import Server
+
+RUNS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedavgm": {},
+    "scaffold": {},
+    "fedvls": {},
+    "fedgr": {},
+    "local-only": {},
+    "centralised": {},
+    "fedlmd-switch+scaffold": {},
+    "fedconcat+fedavgm": {"clusters": 2, "encoder_rounds": 1},
+    "pkd": {"warmup_rounds": 1, "expert_rounds": 2},
+}
+"""Methods of every kind, with hyper-parameters for a few rounds."""
+ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
+
+
+def timeless(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in ("time", "seconds")}
+
+
+def driven(this: Server, record: Callable[[RoundDone], None]) -> RunState:
+    """The loop's rounds, with their clients trained by the server."""
+    rounds = RoundLoop(this, record).rounds(this.start())
+    try:
+        under_way = next(rounds)
+        while True:
+            try:
+                trained = this.train(under_way), 0.0
+            except BaseException as error:
+                rounds.throw(error)
+                raise
+            under_way = rounds.send(trained)
+    except StopIteration as end:
+        after: RunState = end.value
+        return after
+
+
+def prepared(method: str = "fedavg") -> Prepared:
+    federation = fs.federation("digits", fs.Dirichlet(beta=0.5, clients=6), seed=1)
+    settings = config(rounds=5, engine="stacked", local_epochs=1, batch_size=64, clients_per_round=2)
+    return prepare(settings, federation, method, norm_and_dropout(10))
+
+
+def serving(kind: type[Server], method: str = "fedavg") -> tuple[Prepared, Server]:
+    ready = prepared(method)
+    this = kind(ready.federation, ready.method, ready.model, ready.config)
+    this.overlaps = True
+    return ready, this
