@@ -41,9 +41,12 @@ def calibrated_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tens
 
 
 def margin_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor, tau: float) -> Tensor:
-    """CE(z_c − τ·n_c^(−1/4), y): FedLC's calibrated margin; a vacant class has an infinite one and drops out."""
-    margin = tau * label_counts.to(logits.dtype).pow(-0.25)
-    return cross_entropy(logits - margin if tau else logits, targets)
+    """CE(z_c − τ·n_c^(−1/4), y): FedLC's calibrated margin.
+
+    That of a vacant class is the largest number there is times τ: it drops out, and stays where τ is 0.
+    """
+    rarity = label_counts.to(logits.dtype).pow(-0.25).clamp(max=torch.finfo(logits.dtype).max)
+    return cross_entropy(logits - tau * rarity, targets)
 
 
 def restricted_softmax_cross_entropy(

@@ -117,10 +117,6 @@ def test_every_method(method: str) -> None:
         assert_same(one, other)
 
 
-LOOK_AT_NUMBERS = ("fedlc",)
-"""Methods that branch on a hyper-parameter."""
-
-
 def numbers_of(method: str) -> dict[str, Any]:
     params = make_method(method, PARAMS.get(method)).params
     return {name: value for name, value in params.items() if isinstance(value, float)}
@@ -128,20 +124,25 @@ def numbers_of(method: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", [method for method in (*METHODS, *JOINED) if numbers_of(method)])
 def test_every_method_with_other_numbers(method: str) -> None:
-    """Hyper-parameters may differ, too, as far as the method computes with them and does not look at them."""
+    """Hyper-parameters may differ, too, for every method computes with them and looks at none."""
     given = PARAMS.get(method, {})
     numbers = [given, {**given, **{name: 0.8 * value for name, value in numbers_of(method).items()}}]
     lr = 0.07 if any(name in method for name in KEEP_MOVES) else 0.01
     settings: dict[str, Any] = {"clients_per_round": 3, "lr": lr, "numbers": numbers}
     apart = alone(servers(method, norm_and_dropout(), shared=False, **settings))
     ran = servers(method, norm_and_dropout(), **settings)
-    if method in LOOK_AT_NUMBERS:
-        with pytest.raises(NotTogetherError):
-            together(ran)
-        return
     ended, joined = together(ran)
     assert joined >= 2
     for one, other in zip(apart, ended, strict=True):
+        assert_same(one, other)
+
+
+def test_a_number_that_is_zero_may_be_joined_with_others() -> None:
+    """FedLC without a margin, which is FedAvg with vacant classes in, beside FedLC with one, which leaves them out."""
+    settings: dict[str, Any] = {"lr": 0.05, "numbers": [{"tau": 0.0}, {"tau": 0.5}]}
+    ended, joined = together(servers("fedlc", norm_and_dropout(), **settings))
+    assert joined == 2
+    for one, other in zip(alone(servers("fedlc", norm_and_dropout(), shared=False, **settings)), ended, strict=True):
         assert_same(one, other)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from fedskew.engine import RoundResult, stacked
 from fedskew.engine.slots import Slots
@@ -18,6 +21,8 @@ from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.round_under_way import RoundInProgress
 from fedskew.experiment.run_folder import RunFolder
 from fedskew.experiment.server import Server
+from fedskew.losses import cross_entropy
+from fedskew.methods import METHODS, Client, Objective, Outputs, method
 from fedskew.methods.fedprox import FedProx
 from fedskew.sweep import execution, joint_execution
 from fedskew.sweep.bundles import bundled
@@ -158,9 +163,28 @@ def test_numbers_of_the_method_may_differ(tiny_job, joined) -> None:
     assert len({str(record.content["config"]["method"]) for record in records}) == 3
 
 
+@pytest.fixture
+def watchful() -> Iterator[None]:
+    """In the catalogue, a method that looks at its number."""
+
+    @method("watchful")
+    @dataclass(frozen=True)
+    class Watchful(Objective):
+        """Cross entropy, unless its weight is small."""
+
+        weight: float = 1.0
+
+        def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+            return (self.weight if self.weight > 0.1 else 0.1) * cross_entropy(out.logits, y)
+
+    yield
+    del METHODS["watchful"]
+
+
+@pytest.mark.usefixtures("watchful")
 def test_a_method_that_looks_at_its_number_is_trained_run_by_run(tiny_job, joined) -> None:
     usual = {"precision": "float64", "model": "dnn", "engine": "stacked", "lr": 0.05}
-    jobs = [tiny_job(str(tau), method={"name": "fedlc", "tau": tau}, **usual) for tau in (0.5, 1.0)]
+    jobs = [tiny_job(str(w), method={"name": "watchful", "weight": w}, **usual) for w in (0.5, 1.0)]
     outcomes = ended(jobs, Terms())
     assert joined == [2], "once, to see that it does not work"
     for job in jobs:
