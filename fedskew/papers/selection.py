@@ -13,7 +13,7 @@ A plan is run as one: what stands first is run first, and no worker waits for th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedskew.experiment.yaml_file import read_yaml
 from fedskew.papers.cells import Cell, Choice, chosen, job, missing_method, table_cells
 from fedskew.papers.protocol import papers, protocol
 from fedskew.sweep.identity import CIRCUMSTANCES
-from fedskew.sweep.job import Job
+from fedskew.sweep.job import Job, each_once
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Selection:
         """Each run once, all of the first seed first."""
         cells = self.cells()
         jobs = [job(cell, seed, self.choice) for seed in range(self.seeds) for cell in cells]
-        return list({one.identity: one for one in jobs}.values())
+        return each_once(jobs)
 
     def _chosen(self) -> list[Cell]:
         cells = [cell for paper, table in table_names(self.tables) for cell in table_cells(paper, table)]
@@ -118,11 +118,5 @@ def _listed(value: Any) -> tuple[str, ...]:
 
 
 def jobs_of(plan: Sequence[Selection]) -> list[Job]:
-    """Of all entries in order, each run once, with the most rounds that any entry wants."""
-    found: dict[str, Job] = {}
-    for selection in plan:
-        for one in selection.jobs():
-            before = found.get(one.identity)
-            if before is None or before.config.rounds < one.config.rounds:
-                found[one.identity] = one if before is None else replace(before, config=one.config)
-    return list(found.values())
+    """Of all entries in order, each run once."""
+    return each_once(job for selection in plan for job in selection.jobs())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedskew.sweep.job import Job, Outcome, Terms
+from fedskew.sweep.job import Job, Outcome, Terms, each_once
 from fedskew.sweep.pool import Watcher, run_jobs, usual_workers
 from fedskew.sweep.ray_pool import run_jobs_on_ray
 from fedskew.sweep.record import Record
@@ -28,7 +28,7 @@ class Campaign:
     workers: int | None = None
     """None: what suits the machine."""
     time_limit: float | None = None
-    """Seconds after which runs stop, to be continued by the same command."""
+    """Seconds, counted from now, after which runs stop, to be continued by the same command."""
     command: str = ""
     ray: str | None = None
     """The address of a Ray cluster to run on, instead of this machine."""
@@ -38,28 +38,26 @@ class Campaign:
     """By label, the reason."""
     stopped: list[str] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    """Of everything that was run, by label."""
+    """Of everything that was run, by the experiment's identity."""
+
+    def __post_init__(self) -> None:
+        self._deadline = None if self.time_limit is None else time.time() + self.time_limit
 
     def todo(self, jobs: Iterable[Job]) -> list[Job]:
         """Those without a record of as many rounds as they ask for, each experiment once."""
-        wanted: dict[str, Job] = {}
-        for job in jobs:
-            done = self.known.get(job) if job.validation is None else None
-            if done is not None and is_enough(done, job):
-                continue
-            before = wanted.get(job.identity)
-            if before is None or before.config.rounds < job.config.rounds:
-                wanted[job.identity] = job
-        return list(wanted.values())
+        return each_once(job for job in jobs if not self._is_done(job))
+
+    def _is_done(self, job: Job) -> bool:
+        done = self.known.get(job) if job.validation is None else None
+        return done is not None and is_enough(done, job)
 
     def run(self, jobs: Sequence[Job], watcher: Watcher) -> None:
         """Run what is to do; `failures` and `stopped` say what did not come to its end."""
         todo = self.todo(jobs)
         if not todo:
             return
-        deadline = None if self.time_limit is None else time.time() + self.time_limit
         folder = str(self.folder.absolute()) if self.with_folders else None
-        terms = Terms(folder, deadline, command=self.command)
+        terms = Terms(folder, self._deadline, command=self.command)
         keeping = _Keeping(self, watcher)
         if self.ray is not None:
             run_jobs_on_ray(todo, terms, self.ray, keeping)
@@ -68,7 +66,7 @@ class Campaign:
         run_jobs(todo, terms, workers, keeping, self.folder / "logs", self.together)
 
     def take(self, job: Job, outcome: Outcome) -> None:
-        self.outcomes[job.label] = outcome
+        self.outcomes[job.identity] = outcome
         if outcome.record is not None and job.validation is None:
             self.file_of(job).append(outcome.record)
             self.known.add(outcome.record)

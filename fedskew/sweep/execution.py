@@ -24,7 +24,7 @@ from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run import Callback, Result, run_prepared
 from fedskew.experiment.run_folder import RunFolder
-from fedskew.sweep.federations import shared_federation
+from fedskew.sweep.federations import alone, shared_federation
 from fedskew.sweep.identity import identity
 from fedskew.sweep.job import Job, Outcome, Terms
 from fedskew.sweep.record import Record
@@ -135,7 +135,10 @@ _trained_models: dict[str, nn.Module] = {}
 
 
 def _trained(job: Job, terms: Terms) -> nn.Module:
-    """The final model of the run that the job begins with; several jobs of this process may begin with it."""
+    """The final model of the run that the job begins with; several jobs of this process may begin with it.
+
+    With folders, so may jobs of other processes: one of them trains it, the others wait for it and read it.
+    """
     assert job.start is not None
     before = replace(job, config=job.start, start=None)
     name = f"{before.identity} {before.config.rounds} {before.validation}"
@@ -143,7 +146,9 @@ def _trained(job: Job, terms: Terms) -> nn.Module:
         _trained_models.clear()
         prepared = _prepared(before, terms)
         watch = _Watch(terms.deadline, lambda *_: None)
-        _trained_models[name] = run_prepared(prepared, _folder(before, prepared, terms), [watch]).model
+        folder = _folder(before, prepared, terms)
+        with contextlib.nullcontext() if folder is None else alone(folder.parent / f".{folder.name}.lock"):
+            _trained_models[name] = run_prepared(prepared, folder, [watch]).model
     return _trained_models[name]
 
 

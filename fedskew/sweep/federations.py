@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedskew.data import Dataset, Federation, Samples, load
+from fedskew.data import Dataset, Federation, load
 from fedskew.data.holdout import stratified_holdout
 from fedskew.data.partitions.split_file import read_split
 from fedskew.data.published.places import cache_folder
@@ -46,13 +46,13 @@ def shared_federation(config: Config, validation: float | None = None) -> Federa
 def _dataset(data: str, data_dir: str | None, validation: float | None) -> Dataset:
     named = json.loads(data)
     dataset = load(named.pop("name"), data_dir, **named)
-    return dataset if validation is None else _validated(dataset, validation)
+    return dataset if validation is None else validated(dataset, validation)
 
 
-def _validated(dataset: Dataset, fraction: float) -> Dataset:
-    x, y = dataset.train.x, dataset.train.y
-    kept, held = stratified_holdout(y, fraction, dataset.name)
-    return replace(dataset, train=Samples(x[kept], y[kept]), test=Samples(x[held], y[held]))
+def validated(dataset: Dataset, fraction: float) -> Dataset:
+    """With that part of the training data for a test set."""
+    kept, held = stratified_holdout(dataset.train.y, fraction, dataset.name)
+    return replace(dataset, train=dataset.train.where(kept), test=dataset.train.where(held))
 
 
 _recent: dict[str, Federation] = {}
@@ -71,7 +71,7 @@ def _kept(key: str, dataset: Dataset, config: Config) -> Federation:
     """From the cache, or drawn; one process draws, the others wait for it."""
     folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
     path = folder / f"{key}.json"
-    with _alone(folder / f".{key}.lock"):
+    with alone(folder / f".{key}.lock"):
         if path.is_file():
             with contextlib.suppress(UserError):  # a damaged one is drawn again
                 indices = read_split(path, dataset.train.y)
@@ -85,7 +85,8 @@ def _kept(key: str, dataset: Dataset, config: Config) -> Federation:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time; the others wait."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -53,6 +53,21 @@ class Job:
             None if start is None else Config.from_mapping(start),
             content["tag"],
         )
+
+
+def each_once(jobs: Iterable[Job]) -> list[Job]:
+    """Each experiment once, in the place of its first job: a run that serves all who want it."""
+    found: dict[str, Job] = {}
+    for job in jobs:
+        before = found.get(job.identity)
+        found[job.identity] = job if before is None else _serving_both(before, job)
+    return list(found.values())
+
+
+def _serving_both(one: Job, other: Job) -> Job:
+    """With the more rounds of the two, its clients looked at if either wants that."""
+    longer = max(one.config, other.config, key=lambda config: config.rounds)
+    return replace(one, config=replace(longer, eval_local=one.config.eval_local or other.config.eval_local))
 
 
 @dataclass(frozen=True)

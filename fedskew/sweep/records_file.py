@@ -50,21 +50,26 @@ class RecordsFile:
 
 
 class Records:
-    """Records by experiment; of several of one experiment, the one that ran longest, then the latest."""
+    """Records by experiment; of several of one experiment, the one that ran longest, then the latest.
+
+    A job that wants clients looked at (`eval_local`) is served by records of runs that did, and by no others.
+    """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._by_identity: dict[str, Record] = {}
+        self._watched: dict[str, Record] = {}
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        known = self._by_identity.get(record.identity)
-        if known is None or (record.start_rounds, record.rounds) >= (known.start_rounds, known.rounds):
-            self._by_identity[record.identity] = record
+        for records in (self._by_identity, self._watched) if record.config.eval_local else (self._by_identity,):
+            known = records.get(record.identity)
+            if known is None or (record.start_rounds, record.rounds) >= (known.start_rounds, known.rounds):
+                records[record.identity] = record
 
     def get(self, job: Job) -> Record | None:
         """Of that experiment, however far it ran."""
-        return self._by_identity.get(job.identity)
+        return (self._watched if job.config.eval_local else self._by_identity).get(job.identity)
 
     def longest(self, job: Job) -> Record | None:
         """The same, or else one with fewer rounds, of a method that plans by them."""

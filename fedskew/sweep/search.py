@@ -14,6 +14,8 @@ cut from the training data before they are split among the clients. What was tri
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,13 +28,16 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import partition_rule
 from fedskew.experiment.yaml_file import read_yaml
 from fedskew.methods import make_method
+from fedskew.sweep.identity import CIRCUMSTANCES
 from fedskew.sweep.job import Job, Outcome
 
 JOURNAL = "search.jsonl"
 _VALIDATION = 0.2
+_NO_MATTER = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every", "mean_last"))
+"""Keys that do not change how a point is judged."""
 
 Run = Callable[[Sequence[Job]], Mapping[str, Outcome]]
-"""Runs jobs; their outcomes by label."""
+"""Runs jobs; their outcomes by identity: two trials may be the same point."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,13 @@ class Search:
     space: Mapping[str, Any]
     seeds: Sequence[int]
     validation: float
+
+    @property
+    def name(self) -> str:
+        """Another one as soon as trials of before and from now on could not be compared."""
+        base = {key: value for key, value in self.base.to_mapping().items() if key not in _NO_MATTER}
+        judged = [base, self.space, list(self.seeds), self.validation]
+        return hashlib.sha256(json.dumps(judged, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
         """The runs that judge a point: one for each seed."""
@@ -115,7 +127,7 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
     folder.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
     storage = optuna.storages.JournalStorage(backend)
-    study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
+    study = optuna.create_study(storage=storage, study_name=search.name, direction="maximize", load_if_exists=True)
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL)
     while (done := len(study.get_trials(states=finished))) < trials:
         study.sampler = optuna.samplers.TPESampler(seed=search.base.seed + done, constant_liar=True)
@@ -123,7 +135,7 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
         points = [_point(trial, search.space) for trial in asked]
         outcomes = run([job for t, p in zip(asked, points, strict=True) for job in search.jobs(t.number, p)])
         for trial, point in zip(asked, points, strict=True):
-            ended = [outcomes[job.label] for job in search.jobs(trial.number, point)]
+            ended = [outcomes[job.identity] for job in search.jobs(trial.number, point)]
             if not any(outcome.status == "stopped" for outcome in ended):
                 trial.set_user_attr("values", point)
                 accuracy = _accuracy(ended)
@@ -136,7 +148,7 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
 def _best(study: Any, optuna: Any) -> Found:
     complete = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     if not complete:
-        raise UserError("no trial came to its end; the failures above say why")
+        raise UserError("no trial came to its end; give it more time, or see why they failed")
     best = max(complete, key=lambda trial: trial.value)
     failed = len(study.get_trials(states=(optuna.trial.TrialState.FAIL,)))
     return Found(dict(best.user_attrs["values"]), float(best.value), len(complete), failed)

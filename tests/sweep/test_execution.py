@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedskew.data import load
 from fedskew.experiment.config import run_name
 from fedskew.sweep import execution, federations
 from fedskew.sweep.execution import execute
-from fedskew.sweep.federations import shared_federation
+from fedskew.sweep.federations import shared_federation, validated
 from fedskew.sweep.job import Job, Outcome, Terms
 
 
@@ -106,6 +107,19 @@ def test_validation_is_cut_from_the_training_data_and_the_test_set_is_out_of_rea
     rows = {row.tobytes() for row in usual.dataset.test.x}
     assert not any(row.tobytes() in rows for row in held.x)
     assert np.bincount(held.y, minlength=10).min() > 0
+
+
+def test_a_validation_part_knows_its_domains() -> None:
+    """Clients of one domain each are drawn from what is left."""
+    digits = load("digits")
+    domain = np.arange(len(digits.train)) % 2
+    train = replace(digits.train, domain=domain)
+    cut = validated(replace(digits, train=train, domains=("even", "odd")), 0.25)
+    for part in (cut.train, cut.test):
+        assert part.domain is not None
+        for sample in (0, 1, len(part) - 1):
+            (row,) = np.flatnonzero((train.x == part.x[sample]).all(axis=tuple(range(1, train.x.ndim))))
+            assert part.domain[sample] == domain[row]
 
 
 def test_a_run_on_validation_data_is_not_taken_for_one_on_the_test_set(tiny_job, tmp_path: Path) -> None:

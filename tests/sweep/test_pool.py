@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,16 @@ def test_jobs_of_two_processes_end_like_those_of_one(tiny_job, tmp_path: Path) -
         assert one.curve == other.curve
     assert len(list((tmp_path / "runs").iterdir())) == 2
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"worker-0.log", "worker-1.log"}
+
+
+def test_two_processes_may_begin_with_the_same_trained_model(tiny_job, tmp_path: Path) -> None:
+    start = tiny_job(rounds=2).config
+    jobs = [replace(tiny_job(method, method=method, rounds=1), start=start) for method in ("fedavg", "fedprox")]
+    watcher = Noting()
+    run_jobs(jobs, Terms(str(tmp_path / "runs")), 2, watcher, tmp_path / "logs")
+    begun = [outcome.record.curve[0] for outcome in watcher.ended.values() if outcome.record is not None]
+    assert len(begun) == 2
+    assert begun[0] == begun[1]
 
 
 @pytest.mark.parametrize("together", [1, 2])

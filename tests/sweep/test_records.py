@@ -10,7 +10,7 @@ import pytest
 
 from fedskew.errors import UserError
 from fedskew.sweep.execution import execute
-from fedskew.sweep.job import Terms
+from fedskew.sweep.job import Terms, each_once
 from fedskew.sweep.record import Record, until
 from fedskew.sweep.records_file import Records, RecordsFile, read_folder
 
@@ -71,6 +71,24 @@ def test_of_one_experiment_the_longest_record_counts(tiny_job, record: Record) -
         assert found.rounds == 3
         assert len(known) == 1
     assert Records([record]).get(replace(job, config=replace(job.config, seed=5))) is None
+
+
+def test_who_wants_clients_looked_at_has_no_use_for_a_run_that_did_not(tiny_job, record: Record) -> None:
+    """Drift diversity is not in the record of a run for accuracies, however long it was."""
+    watching = tiny_job(eval_local=True)
+    plain = Record({**record.content, "config": tiny_job().config.to_mapping(), "local": None})
+    assert Records([plain]).get(watching) is None
+    for order in ([plain, record], [record, plain]):
+        assert Records(order).get(watching) is record
+        assert len(Records(order)) == 1
+    assert Records([record]).get(tiny_job()) is record
+
+
+def test_one_run_serves_all_who_want_it(tiny_job) -> None:
+    jobs = [tiny_job("short", eval_local=True), tiny_job("other", seed=1), tiny_job("long", rounds=7)]
+    (both, other) = each_once(jobs)
+    assert (both.label, both.config.rounds, both.config.eval_local) == ("short", 7, True)
+    assert other is jobs[1]
 
 
 def test_a_shorter_run_of_a_method_with_stages_is_found(tiny_job) -> None:

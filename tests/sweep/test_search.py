@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def judged(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
         accuracy = job.config.local_epochs / 10
         return Outcome("finished", Record({"config": job.config.to_mapping(), "rounds": [1], "accuracy": [accuracy]}))
 
-    return {job.label: outcome(job) for job in jobs}
+    return {job.identity: outcome(job) for job in jobs}
 
 
 def test_the_best_point_of_all_trials_is_found_and_a_search_continues(file: Path, tmp_path: Path) -> None:
@@ -77,10 +78,33 @@ def test_the_last_word_has_the_test_set(file: Path) -> None:
     assert final[0].config.method_params == {"mu": 0.5}
 
 
+def test_trials_of_the_same_point_share_a_run(file: Path, tmp_path: Path) -> None:
+    search = replace(read_search(file, {}), space={"method.mu": [0.1]})
+    found = search_with_optuna(search, 3, 3, tmp_path / "s", judged)
+    assert (found.trials, found.failed) == (3, 0)
+
+
+def test_what_was_tried_in_another_search_does_not_count(file: Path, tmp_path: Path) -> None:
+    short = read_search(file, {"rounds": 1})
+    search_with_optuna(short, 4, 4, tmp_path / "s", judged)
+    ran: list[Job] = []
+
+    def run(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+        ran.extend(jobs)
+        return judged(jobs)
+
+    search_with_optuna(read_search(file, {"rounds": 1, "device": "cpu"}), 4, 4, tmp_path / "s", run)
+    assert not ran, "where it runs makes no other search"
+    search_with_optuna(read_search(file, {"rounds": 2}), 4, 4, tmp_path / "s", run)
+    assert len(ran) == 4 * 2
+
+
 def test_a_search_that_is_stopped_counts_no_unfinished_trial(file: Path, tmp_path: Path) -> None:
     search = read_search(file, {})
     with pytest.raises(UserError, match="no trial came to its end"):
-        search_with_optuna(search, 4, 2, tmp_path / "s", lambda jobs: {job.label: Outcome("stopped") for job in jobs})
+        search_with_optuna(
+            search, 4, 2, tmp_path / "s", lambda jobs: {job.identity: Outcome("stopped") for job in jobs}
+        )
     found = search_with_optuna(search, 4, 2, tmp_path / "s", judged)
     assert found.trials + found.failed == 4
 
