@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,6 +49,18 @@ def positive(name: str, value: str | None) -> float | None:
     from fedskew.experiment.checks import real
 
     return None if value is None else float(real(above=0)(name, value))
+
+
+def absolute(path: str | None) -> str | None:
+    """Workers, on other machines of a cluster too, have working folders of their own."""
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
+def in_percent(accuracies: Sequence[float]) -> str:
+    """The mean, and how far the runs lie apart where there are several."""
+    from fedskew.metrics.summary import mean_std
+
+    return str(mean_std(accuracies)) if len(accuracies) > 1 else f"{100 * accuracies[0]:.2f}"
 
 
 def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:

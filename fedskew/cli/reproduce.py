@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.campaigns import NoFolders, TimeLimit, Together, Workers, conclude, positive, run_campaign, whole
+from fedskew.cli.campaigns import (
+    NoFolders,
+    TimeLimit,
+    Together,
+    Workers,
+    absolute,
+    conclude,
+    positive,
+    run_campaign,
+    whole,
+)
 from fedskew.cli.flags import CONFIGURATION, DATA, MACHINE, TRAINING, Json, Quiet
 from fedskew.cli.run import examples
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
-    from fedskew.papers.cells import Choice
     from fedskew.papers.selection import Selection
     from fedskew.sweep.campaign import Campaign
 
@@ -38,7 +47,9 @@ _Tables = Annotated[
         show_default=False,
     ),
 ]
-_Show = Annotated[bool, typer.Option("--list", help="show tables, or one table's cells, and what they would cost here")]
+_Show = Annotated[
+    bool, typer.Option("--list", help="show tables, one table's cells, or a plan, and what they would cost here")
+]
 _Dataset = Annotated[str | None, _option("--dataset", "A,B", "only these", DATA)]
 _Split = Annotated[str | None, _option("--split", "RULE:X,...", "only these, such as dirichlet:0.05", DATA)]
 _Condition = Annotated[str | None, _option("--condition", "NAME=X,...", "only these, such as rounds=40", DATA)]
@@ -95,21 +106,18 @@ def _command(
     from fedskew.experiment.about import command
     from fedskew.experiment.config import assigned
     from fedskew.papers.cells import Choice
-    from fedskew.papers.selection import Selection, jobs_of, read_plan
+    from fedskew.papers.selection import Selection, jobs_of
     from fedskew.sweep.campaign import Campaign
     from fedskew.sweep.records_file import RecordsFile, read_folder
 
-    said = {"rounds": rounds, "data_dir": _absolute(data_dir), "device": device, "precision": precision}
+    said = {"rounds": rounds, "data_dir": absolute(data_dir), "device": device, "precision": precision}
     values = assigned(settings or ()) | {key: value for key, value in said.items() if value is not None}
     choice = Choice(_listed(dataset), _listed(split), _listed(condition), _listed(methods), variant, values)
+    selections = _selections(plan, Selection(tuple(tables or ()), choice, whole("seeds", seeds) or 1))
     if show:
-        _show(tables or [], choice, device or "auto", as_json)
+        _show(selections, plan is not None, device or "auto", as_json)
         return
-    if plan is not None:
-        selections = read_plan(plan, values)
-    elif tables:
-        selections = [Selection(tuple(tables), choice, whole("seeds", seeds) or 1)]
-    else:
+    if not selections[0].tables:
         raise UserError("no table; expected one such as fedlmd/table3: fedskew reproduce --list shows them all")
     jobs = jobs_of(selections)
     _say_what_is_missing(selections)
@@ -128,12 +136,21 @@ def _command(
     conclude(campaign)
 
 
+def _selections(plan: str | None, said: Selection) -> list[Selection]:
+    """The plan's entries, or what was said on the command line instead of a plan."""
+    from fedskew.papers.cells import Choice
+    from fedskew.papers.selection import Selection, read_plan
+
+    if plan is None:
+        return [said]
+    only_values = Selection((), Choice(values=said.choice.values))
+    if said != only_values:
+        raise UserError(f"--plan with a choice beside it; expected tables, cells and seeds in {plan} alone")
+    return read_plan(plan, said.choice.values)
+
+
 def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
-
-
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _say_what_is_missing(selections: Sequence[Selection]) -> None:
@@ -160,20 +177,22 @@ def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) 
     for column in columns(reruns).values():
         console.print(rich_table(column))
         if said := order(column):
-            console.print(f"order: {said}", markup=False)
+            console.print(f"order: {said}", markup=False, soft_wrap=True)
 
 
-def _show(tables: Sequence[str], choice: Choice, device: str, as_json: bool) -> None:
+def _show(selections: Sequence[Selection], is_plan: bool, device: str, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.papers.cells import chosen, table_cells
-    from fedskew.papers.listing import listed_cells, listed_tables
+    from fedskew.papers.listing import listed_cells, listed_plan, listed_tables
     from fedskew.papers.selection import all_tables, table_names
 
-    if len(tables) == 1 and "/" in tables[0]:
-        (one,) = table_names(tables)
-        lines = listed_cells(chosen(table_cells(*one), choice), choice, device)
+    if is_plan:
+        lines = listed_plan(selections, device)
     else:
-        lines = listed_tables(table_names(tables) or all_tables(), choice, device)
+        tables, choice = selections[0].tables, selections[0].choice
+        names = table_names(tables) or all_tables()
+        cells = chosen([cell for name in names for cell in table_cells(*name)], choice)
+        lines = (listed_cells if len(tables) == 1 and "/" in tables[0] else listed_tables)(cells, choice, device)
     if as_json:
         print_json([line.to_json() for line in lines])
         return

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.campaigns import NoFolders, TimeLimit, Together, Workers, conclude, positive, run_campaign, whole
+from fedskew.cli.campaigns import (
+    NoFolders,
+    TimeLimit,
+    Together,
+    Workers,
+    absolute,
+    conclude,
+    in_percent,
+    positive,
+    run_campaign,
+    whole,
+)
 from fedskew.cli.flags import CONFIGURATION, DATA, MACHINE, TRAINING, Json, Quiet
 from fedskew.cli.run import examples
 from fedskew.cli.sweep_search import TRIALS, searched
@@ -81,11 +92,13 @@ def _command(
     from fedskew.sweep.campaign import Campaign
     from fedskew.sweep.grid import read_grid
     from fedskew.sweep.records_file import Records, RecordsFile
+    from fedskew.sweep.search import Search, read_search
 
     if search not in (None, "optuna"):
         raise unknown("search", str(search), ("optuna",))
-    said = {"rounds": rounds, "data_dir": data_dir, "device": device, "precision": precision}
+    said = {"rounds": rounds, "data_dir": absolute(data_dir), "device": device, "precision": precision}
     values = assigned(settings or ()) | {key: value for key, value in said.items() if value is not None}
+    asked = read_search(grid, values, seeds) if search else read_grid(grid, values, seeds).points()
     folder = Path(out) if out else Path("runs") / Path(grid).stem
     kept = RecordsFile(folder / RECORDS)
     campaign = Campaign(
@@ -94,12 +107,11 @@ def _command(
     )  # fmt: skip
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if search is not None:
-        searched(grid, values, seeds, whole("trials", trials) or TRIALS, campaign, as_json, quiet)
+    if isinstance(asked, Search):
+        searched(asked, whole("trials", trials) or TRIALS, campaign, as_json, quiet)
         return
-    points = read_grid(grid, values, seeds).points()
-    run_campaign(campaign, [point.job for point in points], as_json or quiet)
-    _report(points, campaign, folder, as_json)
+    run_campaign(campaign, [point.job for point in asked], as_json or quiet)
+    _report(asked, campaign, folder, as_json)
     conclude(campaign)
 
 
@@ -132,16 +144,16 @@ def _table(lines: Sequence[Line]) -> object:
     """Means over the seeds, as the eye wants them; the files have every run."""
     from rich.table import Table
 
-    from fedskew.metrics.summary import mean_std
-
     measured = ("accuracy", "best", "worst_class")
     places: dict[tuple[str, ...], list[Line]] = {}
     keys = list(lines[0])[: list(lines[0]).index("seed")]
     for line in lines:
         places.setdefault(tuple(str(line[key]) for key in keys), []).append(line)
-    table = Table(*keys, "runs", *(name.replace("_", " ") for name in measured))
+    table = Table()
+    for heading in (*keys, "runs", *(name.replace("_", " ") for name in measured)):
+        table.add_column(heading, overflow="fold")
     for place, found in places.items():
         done = [line for line in found if line["accuracy"] is not None]
-        cells = [str(mean_std([line[name] for line in done])) if done else "–" for name in measured]
+        cells = [in_percent([line[name] for line in done]) if done else "–" for name in measured]
         table.add_row(*place, f"{len(done)}/{len(found)}", *cells)
     return table

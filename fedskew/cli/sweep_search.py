@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedskew.cli.campaigns import conclude, run_campaign
+from fedskew.cli.campaigns import conclude, in_percent, run_campaign
 
 if TYPE_CHECKING:
     from fedskew.sweep.campaign import Campaign
     from fedskew.sweep.job import Job, Outcome
+    from fedskew.sweep.search import Search
 
 TRIALS = 20
 
 
-def searched(
-    file: str,
-    values: Mapping[str, Any],
-    seeds: str | None,
-    trials: int,
-    campaign: Campaign,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def searched(search: Search, trials: int, campaign: Campaign, as_json: bool, quiet: bool) -> None:
     """Search, then run the best point on all training data and test it."""
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.metrics.summary import mean_std
     from fedskew.sweep.pool import usual_workers
-    from fedskew.sweep.search import read_search, search_with_optuna
+    from fedskew.sweep.search import search_with_optuna
 
-    search = read_search(file, values, seeds)
     at_once = campaign.workers or usual_workers(search.base.device, trials)
 
     def run(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
@@ -55,6 +46,6 @@ def searched(
         console.print(f"best of {found.trials} trials: {listed}", markup=False, soft_wrap=True)
         console.print(f"on validation data {100 * found.validation_accuracy:.2f} %")
         if tested:
-            accuracy = mean_std([record.curve[-1][1] for record in tested])
+            accuracy = in_percent([record.curve[-1][1] for record in tested])
             console.print(f"on the test set, trained on all training data: {accuracy} %")
     conclude(campaign)

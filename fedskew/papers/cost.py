@@ -7,6 +7,7 @@ step of one model on all their batches together (docs/speed.md: the two take abo
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,6 +19,7 @@ from fedskew.engine import choose_device
 from fedskew.experiment.config import Config
 from fedskew.methods import Objective, make_method
 from fedskew.models import Inputs, make_model
+from fedskew.sweep.identity import identity
 from fedskew.sweep.job import Job
 
 _SHAPES = {
@@ -51,16 +53,14 @@ class Work:
     """Local steps, one after another."""
 
 
-def work(job: Job) -> Work:
-    """Of a run, the model that it begins with included."""
-    own = _work(job.config)
-    if job.start is None:
-        return own
-    before = _work(job.start)
-    return Work(own.visits + before.visits, own.steps + before.steps)
+def trained(jobs: Iterable[Job]) -> list[Config]:
+    """The runs of some jobs; a model that several of them begin with is trained once."""
+    wanted = list(jobs)
+    starts = {identity(job.start): job.start for job in wanted if job.start is not None}
+    return [*(job.config for job in wanted), *starts.values()]
 
 
-def _work(config: Config) -> Work:
+def work(config: Config) -> Work:
     clients = config.partition.clients or 10
     participants = min(config.clients_per_round or clients, clients)
     a_client = DATASETS[config.data].train / clients
@@ -72,12 +72,11 @@ def _work(config: Config) -> Work:
     return Work(passes * participants * a_client * factor, passes * max(1.0, a_client / config.batch_size))
 
 
-def seconds(job: Job, device: str) -> float:
+def seconds(config: Config, device: str) -> float:
     """On the machine at hand."""
-    config = job.config
     clients = config.partition.clients or 10
     participants = min(config.clients_per_round or clients, clients)
-    return work(job).visits / _rate(config.data, config.model, config.batch_size, participants, device)
+    return work(config).visits / _rate(config.data, config.model, config.batch_size, participants, device)
 
 
 @cache

@@ -1,15 +1,19 @@
-"""What `reproduce --list` shows: tables and cells with what they would cost here."""
+"""What `reproduce --list` shows: tables, cells or a plan's entries, with what they would cost here.
+
+Tables and cells are counted for one seed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedskew.papers.cells import Cell, Choice, job, missing_method, table_cells
-from fedskew.papers.cost import seconds, work
-from fedskew.papers.protocol import protocol
-from fedskew.sweep.job import Job
+from fedskew.papers.cells import Cell, Choice, job, missing_method
+from fedskew.papers.cost import seconds, trained, work
+from fedskew.papers.protocol import Protocol, protocol
+from fedskew.papers.selection import Selection
+from fedskew.sweep.job import Job, each_once
 
 
 @dataclass(frozen=True)
@@ -23,35 +27,43 @@ class Line:
     seconds: float
 
     def __str__(self) -> str:
-        cost = f"{self.runs} runs of one seed, {self.steps / 1e6:.2f} M local steps, about {duration(self.seconds)}"
+        runs = "one run" if self.runs == 1 else f"{self.runs} runs"
+        cost = f"{runs}, {self.steps / 1e6:.2f} M local steps, about {duration(self.seconds)}"
         return f"{self.what}: {self.about}" + (f" [{cost}]" if self.runs else "")
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
-def listed_tables(names: Iterable[tuple[str, str]], choice: Choice, device: str) -> list[Line]:
-    """A line for each table, and what else a paper's protocol says."""
+def listed_tables(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
+    """A line for each table with what is wanted of it, and what else a paper's protocol says."""
     lines, before = [], ""
-    for paper, table in names:
+    for (paper, table), found in _grouped(cells, lambda cell: (cell.paper, cell.table)).items():
         rules = protocol(paper)
         if paper != before:
             before = paper
-            lines.append(Line(paper, rules.citation, 0, 0.0, 0.0))
-            lines += [
-                Line(f"  --variant {name}", " ".join(v["why"].split()), 0, 0.0, 0.0)
-                for name, v in rules.variants.items()
-            ]
-        cells = table_cells(paper, table)
-        jobs = _jobs(cells, choice)
-        lines.append(_line(f"  {paper}/{table}", f"{rules.tables[table].title}, {len(cells)} cells", jobs, device))
+            lines += _about(rules)
+        about = f"{rules.tables[table].title}, {len(found)} cells"
+        lines.append(_line(f"  {paper}/{table}", about, _jobs(found, choice), device))
     return lines
+
+
+def _about(rules: Protocol) -> list[Line]:
+    said = [(rules.name, rules.citation)]
+    said += [(f"  --variant {name}", " ".join(variant["why"].split())) for name, variant in rules.variants.items()]
+    said += [("  known flaw", flaw) for flaw in rules.misprints]
+    return [Line(what, about, 0, 0.0, 0.0) for what, about in said]
+
+
+def listed_plan(plan: Sequence[Selection], device: str) -> list[Line]:
+    """A line for each of a plan's entries, all their seeds counted."""
+    return [_line(str(entry), f"{len(entry.cells())} cells", entry.jobs(), device) for entry in plan]
 
 
 def listed_cells(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
     """A line for each run, with the cells that it fills."""
     lines = []
-    for (place, method), found in _by_run(cells).items():
+    for (place, method), found in _grouped(cells, lambda c: (" ".join(filter(None, c.place)), c.method)).items():
         printed = [f"{c.metric} {c.printed.mean:g}" for c in found if c.printed and c.printed.mean is not None]
         about = ", ".join(printed) or "no published number"
         if why := missing_method(found[0]):
@@ -61,21 +73,21 @@ def listed_cells(cells: Sequence[Cell], choice: Choice, device: str) -> list[Lin
     return lines
 
 
-def _by_run(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
+def _grouped(cells: Sequence[Cell], key: Callable[[Cell], tuple[str, str]]) -> dict[tuple[str, str], list[Cell]]:
     found: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        found.setdefault((" ".join(filter(None, cell.place)), cell.method), []).append(cell)
+        found.setdefault(key(cell), []).append(cell)
     return found
 
 
 def _jobs(cells: Sequence[Cell], choice: Choice) -> list[Job]:
     jobs = (job(cell, 0, choice) for cell in cells if not missing_method(cell))
-    return list({one.identity: one for one in jobs}.values())
+    return each_once(jobs)
 
 
 def _line(what: str, about: str, jobs: Sequence[Job], device: str) -> Line:
-    steps = sum(work(one).steps for one in jobs)
-    return Line(what, about, len(jobs), steps, sum(seconds(one, device) for one in jobs))
+    runs = trained(jobs)
+    return Line(what, about, len(jobs), sum(work(run).steps for run in runs), sum(seconds(run, device) for run in runs))
 
 
 def duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from fedskew.sweep.record import Record, until
 
 _LAST = 50
 """Rounds over which FedGR averages."""
+NEVER = math.inf
+"""Instead of a number: the run did not get there."""
 _LATE = 10
 """Rounds over which our own comparison does."""
 
@@ -64,17 +67,19 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _rounds_to_baseline(reading: Reading) -> float | None:
+def _rounds_to_baseline(reading: Reading) -> float:
     """The first round with the accuracy that FedAvg has at the end."""
     assert reading.baseline is not None
     target = until(reading.baseline.curve, reading.rounds)[-1][1]
     reached = first_round_reaching(reading.curve, target)
-    return None if reached is None else float(max(reached, 1))
+    return NEVER if reached is None else float(max(reached, 1))
 
 
-def _speed_up_to_baseline(reading: Reading) -> float | None:
+def _speed_up_to_baseline(reading: Reading) -> float:
+    """Of the rounds that FedAvg's run had, which may be fewer than the paper's."""
+    assert reading.baseline is not None
     rounds = _rounds_to_baseline(reading)
-    return None if rounds is None else reading.rounds / rounds
+    return NEVER if rounds == NEVER else until(reading.baseline.curve, reading.rounds)[-1][0] / rounds
 
 
 def _speed_up(reading: Reading) -> float:
@@ -95,6 +100,12 @@ def _compute_per_round(start: str) -> Measure:
         return sum(stage["compute"] / stage["rounds"] for stage in stages) if stages else None
 
     return Measure(read, percent=False, more_is_better=False)
+
+
+def _activation(reading: Reading) -> float | None:
+    """Of the distillation's sample visits, the part in which an expert taught."""
+    stages = _stage(reading, "distil")
+    return sum(stage.get("distilled", 0.0) for stage in stages) / sum(s["visits"] for s in stages) if stages else None
 
 
 def _compute_before_distillation(reading: Reading) -> float | None:
@@ -163,6 +174,7 @@ MEASURES: dict[str, Measure] = {
     "warm-up compute": _compute_per_round("warm-up"),
     "experts' compute": _compute_per_round("expert"),
     "distillation compute": _compute_per_round("distil"),
+    "expert activation": Measure(_activation),
     "compute before distillation": Measure(_compute_before_distillation, percent=False, more_is_better=False),
     "compute to worst class 50": Measure(_compute_to_worst(0.5), percent=False, more_is_better=False),
     "before update": _local(lambda _, local: _mean(local["before"])),

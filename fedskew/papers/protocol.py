@@ -61,6 +61,8 @@ class Protocol:
     reports: str
     settings: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
+    splits: Mapping[str, Mapping[str, Any]]
+    """By `dataset/split` patterns, what else the paper's split of it has."""
     methods: Mapping[str, Mapping[str, Any]]
     conditions: Mapping[str, Any]
     variants: Mapping[str, Mapping[str, Any]]
@@ -78,6 +80,7 @@ class Protocol:
             **self.settings,
             **self.datasets[dataset],
             **_split_values(split),
+            **_matching(self.splits, f"{dataset}/{split}"),
             **change.get("settings", {}),
             **change.get("datasets", {}).get(dataset, {}),
             **self._of_method(method, f"{dataset}/{split}"),
@@ -100,10 +103,7 @@ class Protocol:
     def _of_method(self, method: str, place: str) -> Values:
         entry = dict(self.methods[method])
         special = entry.pop("at", {})
-        for pattern, values in special.items():
-            if fnmatchcase(place, pattern):
-                entry |= values
-        return entry
+        return entry | _matching(special, place)
 
     def _of_condition(self, condition: str, change: Mapping[str, Any]) -> Values:
         values: Values = {}
@@ -115,6 +115,14 @@ class Protocol:
                 values |= meaning[value]
             values |= change.get("conditions", {}).get(f"{name}={value}", {})
         return values
+
+
+def _matching(patterns: Mapping[str, Mapping[str, Any]], place: str) -> Values:
+    values: Values = {}
+    for pattern, given in patterns.items():
+        if fnmatchcase(place, pattern):
+            values |= given
+    return values
 
 
 def conditions(text: str) -> dict[str, str]:
@@ -149,6 +157,7 @@ def protocol(name: str) -> Protocol:
         reports=content["reports"],
         settings=content["settings"],
         datasets={dataset: {} for dataset in listed} if isinstance(listed, list) else listed,
+        splits=content.get("splits", {}),
         methods=content["methods"],
         conditions=content["conditions"],
         variants=content["variants"],

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.papers.cells import TRAINED, Cell, Choice, job, missing_method, wanted_rounds
-from fedskew.papers.measures import Reading, measure
+from fedskew.papers.measures import NEVER, Reading, measure
 from fedskew.papers.protocol import protocol
 from fedskew.sweep.record import Record
 from fedskew.sweep.records_file import Records
@@ -27,6 +27,8 @@ class Rerun:
     records: tuple[Record, ...]
     wanted: int
     """Rounds that the paper ran."""
+    never: int = 0
+    """Seeds whose run did not get to what is measured, such as FedAvg's accuracy."""
 
     @property
     def mean(self) -> MeanStd | None:
@@ -83,14 +85,16 @@ def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Choice) ->
     wanted = wanted_rounds(cell, rules)
     if missing_method(cell):
         return Rerun(cell, (), (), wanted)
-    values, used = [], []
+    values, used, never = [], [], 0
     for seed in seeds:
         record = records.longest(job(cell, seed, choice))
         value = None if record is None else _value(cell, record, seed, records, choice, wanted)
-        if record is not None and value is not None:
+        if value == NEVER:
+            never += 1
+        elif record is not None and value is not None:
             values.append(value)
             used.append(record)
-    return Rerun(cell, tuple(values), tuple(used), wanted)
+    return Rerun(cell, tuple(values), tuple(used), wanted, never)
 
 
 def _value(cell: Cell, record: Record, seed: int, records: Records, choice: Choice, wanted: int) -> float | None:

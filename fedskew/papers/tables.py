@@ -29,11 +29,13 @@ def row(one: Rerun) -> tuple[str, str, str, str, str]:
         paper = "failed"
     mean = one.mean
     spread = mean.std if mean is not None and len(one.values) > 1 else None
-    rerun = "–" if mean is None else _number(mean.mean, spread)
+    rerun = ("never" if one.never else "–") if mean is None else _number(mean.mean, spread)
+    if one.never and mean is not None:
+        rerun += f" ({one.never} of {one.never + len(one.values)} never)"
     if one.shortened is not None:
         rerun += f" ({'stopped after ' if one.stopped else ''}{one.shortened} of {one.wanted} rounds)"
     difference = "" if one.difference is None else f"{one.difference:+.2f}"
-    return one.cell.method, paper, rerun, difference, str(len(one.values))
+    return one.cell.method, paper, rerun, difference, str(len(one.values) + one.never)
 
 
 def rich_table(column: Sequence[Rerun]) -> Table:
@@ -59,6 +61,7 @@ def json_of(one: Rerun) -> dict[str, Any]:
         "rerun": None if one.mean is None else one.mean._asdict(),
         "difference": one.difference,
         "values": list(one.values),
+        "never": one.never,
         "rounds": {"paper": one.wanted, "rerun": one.wanted if one.shortened is None else one.shortened},
     }
 

@@ -32,6 +32,28 @@ def test_a_tables_list_has_its_printed_numbers(cli) -> None:
     assert told[1]["seconds"] == pytest.approx(told[0]["seconds"] * 4 / 3)
 
 
+def test_a_list_of_several_tables_keeps_to_what_is_wanted(cli) -> None:
+    out = cli("reproduce", "--list", "fedlmd/table3", "pkd/table1", "fedvls/table5", "--dataset", "mnist").out
+    assert "fedlmd/table3: best accuracy and speed-up, 44 cells [22 runs, " in out
+    assert "pkd/table1: class-wise accuracy, 12 cells [4 runs, " in out
+    assert "fedvls/table5" not in out
+    assert "known flaw: The abstract's gaps, 36.9 and 45.4" in out
+
+
+def test_a_plans_list_has_its_entries(cli) -> None:
+    Path("plan.yaml").write_text("- {tables: fedlmd/table1, seeds: 3}\n- {tables: fedvls/table17, rounds: 4}\n")
+    told = cli("reproduce", "--list", "--plan", "plan.yaml", "--json").json
+    assert [line["what"] for line in told] == ["fedlmd/table1; 3 seeds", "fedvls/table17; rounds 4; one seed"]
+    assert [line["runs"] for line in told] == [12, 4]
+
+
+def test_a_model_that_several_updates_begin_with_is_trained_once(cli) -> None:
+    (told,) = (line for line in cli("reproduce", "--list", "fedvls", "--json").json if "table12" in line["what"])
+    an_epoch = 5000 / 64
+    assert told["runs"] == 6
+    assert told["steps"] == pytest.approx((100 + 6) * 10 * an_epoch)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -42,7 +64,9 @@ def test_a_tables_list_has_its_printed_numbers(cli) -> None:
         (("fedlmd/table3", "--methods", "fedlmdx"), "did you mean 'fedlmd'"),
         (("fedlmd/table3", "--variant", "cdoe"), "did you mean 'code'"),
         (("fedlmd/table3", "--seeds", "0"), "seeds is '0'; expected"),
+        (("--list", "--dataset", "cifar"), "unknown dataset of this table 'cifar'; did you mean 'cifar10'"),
         (("--plan", "none.yaml"), "cannot read none.yaml"),
+        (("--plan", "none.yaml", "--methods", "fedavg"), "--plan with a choice beside it; expected"),
     ],
 )
 def test_a_mistake_is_one_line(cli, arguments: tuple[str, ...], complaint: str) -> None:

@@ -42,6 +42,13 @@ def test_a_sweep_has_one_tidy_table(cli, grid: Path) -> None:
     assert "1/1" in outcome.out
 
 
+def test_names_are_shown_whole_and_one_run_has_no_deviation(cli, grid: Path) -> None:
+    grid.write_text(GRID.replace("[fedavg, fedprox]", "[fedavg+trimmed-mean]").replace("lr: [0.05, 0.1]", "lr: [0.05]"))
+    out = cli("sweep", "grid.yaml", "--workers", "1", "--quiet").out
+    assert "fedavg+trimmed-mean" in out
+    assert "±" not in out
+
+
 def test_a_grown_grid_runs_what_is_new(cli, grid: Path) -> None:
     cli("sweep", "grid.yaml", "--workers", "1", "--quiet")
     grid.write_text(GRID.replace("fedprox]", "fedprox, fedlc]"))
@@ -103,3 +110,4 @@ def test_a_mistake_is_one_line(cli, grid: Path, arguments: tuple[str, ...], comp
     assert outcome.status == 2
     assert complaint in outcome.err
     assert len(outcome.err.splitlines()) == 1
+    assert not Path("runs").exists(), "a mistake leaves nothing behind"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedskew.experiment.config import Config
-from fedskew.papers.measures import MEASURES, Reading, measure
+from fedskew.papers.measures import MEASURES, NEVER, Reading, measure
 from fedskew.sweep.record import Record
 
 
@@ -47,8 +47,10 @@ def test_speed_ups_compare_with_fedavg() -> None:
     assert read("speed-up", fast) is None
     assert read("rounds to FedAvg", fast, baseline=fedavg) == 1.0
     assert read("rounds to FedAvg", fedavg, baseline=fedavg) == 3.0
-    assert read("rounds to FedAvg", slow, baseline=fedavg) is None
+    assert read("rounds to FedAvg", slow, baseline=fedavg) == NEVER
+    assert read("speed-up over 1000 rounds", slow, baseline=fedavg) == NEVER
     assert read("speed-up over 1000 rounds", fast, rounds=4, baseline=fedavg) == 4.0
+    assert read("speed-up over 1000 rounds", fast, rounds=1000, baseline=fedavg) == 4.0, "of the rounds that were run"
 
 
 def test_classes_of_the_last_model() -> None:
@@ -64,7 +66,7 @@ def test_pkds_account() -> None:
         "warm-up": {"rounds": 20, "compute": 20.0, "visits": 0},
         "expert 0": {"rounds": 25, "compute": 5.0, "visits": 0},
         "expert 1": {"rounds": 25, "compute": 7.5, "visits": 0},
-        "distil": {"rounds": 80, "compute": 82.192, "visits": 0},
+        "distil": {"rounds": 80, "compute": 82.192, "visits": 1000, "distilled": 82.0},
     }
     of = record([0.0, 0.4, 2.0, 3.0], stages=stages)
     assert read("warm-up compute", of) == 1.0
@@ -72,7 +74,9 @@ def test_pkds_account() -> None:
     assert read("distillation compute", of) == pytest.approx(1.0274)
     assert read("compute before distillation", of) == pytest.approx(32.5)
     assert read("compute to worst class 50", of) == 2.0
+    assert read("expert activation", of) == pytest.approx(8.2)
     assert read("experts' compute", record([0.5])) is None
+    assert read("expert activation", record([0.5])) is None
 
 
 def test_updates_of_clients() -> None:

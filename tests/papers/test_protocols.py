@@ -174,6 +174,22 @@ def test_a_variant_changes_what_it_says() -> None:
         job(cell, 0, Choice(variant="cod"))
 
 
+def test_the_quantity_split_has_the_programs_range_for_each_dataset() -> None:
+    """Half of a class at most, but for CIFAR-10 (docs/fidelity.md)."""
+    cells = {cell.dataset: cell for cell in table_cells("fedvls", "table2")}
+    ranges = {name: job(cell, 0, Choice()).config.partition.params.get("upper") for name, cell in cells.items()}
+    assert ranges == {"cifar10": None, "cifar100": 0.5, "tiny-imagenet": 0.5}
+
+
+def test_fedgrs_program_weighs_the_clients_of_two_methods_alone() -> None:
+    cells = {cell.method: cell for cell in table_cells("fedgr", "table3")}
+    configs = {name: job(cell, 0, Choice(variant="code")).config for name, cell in cells.items()}
+    assert {name for name, config in configs.items() if config.average == "samples"} == {"FedRS", "FedGR"}
+    assert configs["FedGR"].method_params["vacant"] == "code"
+    assert make_method("moon", configs["MOON"].method_params).params["mu"] == 1e-4
+    assert {config.local_epochs for config in configs.values()} == {4}
+
+
 def test_cells_are_chosen_by_what_users_call_things() -> None:
     cells = table_cells("fedlmd", "table3")
     few = chosen(cells, Choice(("cifar10",), ("dirichlet:0.05",), (), ("fedavg", "FedNTD", "fedlmd")))

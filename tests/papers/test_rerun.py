@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedskew.experiment.config import Config
 from fedskew.papers.cells import Cell
 from fedskew.papers.published import Number
@@ -36,6 +38,14 @@ def test_a_run_that_was_stopped_is_shown_and_compared_with_nothing() -> None:
     assert told is not None
     assert told.pairs == 1
     assert told.holds
+
+
+def test_what_was_never_reached_is_not_what_nobody_ran() -> None:
+    one = again("FedGR", 300, metric="rounds to FedAvg")
+    assert row(one)[2:] == ("–", "", "0")
+    assert row(replace(one, never=2))[2:] == ("never", "", "2")
+    some = replace(again("FedGR", 300, 200.0, metric="rounds to FedAvg"), never=2)
+    assert row(some)[2:] == ("200.00 (2 of 3 never)", "-100.00", "3")
 
 
 def test_only_runs_of_equally_many_rounds_are_ranked() -> None:
