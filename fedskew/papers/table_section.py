@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedskew.papers.cells import Cell, Choice, job, missing_method, table_cells
+from fedskew.papers.measures import measure
 from fedskew.papers.protocol import Protocol
 from fedskew.papers.rerun import Rerun, columns, order, rerun
 from fedskew.papers.tables import row
@@ -60,9 +61,12 @@ def _by_metric(found: Iterable[Sequence[Rerun]]) -> list[list[Sequence[Rerun]]]:
 def _wide_table(rules: Protocol, group: list[Sequence[Rerun]]) -> str:
     """One metric: methods down, places across; in each cell paper → rerun (difference)."""
     metric = group[0][0].cell.metric
-    methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.values))
+    methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.values or one.never))
     places = [" ".join(filter(None, column[0].cell.place)).replace(";", " ") for column in group]
-    lines = [f"**{metric}**, paper → rerun:\n", line(("method", *places)), line(["---"] * (1 + len(places)))]
+    compared = any(one.cell.printed is not None for column in group for one in column)
+    unit = " (%)" if measure(metric).percent else ""
+    heading = f"**{metric}**{unit}{', paper → rerun' if compared else ''}:\n"
+    lines = [heading, line(("method", *places)), line(["---"] * (1 + len(places)))]
     for method in methods:
         cells = [next((_cell(one) for one in column if one.cell.method == method), "") for column in group]
         lines.append(line((_method(rules, method), *cells)))
@@ -92,10 +96,11 @@ def _how(reruns: Iterable[Rerun]) -> str:
     rounds = sorted({record.rounds for record in used})
     said = ", ".join(sorted({f"{device(r)}, {r.config.precision}" for r in used}))
     span = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    many = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    many = f"up to {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     dates = sorted({str(r.content["date"])[:10] for r in used})
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    return f"{len(used)} runs of {span} rounds, up to {many}, on {said}; {when}.\n"
+    runs = "One run" if len(used) == 1 else f"{len(used)} runs"
+    return f"{runs} of {span} rounds, {many}, on {said}; {when}.\n"
 
 
 def device(record: Record) -> str:
@@ -116,18 +121,26 @@ def _orders(found: Iterable[Sequence[Rerun]]) -> list[str]:
 
 
 def _missing(column: Sequence[Rerun]) -> list[Cell]:
-    return [one.cell for one in column if not one.values]
+    return [one.cell for one in column if not one.values and not one.never]
 
 
 def _left_out(cells: Sequence[Cell]) -> list[str]:
-    """What nobody ran, by dataset and split."""
+    """What nobody ran; places that lack the same methods together."""
     if not cells:
         return []
-    places: dict[str, list[str]] = {}
+    lacking: dict[tuple[str, str, str], list[str]] = {}
     for cell in cells:
         why = " (not in this version)" if missing_method(cell) else ""
-        methods = places.setdefault(" ".join(filter(None, cell.place[:2])), [])
+        methods = lacking.setdefault(cell.place, [])
         if cell.method + why not in methods:
             methods.append(cell.method + why)
-    listed = "; ".join(f"{place}: {', '.join(methods)}" for place, methods in places.items())
+    alike: dict[str, dict[str, list[str]]] = {}
+    for (dataset, split, condition), methods in lacking.items():
+        of_split = alike.setdefault(", ".join(methods), {}).setdefault(f"{dataset} {split}", [])
+        of_split.append(condition.replace(";", " "))
+    listed = "; ".join(f"{_where(splits)}: {methods}" for methods, splits in alike.items())
     return [f"Not rerun: {listed}.\n"]
+
+
+def _where(splits: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{split} {' / '.join(conditions)}".strip() for split, conditions in splits.items())
