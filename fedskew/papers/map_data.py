@@ -47,17 +47,17 @@ def seeds_of(records: Records) -> list[int]:
 
 
 def spots(records: Records, seeds: Sequence[int]) -> list[Spot]:
-    """Of all federations with more than one method."""
+    """Of all federations with every method that any of them has, more than one: of others the best is not known."""
     clients = int(protocol(PAPER).settings["partition.clients"])
     reruns = [rerun(cell, seeds, records, Choice()) for cell in table_cells(PAPER, TABLE)]
     found = []
     for (dataset, split, condition, _), column in columns(reruns).items():
         whole = [one for one in column if one.mean is not None and one.shortened is None]
         accuracy = {one.cell.method: one.mean.mean for one in whole if one.mean is not None}
-        if len(accuracy) > 1:
-            share = int(conditions(condition)["participants"]) / clients
-            found.append(Spot(dataset, float(split.partition(":")[2]), share, accuracy))
-    return found
+        share = int(conditions(condition)["participants"]) / clients
+        found.append(Spot(dataset, float(split.partition(":")[2]), share, accuracy))
+    most = max((len(spot.accuracy) for spot in found), default=0)
+    return [spot for spot in found if len(spot.accuracy) == most > 1]
 
 
 def guide(found: Sequence[Spot]) -> str:

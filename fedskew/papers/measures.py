@@ -67,19 +67,22 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _rounds_to_baseline(reading: Reading) -> float:
-    """The first round with the accuracy that FedAvg has at the end."""
+def _end_of_baseline(reading: Reading) -> tuple[int, float]:
+    """The last round of FedAvg's run, which may have fewer than the paper's, and its accuracy there."""
     assert reading.baseline is not None
-    target = until(reading.baseline.curve, reading.rounds)[-1][1]
-    reached = first_round_reaching(reading.curve, target)
+    return until(reading.baseline.curve, reading.rounds)[-1]
+
+
+def _rounds_to_baseline(reading: Reading) -> float:
+    """The first round with the accuracy that FedAvg has at the end, if it comes before FedAvg's end."""
+    end, target = _end_of_baseline(reading)
+    reached = first_round_reaching(until(reading.curve, end), target)
     return NEVER if reached is None else float(max(reached, 1))
 
 
 def _speed_up_to_baseline(reading: Reading) -> float:
-    """Of the rounds that FedAvg's run had, which may be fewer than the paper's."""
-    assert reading.baseline is not None
     rounds = _rounds_to_baseline(reading)
-    return NEVER if rounds == NEVER else until(reading.baseline.curve, reading.rounds)[-1][0] / rounds
+    return NEVER if rounds == NEVER else _end_of_baseline(reading)[0] / rounds
 
 
 def _speed_up(reading: Reading) -> float:

@@ -36,9 +36,11 @@ class Rerun:
 
     @property
     def difference(self) -> float | None:
-        """Rerun minus paper; of runs that were stopped it would say nothing."""
+        """Rerun minus paper; it would say nothing of runs that were stopped, nor of rounds to what FedAvg had after
+        fewer of them."""
         printed = self.cell.printed
-        if self.mean is None or printed is None or printed.mean is None or self.stopped:
+        unlike = self.stopped or (measure(self.cell.metric).compares and self.shortened is not None)
+        if self.mean is None or printed is None or printed.mean is None or unlike:
             return None
         return self.mean.mean - printed.mean
 

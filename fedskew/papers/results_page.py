@@ -36,12 +36,13 @@ def results_page(folder: str | Path) -> str:
     seeds = seeds_of(records)
     findings = _findings(Path(folder) / FINDINGS)
     sections = [_HEAD, *_said(findings, "summary"), *_map(records, seeds, findings)]
+    shown: set[str] = set()
     for paper, table in all_tables():
         rules = protocol(paper)
         if rules.extends is not None:  # a preprint, with the numbers of the paper
             continue
         for variant in (None, *rules.variants):
-            sections += table_section(rules, table, variant, records, seeds, findings)
+            sections += table_section(rules, table, variant, records, seeds, findings, shown)
     sections += [*grid_sections(folder), *_still_to_do(Path(folder), records), _machines(records)]
     return "\n".join(sections).rstrip() + "\n"
 

@@ -22,15 +22,20 @@ def table_section(
     records: Records,
     seeds: Sequence[int],
     findings: Mapping[str, str],
+    shown: set[str],
 ) -> list[str]:
-    """A table, if anything of it was rerun."""
+    """A table, if anything of it was rerun; not for one method alone that stands in another table (`shown`, by
+    identity) already, where it is compared with others."""
     choice = Choice(variant=variant)
     datasets = {record.config.data for record in records}
     cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
     found = columns([rerun(cell, seeds, records, choice) for cell in cells])
     there = {place: column for place, column in found.items() if any(one.values for one in column)}
-    if not any(_is_of_variant(one, choice) for column in there.values() for one in column):
+    own = [column for column in there.values() if any(_is_of_variant(one, choice) for one in column)]
+    runs = {record.identity for column in own for one in column for record in one.records}
+    if not any(_compares(column) for column in own) and runs <= shown:
         return []
+    shown |= runs
     name = f"{rules.name}/{table}" + ("" if variant is None else f" {variant}")
     lines = [f"## {name}: {rules.tables[table].title}\n", f"{rules.citation}; {rules.reports}.\n"]
     if variant is not None:
@@ -40,8 +45,16 @@ def table_section(
     lines.append(_how(one for column in there.values() for one in column))
     lines += [_wide_table(rules, list(group)) for group in _by_metric(there.values())]
     lines += _orders(there.values())
+    if variant is not None:  # a look at some cells, of which the others are no gap
+        return lines
     missing = [cell for column in found.values() for cell in _missing(column)]
     return lines + _left_out(missing)
+
+
+def _compares(column: Sequence[Rerun]) -> bool:
+    """Whether it was rerun whole, or more than one method of it."""
+    number = sum(bool(one.values) for one in column)
+    return number > 1 or number == len(column)
 
 
 def _is_of_variant(one: Rerun, choice: Choice) -> bool:

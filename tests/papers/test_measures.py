@@ -49,6 +49,8 @@ def test_speed_ups_compare_with_fedavg() -> None:
     assert read("rounds to FedAvg", fedavg, baseline=fedavg) == 3.0
     assert read("rounds to FedAvg", slow, baseline=fedavg) == NEVER
     assert read("speed-up over 1000 rounds", slow, baseline=fedavg) == NEVER
+    late = record([0.1] * 5 + [0.7])
+    assert read("rounds to FedAvg", late, baseline=fedavg) == NEVER, "after FedAvg's end"
     assert read("speed-up over 1000 rounds", fast, rounds=4, baseline=fedavg) == 4.0
     assert read("speed-up over 1000 rounds", fast, rounds=1000, baseline=fedavg) == 4.0, "of the rounds that were run"
 

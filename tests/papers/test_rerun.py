@@ -48,6 +48,12 @@ def test_what_was_never_reached_is_not_what_nobody_ran() -> None:
     assert row(some)[2:] == ("200.00 (2 of 3 never)", "-100.00", "3")
 
 
+def test_rounds_to_what_fedavg_had_after_fewer_are_not_compared_with_the_papers() -> None:
+    for metric, difference in (("rounds to FedAvg", None), ("best", -100.0)):
+        assert again("FedGR", 300, 200.0, metric=metric, rounds=40).difference == difference
+    assert again("FedGR", 300, 200.0, metric="rounds to FedAvg").difference == -100.0
+
+
 def test_only_runs_of_equally_many_rounds_are_ranked() -> None:
     shorter = [again(name, printed, value, rounds=40) for name, printed, value in (("a", 1, 1), ("b", 2, 2))]
     told = order([*shorter, again("c", 3, 0)])
