@@ -19,7 +19,7 @@ import torch
 from fedskew.data import Dataset, Federation
 from fedskew.experiment.preparation import Prepared
 
-PACKAGES = ("fedskew", "torch", "numpy", "scikit-learn")
+PACKAGES = ("torch", "numpy", "scikit-learn")
 
 
 def about(prepared: Prepared) -> dict[str, Any]:
@@ -70,11 +70,13 @@ def _without_secrets(words: list[str]) -> list[str]:
 
 
 def versions() -> Mapping[str, str]:
-    found = {"python": platform.python_version()}
+    from fedskew import __version__  # which is set after this module is imported
+
+    found = {"python": platform.python_version(), "fedskew": __version__}
     for package in PACKAGES:
         try:
             found[package] = version(package)
-        except PackageNotFoundError:  # a source tree that is not installed
+        except PackageNotFoundError:  # an extra that is not installed
             continue
     return found
 
