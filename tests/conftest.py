@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -11,8 +12,16 @@ from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 # No test depends on how fast the machine is, hence no deadline and no complaint about slow examples.
-settings.register_profile("fedskew", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "fedskew", max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("fedskew")
+
+
+def pytest_collection_finish() -> None:
+    """All tests and modules stay to the end: no garbage collection, and every run has one, need look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
