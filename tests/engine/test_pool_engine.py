@@ -53,7 +53,7 @@ def in_a_pool(this: Server, inner: type[PlainEngine] | type[StackedEngine] = Pla
 
 @pytest.mark.parametrize("method", [*METHODS, "fedlmd+scaffold", "fedvls+fedprox+fedavgm"])
 def test_every_method_has_the_plain_engine_s_bits(method: str) -> None:
-    settings: dict[str, Any] = {"precision": "float32", "clients_per_round": 3, "lr": 0.02}
+    settings: dict[str, Any] = {"precision": "float32", "clients_per_round": 3, "local_epochs": 1, "lr": 0.02}
 
     def fresh() -> Server:
         return server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **settings)

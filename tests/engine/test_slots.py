@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from toy_runs import SKEWED, distance, finished, image_federation, linear, norm_and_dropout, server
 
 import fedskew.engine.slots
@@ -34,9 +34,9 @@ DECAY = {"lr": 0.01, "lr_decay": 0.5}
 """A learning rate that memory must be told anew each round."""
 
 
-def stacked(method: str, rounds: int | None = None, **options: Any) -> Server:
+def stacked(method: str, rounds: int | None = None, model: nn.Module | None = None, **options: Any) -> Server:
     settings = DECAY if rounds is None else {**DECAY, "rounds": rounds}
-    this = server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **settings)
+    this = server(image_federation(), method, model or norm_and_dropout(), PARAMS.get(method), **settings)
     this.engine = StackedEngine(this.network, this._workshop.train, 2, **options)
     return this
 
@@ -64,12 +64,12 @@ def test_batches_staged_beside_the_steps_of_the_window_before(window: int, monke
     """As on a GPU, where memory itself says which batch is next."""
     monkeypatch.setitem(fedskew.engine.slots._WINDOWS, "cpu", 2)
     monkeypatch.setattr(fedskew.engine.slots, "STAGED_STEPS", window)
-    this = stacked("fedvls", rounds=3)
+    this = stacked("fedavg", rounds=3)
     state = finished(this)[0]
     program = next(iter(this.engine._slots[1]._programs.values()))  # type: ignore[index, union-attr, attr-defined]
     assert program.windows == 2
     monkeypatch.undo()
-    reference = server(image_federation(), "fedvls", norm_and_dropout(), **{**DECAY, "rounds": 3})
+    reference = server(image_federation(), "fedavg", norm_and_dropout(), **{**DECAY, "rounds": 3})
     assert distance(state, finished(reference)[0]) < 1e-9
 
 
@@ -193,21 +193,26 @@ def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule
     return programs
 
 
-@pytest.mark.usefixtures("recorded_steps")
+def assert_no_tensors_from_the_host(programs: list[torch.fx.GraphModule]) -> None:
+    """A CUDA graph would copy from where they once were."""
+    assert programs
+    for program in programs:
+        execution._expect_no_copies_from_the_host(program, torch.device("cuda"))
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_compiled_is_the_step(method: str) -> None:
+def test_what_is_compiled_is_the_step(method: str, recorded_steps: list[torch.fx.GraphModule]) -> None:
     assert distance(finished(stacked(method))[0], plain(method)) < 1e-9
+    assert_no_tensors_from_the_host(recorded_steps)
 
 
 @pytest.mark.parametrize("method", [m for m in CATALOGUE if m != "fedconcat"])  # whose network holds frozen encoders
-def test_no_step_makes_tensors_from_numbers_on_the_host(
+def test_no_method_makes_tensors_from_numbers_on_the_host(
     method: str, recorded_steps: list[torch.fx.GraphModule]
 ) -> None:
-    """A CUDA graph would copy from where they once were."""
-    finished(stacked(method, rounds=3 if method == "pkd" else 1))
-    assert recorded_steps
-    for program in recorded_steps:
-        execution._expect_no_copies_from_the_host(program, torch.device("cuda"))
+    """The methods' share of a step; the layers' share is in what is compiled above."""
+    finished(stacked(method, rounds=3 if method == "pkd" else 1, model=linear()))
+    assert_no_tensors_from_the_host(recorded_steps)
 
 
 def test_a_step_that_makes_tensors_from_numbers_on_the_host_is_not_compiled() -> None:
