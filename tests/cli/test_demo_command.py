@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedskew.cli.demo import next_commands
 
-DEMO = ("demo", "--seeds", "1", "--rounds", "2")
+DEMO = ("demo", "--seeds", "1", "--rounds", "1")
 
 
 def test_the_demo_shows_keeps_and_reuses(cli):
@@ -42,6 +42,6 @@ def test_what_to_try_next_works_even_with_a_space_in_the_path(cli):
 
 def test_the_demos_settings_are_those_of_compare(cli):
     told = cli(*DEMO, "--json").json
-    again = cli("compare", "-c", "runs/demo/demo.yaml", "--seeds", "1", "--rounds", "2", "--json", "--out", "runs/demo")
+    again = cli("compare", "-c", "runs/demo/demo.yaml", "--seeds", "1", "--rounds", "1", "--json", "--out", "runs/demo")
     assert again.err.count("finished already") == 5
     assert again.json == told

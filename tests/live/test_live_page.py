@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,15 +125,13 @@ def test_the_page_s_process_ends_with_the_run_and_tells_the_last_state(tmp_path:
         state(url)
 
 
-def test_run_live_tells_its_address_and_leaves_nobody_behind(tmp_path: Path) -> None:
-    arguments = ["run", "--live", "--rounds", "2", "--clients", "3", "--local-epochs", "1", "--out", "run"]
-    program = "import sys; from fedskew.cli import main; sys.exit(main(sys.argv[1:]))"
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    assert "live on http://127.0.0.1:" in ended.stderr
-    url = next(word for word in ended.stderr.split() if word.startswith("http://"))
+def test_run_live_tells_its_address_and_leaves_nobody_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--live", "--rounds", "2", "--clients", "3", "--local-epochs", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().err
+    assert "live on http://127.0.0.1:" in told
+    url = next(word for word in told.split() if word.startswith("http://"))
     with pytest.raises(OSError, match="refused"):
         state(url)
