@@ -24,6 +24,7 @@ from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation
 
 PATIENCE = 300.0
+BETWEEN_ATTEMPTS = 10.0
 TOLERANCE = 1e-5
 
 
@@ -47,21 +48,27 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def _rejoined(local: LocalFederation, site: str) -> bool:
-    """Flower refuses a node for about a minute after it was killed."""
-    node = local.nodes[site]
-    if not node.running:
-        node = local.start_site(site)
-    return "SuperNode ID" in node.said()
+class Return:
+    """Attempts of a site that was killed to come back: Flower refuses it for about a minute."""
+
+    def __init__(self, local: LocalFederation, site: str) -> None:
+        self._local, self._site = local, site
+        self._next = 0.0
+
+    def succeeded(self) -> bool:
+        if not self._local.nodes[self._site].running and time.monotonic() > self._next:
+            self._local.start_site(self._site)
+            self._next = time.monotonic() + BETWEEN_ATTEMPTS
+        return "SuperNode ID" in self._local.nodes[self._site].said()
 
 
 def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
-    """For several methods, one after the other on the same sites; the workers stay warm, and end with their sites."""
+    """For two methods, one after the other on the same sites; the workers stay warm, and end with their sites."""
     real = Real(tmp_path)
     workers: list[list[int]] = []
     with real.local as local:
         local.start()
-        for method in ("fedavg", "fedvls", "scaffold", "fedgr"):
+        for method in ("scaffold", "fedgr"):
             config = real.config(method)
             run = local.start_run(real.app(method, config))
             until(lambda run=run: not run.running, f"the run of {method}", local)  # type: ignore[misc]
@@ -139,7 +146,7 @@ def test_faults(tmp_path: Path) -> None:
 
         (third.parent / "plan.json").unlink()
         local.start_superlink()
-        until(lambda: _rejoined(local, "site-3"), "the return of the site that was killed", local)
+        until(Return(local, "site-3").succeeded, "the return of the site that was killed", local)
         again = local.start_run(real.app("again", config, minimum=3, round_timeout=PATIENCE, folder=str(folder)))
         until(lambda: not again.running, "the run that goes on", local)
 
