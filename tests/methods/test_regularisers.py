@@ -33,9 +33,19 @@ def weights(method: str | Method, params: dict[str, Any] | None = None, **change
     return [played(server)[0][-1].model.params[name] for name in NAMES]
 
 
-@pytest.mark.parametrize("engine", ["plain", "stacked"])
-@pytest.mark.parametrize("base", ["fedvls", "fedlmd", "moon", "balancefl", "fedlmd-switch+fedsam+fedavgm", "fedgr"])
-@pytest.mark.parametrize(("regulariser", "parameter"), [("feddecorr", "feddecorr.beta"), ("fedmr", "fedmr.mu")])
+BASES = ("fedvls", "fedlmd", "moon", "balancefl", "fedlmd-switch+fedsam+fedavgm", "fedgr")
+WEIGHTS = (("feddecorr", "feddecorr.beta"), ("fedmr", "fedmr.mu"))
+ENGINES = ("plain", "stacked")
+
+
+@pytest.mark.parametrize(
+    ("base", "regulariser", "parameter", "engine"),
+    [
+        (base, *weight, ENGINES[(row + column) % 2])  # every two of the three meet
+        for row, base in enumerate(BASES)
+        for column, weight in enumerate(WEIGHTS)
+    ],
+)
 def test_without_weight_it_leaves_any_method_alone(regulariser: str, parameter: str, base: str, engine: str) -> None:
     alone = weights(base, engine=engine)
     joined = weights(f"{base}+{regulariser}", {parameter: 0.0}, engine=engine)

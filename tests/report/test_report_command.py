@@ -14,7 +14,8 @@ def test_the_page_the_figures_and_the_answer(
     comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, figures = tmp_path / "deep/report.html", tmp_path / "figures"
-    arguments = ["report", str(comparison), "-o", str(page), "--figures", str(figures), "--format", "svg,png"]
+    runs = [str(comparison / name) for name in ("fedavg-0", "fedvls-0")]
+    arguments = ["report", *runs, "-o", str(page), "--figures", str(figures), "--format", "svg,png"]
     assert main([*arguments, "--no-features"]) == 0
     told = capsys.readouterr().out
     assert "is best here" in told
