@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedskew.errors import UserError
 from fedskew.models import MODELS, Classifier, Inputs, make_model, parameter_count
@@ -102,36 +101,6 @@ def test_encoder_makes_flat_features_and_the_head_is_one_linear_layer(name: str)
     assert features.shape == (2, model.head.in_features)
     torch.testing.assert_close(model(x), model.head(features))
     assert model(x).shape == (2, inputs.classes)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_stacked_clients_have_the_gradients_of_each_alone(name: str) -> None:
-    """What the stacked engine relies on: vmap over models equals a loop over them."""
-    inputs = small_inputs(name)
-    models = [without_dropout(make_model(name, inputs, seed=seed).double()) for seed in (0, 1)]
-    x = torch.stack([batch(inputs, 2, seed=seed) for seed in (0, 1)])
-    skeleton = models[0]
-    parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
-
-    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = functional_call(skeleton, (parameters, buffers), (x,))
-        return logits.logsumexp(-1).mean() + logits.square().mean(), buffers
-
-    stacked, moved = vmap(grad(loss, has_aux=True))(parameters, buffers, x)
-    for client, model in enumerate(models):
-        logits = model(x[client])
-        (logits.logsumexp(-1).mean() + logits.square().mean()).backward()
-        for key, parameter in model.named_parameters():
-            torch.testing.assert_close(stacked[key][client], parameter.grad, rtol=1e-9, atol=1e-10)
-        for key, buffer in model.named_buffers():
-            torch.testing.assert_close(moved[key][client], buffer)
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout | nn.Dropout2d):
-            module.p = 0.0
-    return model
 
 
 def test_vgg9_has_its_three_dropouts() -> None:
