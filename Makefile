@@ -11,7 +11,7 @@ demo: $(VENV)/.ready
 	$(RUN) fedskew demo
 
 test: $(VENV)/.ready lint
-	$(RUN) pytest -n 2
+	$(RUN) pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.ready
 	$(RUN) ruff check .
