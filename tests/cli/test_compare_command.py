@@ -31,7 +31,7 @@ def test_all_methods_meet_the_same_federations(cli):
     assert fedavg["seeds"] == other["seeds"] == [0, 1]
     assert fedavg["class_accuracy"] == pytest.approx(other["class_accuracy"])
     assert fedavg["params"] == {}
-    assert other["params"] == {"mu": 0.0, "server_momentum": 0.0}
+    assert other["params"] == {"mu": 0.0, "server_momentum": 0.0, "server_lr": 1.0}
 
 
 def test_every_method_runs_and_none_complains(cli):
