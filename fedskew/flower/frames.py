@@ -16,7 +16,8 @@ _MOST_FACTS = 2**30
 def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -> None:
     body = json.dumps(facts).encode()
     to.sendall(_LENGTH.pack(len(body)) + _LENGTH.pack(len(payload)) + body)
-    to.sendall(payload)
+    if payload:  # the other side, which has all it waits for, may be gone already
+        to.sendall(payload)
 
 
 def receive_frame(from_: socket.socket) -> tuple[dict[str, Any], bytes]:

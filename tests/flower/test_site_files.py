@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +118,24 @@ def test_a_place_for_the_socket_that_is_not_there_is_named(tmp_path: Path, monke
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     with pytest.raises(UserError, match="set XDG_RUNTIME_DIR"):
         socket_path(tmp_path / "site.yaml", 12345)
+
+
+class _HeardOnce(socket.socket):
+    """Its peer reads what is sent first, and hangs up."""
+
+    peer: socket.socket
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        super().sendall(data, flags)
+        assert receive_frame(self.peer) == ({"a": 1}, b"")
+        self.peer.close()
+
+
+def test_a_frame_without_payload_is_sent_in_one_go() -> None:
+    ours, theirs = socket.socketpair()
+    with _HeardOnce(fileno=ours.detach()) as sending:
+        sending.peer = theirs
+        send_frame(sending, {"a": 1})
 
 
 def test_frames_arrive_whole_or_not_at_all() -> None:
