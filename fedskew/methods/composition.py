@@ -8,6 +8,7 @@ import types
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedskew.errors import UserError, nearest
@@ -175,7 +176,14 @@ def _assign(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, 
 
 def _coerce(part: Part, name: str, value: Any) -> Any:
     """`value` as the type that the part's field declares, or a UserError that says what was expected."""
-    return _fit(get_type_hints(type(part))[name], value, f"parameter {name!r}")
+    kind: type = type(part)
+    return _fit(_types(kind)[name], value, f"parameter {name!r}")
+
+
+@cache
+def _types(part: type) -> dict[str, Any]:
+    """What its fields declare; Python compiles the annotations anew each time."""
+    return get_type_hints(part)
 
 
 def _fit(kind: Any, value: Any, what: str) -> Any:
