@@ -56,8 +56,8 @@ def spots(records: Records, seeds: Sequence[int]) -> list[Spot]:
         accuracy = {one.cell.method: one.mean.mean for one in whole if one.mean is not None}
         share = int(conditions(condition)["participants"]) / clients
         found.append(Spot(dataset, float(split.partition(":")[2]), share, accuracy))
-    most = max((len(spot.accuracy) for spot in found), default=0)
-    return [spot for spot in found if len(spot.accuracy) == most > 1]
+    everyone = {method for spot in found for method in spot.accuracy}
+    return [spot for spot in found if spot.accuracy.keys() == everyone and len(everyone) > 1]
 
 
 def guide(found: Sequence[Spot]) -> str:

@@ -73,16 +73,21 @@ def _end_of_baseline(reading: Reading) -> tuple[int, float]:
     return until(reading.baseline.curve, reading.rounds)[-1]
 
 
-def _rounds_to_baseline(reading: Reading) -> float:
-    """The first round with the accuracy that FedAvg has at the end, if it comes before FedAvg's end."""
+def _rounds_to_baseline(reading: Reading) -> float | None:
+    """The first round with the accuracy that FedAvg has at the end, if it comes before FedAvg's end.
+
+    None for a run that ended before FedAvg's and had not got there: it might have.
+    """
     end, target = _end_of_baseline(reading)
     reached = first_round_reaching(until(reading.curve, end), target)
-    return NEVER if reached is None else float(max(reached, 1))
+    if reached is not None:
+        return float(max(reached, 1))
+    return NEVER if reading.record.rounds >= end else None
 
 
-def _speed_up_to_baseline(reading: Reading) -> float:
+def _speed_up_to_baseline(reading: Reading) -> float | None:
     rounds = _rounds_to_baseline(reading)
-    return NEVER if rounds == NEVER else _end_of_baseline(reading)[0] / rounds
+    return rounds if rounds in (None, NEVER) else _end_of_baseline(reading)[0] / rounds
 
 
 def _speed_up(reading: Reading) -> float:

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.papers.cells import TRAINED, Cell, Choice, job, missing_method, wanted_rounds
-from fedskew.papers.measures import NEVER, Reading, measure
+from fedskew.papers.measures import NEVER, Measure, Reading, measure
 from fedskew.papers.protocol import protocol
 from fedskew.sweep.record import Record
 from fedskew.sweep.records_file import Records
@@ -23,7 +23,7 @@ class Rerun:
 
     cell: Cell
     values: tuple[float, ...]
-    """One for each seed that was run."""
+    """One for each seed whose run tells it."""
     records: tuple[Record, ...]
     wanted: int
     """Rounds that the paper ran."""
@@ -31,15 +31,20 @@ class Rerun:
     """Seeds whose run did not get to what is measured, such as FedAvg's accuracy."""
 
     @property
+    def was_run(self) -> bool:
+        """Whether a run says anything of the cell."""
+        return bool(self.values) or self.never > 0
+
+    @property
     def mean(self) -> MeanStd | None:
         return mean_std(self.values) if self.values else None
 
     @property
     def difference(self) -> float | None:
-        """Rerun minus paper; it would say nothing of runs that were stopped, nor of rounds to what FedAvg had after
-        fewer of them."""
+        """Rerun minus paper; it would say nothing of runs that were stopped, of the few that got there, nor of rounds
+        to what FedAvg had after fewer of them."""
         printed = self.cell.printed
-        unlike = self.stopped or (measure(self.cell.metric).compares and self.shortened is not None)
+        unlike = self.stopped or self.never or (measure(self.cell.metric).compares and self.shortened is not None)
         if self.mean is None or printed is None or printed.mean is None or unlike:
             return None
         return self.mean.mean - printed.mean
@@ -90,23 +95,27 @@ def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Choice) ->
     values, used, never = [], [], 0
     for seed in seeds:
         record = records.longest(job(cell, seed, choice))
-        value = None if record is None else _value(cell, record, seed, records, choice, wanted)
+        if record is None:
+            continue
+        baseline = _baseline(cell, seed, records, choice)
+        value = _measure(cell)(Reading(record, wanted, baseline))
         if value == NEVER:
             never += 1
-        elif record is not None and value is not None:
+        elif value is not None:
             values.append(value)
             used.append(record)
     return Rerun(cell, tuple(values), tuple(used), wanted, never)
 
 
-def _value(cell: Cell, record: Record, seed: int, records: Records, choice: Choice, wanted: int) -> float | None:
-    metric = cell.metric.replace("after", "before") if cell.method == TRAINED else cell.metric
-    measured = measure(metric)
-    baseline = None
-    if measured.compares:
-        other = Cell(cell.paper, cell.table, *cell.place, BASELINE, cell.metric)
-        baseline = records.longest(job(other, seed, choice))
-    return measured(Reading(record, wanted, baseline))
+def _measure(cell: Cell) -> Measure:
+    return measure(cell.metric.replace("after", "before") if cell.method == TRAINED else cell.metric)
+
+
+def _baseline(cell: Cell, seed: int, records: Records, choice: Choice) -> Record | None:
+    """FedAvg's run in the same place, where the cell's number compares with it."""
+    if not _measure(cell).compares:
+        return None
+    return records.longest(job(Cell(cell.paper, cell.table, *cell.place, BASELINE, cell.metric), seed, choice))
 
 
 def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rerun]]:
@@ -118,14 +127,15 @@ def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rer
 
 
 def order(column: Sequence[Rerun]) -> Order | None:
-    """Over all pairs of methods with both numbers, of equally many rounds; printed ties agree with anything."""
+    """Over all pairs of methods with both numbers, of all seeds and equally many rounds; printed ties agree with
+    anything."""
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     usual = lengths.most_common(1)[0][0] if lengths else None
     known = [
         (one.cell.method, one.cell.printed.mean, one.mean.mean)
         for one in column
         if one.cell.printed is not None and one.cell.printed.mean is not None and one.mean is not None
-        if not one.stopped and one.shortened == usual
+        if not one.stopped and not one.never and one.shortened == usual
     ]
     if len(known) < 2:
         return None

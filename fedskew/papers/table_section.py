@@ -30,7 +30,7 @@ def table_section(
     datasets = {record.config.data for record in records}
     cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
     found = columns([rerun(cell, seeds, records, choice) for cell in cells])
-    there = {place: column for place, column in found.items() if any(one.values for one in column)}
+    there = {place: column for place, column in found.items() if any(one.was_run for one in column)}
     own = [column for column in there.values() if any(_is_of_variant(one, choice) for one in column)]
     runs = {record.identity for column in own for one in column for record in one.records}
     if not any(_compares(column) for column in own) and runs <= shown:
@@ -53,14 +53,14 @@ def table_section(
 
 def _compares(column: Sequence[Rerun]) -> bool:
     """Whether it was rerun whole, or more than one method of it."""
-    number = sum(bool(one.values) for one in column)
+    number = sum(one.was_run for one in column)
     return number > 1 or number == len(column)
 
 
 def _is_of_variant(one: Rerun, choice: Choice) -> bool:
     """Whether it was run at all, and not for another variant, from which this one does not differ there."""
-    if not one.values or choice.variant is None:
-        return bool(one.values)
+    if not one.was_run or choice.variant is None:
+        return one.was_run
     return job(one.cell, 0, choice).identity != job(one.cell, 0, Choice()).identity
 
 
@@ -74,7 +74,7 @@ def _by_metric(found: Iterable[Sequence[Rerun]]) -> list[list[Sequence[Rerun]]]:
 def _wide_table(rules: Protocol, group: list[Sequence[Rerun]]) -> str:
     """One metric: methods down, places across; in each cell paper → rerun (difference)."""
     metric = group[0][0].cell.metric
-    methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.values or one.never))
+    methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.was_run))
     places = [" ".join(filter(None, column[0].cell.place)).replace(";", " ") for column in group]
     compared = any(one.cell.printed is not None for column in group for one in column)
     unit = " (%)" if measure(metric).percent else ""
@@ -134,7 +134,7 @@ def _orders(found: Iterable[Sequence[Rerun]]) -> list[str]:
 
 
 def _missing(column: Sequence[Rerun]) -> list[Cell]:
-    return [one.cell for one in column if not one.values and not one.never]
+    return [one.cell for one in column if not one.was_run]
 
 
 def _left_out(cells: Sequence[Cell]) -> list[str]:

@@ -51,6 +51,9 @@ def test_speed_ups_compare_with_fedavg() -> None:
     assert read("speed-up over 1000 rounds", slow, baseline=fedavg) == NEVER
     late = record([0.1] * 5 + [0.7])
     assert read("rounds to FedAvg", late, baseline=fedavg) == NEVER, "after FedAvg's end"
+    stopped = record([0.1] * 4)
+    assert read("rounds to FedAvg", stopped, baseline=fedavg) is None, "it might have got there"
+    assert read("speed-up over 1000 rounds", stopped, baseline=fedavg) is None
     assert read("speed-up over 1000 rounds", fast, rounds=4, baseline=fedavg) == 4.0
     assert read("speed-up over 1000 rounds", fast, rounds=1000, baseline=fedavg) == 4.0, "of the rounds that were run"
 

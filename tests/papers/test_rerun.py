@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from fedskew.experiment.config import Config
-from fedskew.papers.cells import Cell
+from fedskew.papers.cells import Cell, Choice, job, table_cells
 from fedskew.papers.published import Number
-from fedskew.papers.rerun import Rerun, order
+from fedskew.papers.rerun import Rerun, order, rerun
 from fedskew.papers.tables import json_of, row, title
 from fedskew.sweep.record import Record
+from fedskew.sweep.records_file import Records
 
 
 def again(method: str, printed: float | None, *values: float, metric: str = "best", rounds: int = 200) -> Rerun:
@@ -45,7 +49,33 @@ def test_what_was_never_reached_is_not_what_nobody_ran() -> None:
     assert row(one)[2:] == ("–", "", "0")
     assert row(replace(one, never=2))[2:] == ("never", "", "2")
     some = replace(again("FedGR", 300, 200.0, metric="rounds to FedAvg"), never=2)
-    assert row(some)[2:] == ("200.00 (2 of 3 never)", "-100.00", "3")
+    assert row(some)[2:] == ("200.00 (2 of 3 never)", "", "3"), "the lucky seeds are not the paper's mean"
+    assert order([some, again("FedLC", 400, 300.0, metric="rounds to FedAvg")]) is None
+
+
+@pytest.mark.parametrize(
+    ("fedavg", "fedgr", "shown"),
+    [
+        (range(11), [0.0] * 11, "never"),
+        (range(11), [0.0] * 6, "–"),
+    ],
+)
+def test_a_run_that_ended_before_fedavgs_might_have_got_there(
+    fedavg: list[float], fedgr: list[float], shown: str
+) -> None:
+    cells = {cell.method: cell for cell in table_cells("fedgr", "table4") if cell.metric == "rounds to FedAvg"}
+    done = Records(curve(cells[method], values) for method, values in (("FedAvg", fedavg), ("FedGR", fedgr)))
+    told = rerun(cells["FedGR"], [0], done, Choice())
+    assert row(told)[2] == shown
+    assert told.difference is None
+
+
+def curve(cell: Cell, accuracy: Sequence[float]) -> Record:
+    one = job(cell, 0, Choice(values={"rounds": len(accuracy) - 1}))
+    return Record({
+        "experiment": one.identity, "config": one.config.to_mapping(), "accuracy": accuracy,
+        "rounds": list(range(len(accuracy))),
+    })  # fmt: skip
 
 
 def test_rounds_to_what_fedavg_had_after_fewer_are_not_compared_with_the_papers() -> None:

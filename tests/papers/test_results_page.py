@@ -11,14 +11,14 @@ import pytest
 
 from fedskew.cli import main
 from fedskew.papers.cells import Cell, Choice, job, table_cells
-from fedskew.papers.map_data import Spot, guide
+from fedskew.papers.map_data import Spot, guide, spots
 from fedskew.papers.map_figure import draw_maps
 from fedskew.papers.results_page import results_page
 from fedskew.sweep.execution import execute
 from fedskew.sweep.grid import read_grid
 from fedskew.sweep.job import Terms
 from fedskew.sweep.record import Record
-from fedskew.sweep.records_file import RecordsFile, read_folder
+from fedskew.sweep.records_file import Records, RecordsFile, read_folder
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -112,6 +112,14 @@ def test_a_run_alone_stands_in_the_first_of_its_tables(tmp_path: Path, methods: 
     assert "table3" in sections
     assert "table5" not in sections, "combinations, of which FedLMD is one"
     assert ("table7" in sections) == (len(methods) > 1), "the same runs, over several seeds"
+
+
+def test_a_map_of_federations_with_other_methods_each_would_compare_nothing() -> None:
+    cells = [cell for cell in table_cells("fedskew", "map") if cell.dataset == "cifar10"]
+    here, there, *_ = {cell.place: None for cell in cells}
+    ran = {here: {"FedAvg", "FedVLS"}, there: {"FedAvg", "MOON"}}
+    records = [record_of(cell, 0.5) for cell in cells if cell.method in ran.get(cell.place, ())]
+    assert spots(Records(records), [0]) == []
 
 
 def test_the_map_is_drawn_from_its_records(tmp_path: Path) -> None:
