@@ -24,7 +24,8 @@ from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run import Callback, Result, run_prepared
 from fedskew.experiment.run_folder import RunFolder
-from fedskew.sweep.federations import alone, shared_federation
+from fedskew.sweep.federations import shared_federation
+from fedskew.sweep.file_lock import locked
 from fedskew.sweep.identity import identity
 from fedskew.sweep.job import Job, Outcome, Terms
 from fedskew.sweep.record import Record
@@ -147,7 +148,7 @@ def _trained(job: Job, terms: Terms) -> nn.Module:
         prepared = _prepared(before, terms)
         watch = _Watch(terms.deadline, lambda *_: None)
         folder = _folder(before, prepared, terms)
-        with contextlib.nullcontext() if folder is None else alone(folder.parent / f".{folder.name}.lock"):
+        with contextlib.nullcontext() if folder is None else locked(folder.parent / f".{folder.name}.lock"):
             _trained_models[name] = run_prepared(prepared, folder, [watch]).model
     return _trained_models[name]
 

@@ -7,12 +7,10 @@ ten methods on it would draw it ten times. A split that took long is kept in the
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +23,7 @@ from fedskew.data.published.places import cache_folder
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation, partition_rule
+from fedskew.sweep.file_lock import locked
 from fedskew.sweep.identity import experiment
 
 _WORTH_KEEPING = 1.0
@@ -71,7 +70,7 @@ def _kept(key: str, dataset: Dataset, config: Config) -> Federation:
     """From the cache, or drawn; one process draws, the others wait for it."""
     folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
     path = folder / f"{key}.json"
-    with alone(folder / f".{key}.lock"):
+    with locked(folder / f".{key}.lock"):
         if path.is_file():
             with contextlib.suppress(UserError):  # a damaged one is drawn again
                 indices = read_split(path, dataset.train.y)
@@ -82,23 +81,6 @@ def _kept(key: str, dataset: Dataset, config: Config) -> Federation:
             with contextlib.suppress(UserError):  # a cache that cannot be written is as good as none
                 drawn.save_split(path)
         return drawn
-
-
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """One process at a time; the others wait."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
-        yield
-        return
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _key(config: Config, validation: float | None) -> str:
