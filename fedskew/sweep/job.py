@@ -65,9 +65,14 @@ def each_once(jobs: Iterable[Job]) -> list[Job]:
 
 
 def _serving_both(one: Job, other: Job) -> Job:
-    """With the more rounds of the two, its clients looked at if either wants that."""
-    longer = max(one.config, other.config, key=lambda config: config.rounds)
-    return replace(one, config=replace(longer, eval_local=one.config.eval_local or other.config.eval_local))
+    """With the more rounds of the two, at its beginning too, its clients looked at if either wants that."""
+    config = replace(_longer(one.config, other.config), eval_local=one.config.eval_local or other.config.eval_local)
+    start = None if one.start is None or other.start is None else _longer(one.start, other.start)
+    return replace(one, config=config, start=start)
+
+
+def _longer(one: Config, other: Config) -> Config:
+    return max(one, other, key=lambda config: config.rounds)
 
 
 @dataclass(frozen=True)

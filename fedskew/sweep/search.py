@@ -57,9 +57,16 @@ class Search:
         return hashlib.sha256(json.dumps(judged, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
-        """The runs that judge a point: one for each seed."""
+        """The runs that judge a point: one for each seed. Points that differ in how far or how closely watched they
+        are run are other points all the same."""
+        tag = ",".join(f"{key}={value}" for key, value in values.items() if key in CIRCUMSTANCES)
         return [
-            Job(with_values(self.base, {**values, "seed": seed}), f"trial {number} seed {seed}", self.validation)
+            Job(
+                with_values(self.base, {**values, "seed": seed}),
+                f"trial {number} seed {seed}",
+                self.validation,
+                tag=tag,
+            )
             for seed in self.seeds
         ]
 

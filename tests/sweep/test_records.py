@@ -89,6 +89,11 @@ def test_one_run_serves_all_who_want_it(tiny_job) -> None:
     (both, other) = each_once(jobs)
     assert (both.label, both.config.rounds, both.config.eval_local) == ("short", 7, True)
     assert other is jobs[1]
+    updates = [replace(tiny_job(), start=tiny_job(rounds=rounds).config) for rounds in (2, 7)]
+    for wanted in (updates, updates[::-1]):
+        (update,) = each_once(wanted)
+        assert update.start is not None
+        assert update.start.rounds == 7, "a model that was trained less does not serve who wants the other"
 
 
 def test_a_shorter_run_of_a_method_with_stages_is_found(tiny_job) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.errors import UserError
-from fedskew.sweep.job import Job, Outcome
+from fedskew.sweep.job import Job, Outcome, each_once
 from fedskew.sweep.record import Record
 from fedskew.sweep.search import read_search, search_with_optuna
 
@@ -82,6 +82,12 @@ def test_trials_of_the_same_point_share_a_run(file: Path, tmp_path: Path) -> Non
     search = replace(read_search(file, {}), space={"method.mu": [0.1]})
     found = search_with_optuna(search, 3, 3, tmp_path / "s", judged)
     assert (found.trials, found.failed) == (3, 0)
+
+
+def test_points_of_other_rounds_are_judged_by_runs_of_their_own(file: Path) -> None:
+    search = read_search(file, {})
+    jobs = [job for number, rounds in enumerate((5, 10)) for job in search.jobs(number, {"rounds": rounds})]
+    assert [job.config.rounds for job in each_once(jobs)] == [5, 5, 10, 10]
 
 
 def test_what_was_tried_in_another_search_does_not_count(file: Path, tmp_path: Path) -> None:
