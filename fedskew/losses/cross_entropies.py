@@ -43,7 +43,8 @@ def calibrated_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tens
 def margin_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor, tau: float) -> Tensor:
     """CE(z_c − τ·n_c^(−1/4), y): FedLC's calibrated margin.
 
-    That of a vacant class is the largest number there is times τ: it drops out, and stays where τ is 0.
+    That of a vacant class is the largest number there is times τ: it drops out, and stays where τ is 0. An infinite
+    one would be NaN there, and to ask for τ first would keep runs of other τ from sharing a stack.
     """
     rarity = label_counts.to(logits.dtype).pow(-0.25).clamp(max=torch.finfo(logits.dtype).max)
     return cross_entropy(logits - tau * rarity, targets)

@@ -170,6 +170,7 @@ def test_a_value_of_the_wrong_kind_is_refused(method: str, params: dict[str, Any
         ("fedgr", "gravity", -0.5),
         ("fedavgm", "server_momentum", 1.0),
         ("fedavgm", "server_momentum", -0.1),
+        ("fedavgm", "server_lr", 0.0),
         ("scaffold", "server_lr", 0.0),
         ("pkd", "temperature", 0.0),
         ("pkd", "distill_weight", -1.0),
