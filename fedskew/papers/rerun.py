@@ -25,6 +25,7 @@ class Rerun:
     values: tuple[float, ...]
     """One for each seed whose run tells it."""
     records: tuple[Record, ...]
+    """Of all runs that have a say, FedAvg's included where a number compares with it."""
     wanted: int
     """Rounds that the paper ran."""
     never: int = 0
@@ -92,19 +93,19 @@ def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Choice) ->
     wanted = wanted_rounds(cell, rules)
     if missing_method(cell):
         return Rerun(cell, (), (), wanted)
-    values, used, never = [], [], 0
+    values: list[float] = []
+    used: list[Record] = []
     for seed in seeds:
         record = records.longest(job(cell, seed, choice))
         if record is None:
             continue
         baseline = _baseline(cell, seed, records, choice)
         value = _measure(cell)(Reading(record, wanted, baseline))
-        if value == NEVER:
-            never += 1
-        elif value is not None:
+        if value is not None:
             values.append(value)
-            used.append(record)
-    return Rerun(cell, tuple(values), tuple(used), wanted, never)
+            used += [record] if baseline is None else [record, baseline]
+    reached = tuple(value for value in values if value != NEVER)
+    return Rerun(cell, reached, tuple(used), wanted, len(values) - len(reached))
 
 
 def _measure(cell: Cell) -> Measure:

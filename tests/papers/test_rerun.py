@@ -56,13 +56,13 @@ def test_what_was_never_reached_is_not_what_nobody_ran() -> None:
 @pytest.mark.parametrize(
     ("fedavg", "fedgr", "shown"),
     [
-        (range(11), [0.0] * 11, "never"),
+        (range(11), [0.0] * 11, "never (10 of 1000 rounds)"),
         (range(11), [0.0] * 6, "–"),
+        (range(6), [*range(6), *[5] * 995], "5.00 (5 of 1000 rounds)"),
     ],
 )
-def test_a_run_that_ended_before_fedavgs_might_have_got_there(
-    fedavg: list[float], fedgr: list[float], shown: str
-) -> None:
+def test_rounds_to_fedavg_know_how_far_both_runs_went(fedavg: list[float], fedgr: list[float], shown: str) -> None:
+    """A run that ended before FedAvg's might have got there; where FedAvg's was short, so was the way."""
     cells = {cell.method: cell for cell in table_cells("fedgr", "table4") if cell.metric == "rounds to FedAvg"}
     done = Records(curve(cells[method], values) for method, values in (("FedAvg", fedavg), ("FedGR", fedgr)))
     told = rerun(cells["FedGR"], [0], done, Choice())
