@@ -70,7 +70,7 @@ class KnownSetting:
 
     @property
     def label(self) -> str:
-        strength = " ".join(f"{value}" for _, value in self.params)
+        strength = " ".join(f"{value}" if name in STRENGTHS else f"{name}={value}" for name, value in self.params)
         part = f", {self.per_round} a round" if self.per_round and self.per_round < self.clients else ""
         return f"{self.dataset}, {self.rule}{' ' + strength if strength else ''}, {self.clients} clients{part}"
 

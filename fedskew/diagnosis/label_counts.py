@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fedskew.errors import UserError
 
 _NAMES = ("", "client", "clients", "site", "sites", "name", "id")
 """What the first column is called where it names the clients."""
+_NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?")
 FORMS = "expected a CSV file (a row per client, a column per class) or a folder with one histogram per client"
 
 
@@ -63,7 +65,7 @@ def _read_table(path: Path) -> LabelCounts:
     if not body:
         raise UserError(f"{path}: a header but no clients; expected one row of counts per client")
     first = [row[0] for row in body]
-    named = header[0].lower() in _NAMES if titled else not all(map(_is_count, first)) or _is_numbering(first)
+    named = header[0].lower() in _NAMES if titled else any(map(_is_name, first)) or _is_numbering(first)
     start = 1 if named else 0
     counts = [[_count(cell, path, i, j) for j, cell in enumerate(row[start:], start)] for i, row in enumerate(body)]
     classes = header[start:] if titled else [str(c) for c in range(width - start)]
@@ -90,10 +92,15 @@ def _is_count(cell: str) -> bool:
     return cell.isdecimal()
 
 
+def _is_name(cell: str) -> bool:
+    """Not -3, 1.5 or an empty cell: these are counts that are wrong, and to be told."""
+    return cell != "" and _NUMBER.fullmatch(cell) is None
+
+
 def _is_header(row: list[str]) -> bool:
     """Names of classes, which may be numbers: after a heading of the clients, or 0, 1, 2 … in order."""
     numbered = len(row) > 2 and row == [str(c) for c in range(len(row))]
-    return row[0].lower() in _NAMES or not all(map(_is_count, row[1:])) or numbered
+    return row[0].lower() in _NAMES or any(map(_is_name, row[1:])) or numbered
 
 
 def _is_numbering(names: list[str]) -> bool:

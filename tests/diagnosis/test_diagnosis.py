@@ -58,6 +58,11 @@ def test_published_numbers_are_quoted_as_printed(known: list[KnownSetting]) -> N
     assert score.accuracy == printed
 
 
+def test_a_setting_names_what_is_unusual_in_its_split() -> None:
+    setting = KnownSetting("mnist", "dirichlet", (("beta", 0.05), ("min_size", 256)), 10, None)
+    assert setting.label == "mnist, dirichlet 0.05 min_size=256, 10 clients"
+
+
 def test_nothing_near_is_said() -> None:
     table = LabelCounts(("a", "b"), ("x", "y"), np.array([[1000, 1], [3, 40_000]]))
     found = Diagnosis.of(table)

@@ -53,6 +53,9 @@ def test_histograms_of_a_folder_are_put_together(tmp_path: Path) -> None:
     [
         ("a,b\n1,two\n", "'two' in column 2"),
         ("a,b\n1,-2\n", "expected a number of samples"),
+        ("1,-2,3\n4,5,6\n", "'-2' in column 2 of client row 1"),
+        ("1.5,2,3\n4,5,6\n", "'1.5' in column 1 of client row 1"),
+        ("1,,3\n4,5,6\n", "'' in column 2 of client row 1"),
         ("a,b\n1\n", "1 cells; expected 2"),
         ("a,b\n", "no clients"),
         ("a,b\n1,2\n0,0\n", "client '1' has no samples"),
