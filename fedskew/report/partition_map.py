@@ -81,7 +81,7 @@ class _Grid:
     @classmethod
     def of(cls, counts: IntArray, clients: Sequence[str], classes: Sequence[str]) -> _Grid:
         if len(clients) > len(classes):
-            numbered = [f"{c} {name}" if name != str(c) else name for c, name in enumerate(classes)]
+            numbered = [f"{c} {name}" if name != str(c) else f"class {c}" for c, name in enumerate(classes)]
             return cls(counts.T, numbered, clients, "client")
         numbers = all(name == str(k) for k, name in enumerate(clients))
         return cls(counts, [f"client {k}" for k in clients] if numbers else clients, classes, "class")

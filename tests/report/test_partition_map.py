@@ -50,6 +50,11 @@ def test_every_client_of_a_hundred_is_shaded_in_its_own_class_only() -> None:
         assert [k for k, mark in enumerate(row) if mark != " "] == list(range(label, 100, 10))
 
 
+def test_numbers_down_the_side_say_what_they_number() -> None:
+    drawn = lines(PartitionMap(federation("digits", Dirichlet(20, 0.3))))
+    assert [line[:7] for line in drawn[2:12]] == [f"class {label}" for label in range(10)]
+
+
 def test_what_is_cropped_is_said() -> None:
     drawn = lines(PartitionMap(federation(toy(100, 1000), IID(5000))))
     assert "... and 4933 more clients" in drawn
