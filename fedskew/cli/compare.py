@@ -58,9 +58,9 @@ def _command(
 ) -> None:  # fmt: skip
     """Run several methods on the same federations and compare them. Finished runs are not run again.
 
-    --set method.NAME=VALUE goes to every method that has the parameter; --set method.fedvls.NAME=VALUE to one. The
-    YAML file may list `methods` and `seeds`, too. With folders of finished runs, also of a federation across machines,
-    nothing is run.
+    --set method.NAME=VALUE goes to every method that has the parameter,
+    --set method.fedvls.NAME=VALUE to one. The YAML file may list `methods` and
+    `seeds`, too. With folders of finished runs, nothing is run.
     """
     from fedskew.cli.several_runs import report, run_all
     from fedskew.experiment.compare import prepare_comparison

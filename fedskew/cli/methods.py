@@ -112,7 +112,7 @@ def _show(entries: list[Entry]) -> None:
     cost = Table(title="what they send, reveal and cost", title_justify="left")
     cost.add_column("method", no_wrap=True)
     for heading in ("sets", "leaves the client", "server learns of labels", "extra compute"):
-        cost.add_column(heading)
+        cost.add_column(heading, overflow="fold")
     for entry in entries:
         name = Text(entry.name, style="bold")
         for alias in entry.aliases:

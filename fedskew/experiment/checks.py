@@ -93,7 +93,7 @@ def choice(*choices: str) -> Check:
 def device(key: str, value: Any) -> str:
     """auto, cpu, cuda, cuda:N, several GPUs in a list, or cuda:all."""
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+|:all)?|cuda:\d+(,cuda:\d+)+", value):
-        hint = nearest(str(value), ("auto", "cpu", "cuda"))
+        hint = "cuda" if "gpu" in str(value).lower() else nearest(str(value), ("auto", "cpu", "cuda"))
         raise refuse(key, value, "auto, cpu, cuda, cuda:N, cuda:all or a list such as cuda:0,cuda:1", hint)
     places = value.split(",")
     if len(set(places)) < len(places):

@@ -113,6 +113,11 @@ def test_help_shows_defaults_from_the_configuration(cli):
     assert "weight decay of local SGD (default: 0.0)" in text
 
 
+def test_help_says_what_an_argument_is(cli):
+    text = " ".join(cli("diagnose", "--help").out.replace("│", " ").split())
+    assert "a CSV file, a row per client and a column per class" in text
+
+
 def test_version(cli):
     assert cli("--version").out == f"fedskew {fedskew.__version__}\n"
 

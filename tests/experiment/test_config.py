@@ -119,7 +119,7 @@ def test_short_forms(tmp_path: Path) -> None:
         ("average", "sample", "did you mean 'samples'"),
         ("engine", "stack", "did you mean 'stacked'"),
         ("device", "cuda:", "cuda:N"),
-        ("device", "gpu", "cuda"),
+        ("device", "gpu", "did you mean 'cuda'"),
         ("device", "cuda:0,cpu", "a list such as cuda:0,cuda:1"),
         ("device", "cuda:1,cuda:1", "each device once"),
         ("precision", "fp32", "did you mean 'tf32'"),
