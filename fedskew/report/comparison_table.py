@@ -14,13 +14,15 @@ from fedskew.report.run_summary import colour
 
 LOST = 0.05
 """The accuracy below which a class counts as lost."""
+NAME_WIDTH = 12
+"""Longer names of methods are broken where the terminal is narrow, so that the lost classes keep their room."""
 
 
 def comparison_table(results: Sequence[MethodResults], classes: Sequence[str]) -> Table:
     """One row a method, in the order given; the best accuracy of a method that is no bound is marked."""
     seeds = len(results[0].results)
     table = Table(title=_title(results), title_justify="left")
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", overflow="fold", no_wrap=all(len(r.method) <= NAME_WIDTH for r in results))
     for heading in ("accuracy %", "best %", "worst class %"):
         table.add_column(heading, justify="right", no_wrap=seeds < 3)
     table.add_column(f"classes lost (< {100 * LOST:.0f} %)")

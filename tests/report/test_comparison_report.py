@@ -44,6 +44,13 @@ def test_the_comparison_has_mean_and_spread(results):
     assert "mean ± population standard deviation of 2 seeds" in text
 
 
+def test_a_long_name_leaves_room_for_the_lost_classes(results):
+    named = MethodResults("my_package.my_methods:WithALongName", results[0].results)
+    text = printed(comparison_table([named], CLASSES), 80)
+    assert "classes" in text
+    assert "…" not in text
+
+
 def test_a_bound_cannot_win(results):
     fed = fs.federation("digits", fs.Dirichlet(clients=6, beta=0.5), 0)
     bound = MethodResults("centralised", (fs.run(fed, "centralised", rounds=2, local_epochs=1),))
