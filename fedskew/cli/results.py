@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedskew.cli.run import examples
+from fedskew.errors import UserError
 
 EXAMPLES = ("fedskew results --results results --out RESULTS.md",)
 
@@ -28,6 +29,8 @@ def _command(
     from fedskew.papers.map_figure import draw_maps
     from fedskew.papers.results_page import results_page
 
+    if not any(Path(results).rglob("*.jsonl")):
+        raise UserError(f"no records in {results!r}; expected PAPER.jsonl files, which `fedskew reproduce` keeps there")
     page = results_page(results)
     with reporting_os_errors("write", Path(out)):
         Path(out).write_text(page, encoding="utf-8")

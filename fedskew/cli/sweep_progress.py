@@ -110,7 +110,8 @@ def told(job: Job, outcome: Outcome) -> str:
         return f"{job.label}: stopped before its first evaluation"
     accuracy = f"best {100 * record.summary().best.accuracy:.2f} %, last {100 * record.curve[-1][1]:.2f} %"
     stopped = "" if outcome.status == "finished" else "stopped, "
-    return f"{job.label}: {stopped}{record.rounds} rounds, {accuracy}, {record.seconds:.1f} s"
+    rounds = f"{record.rounds} round{'s' if record.rounds != 1 else ''}"
+    return f"{job.label}: {stopped}{rounds}, {accuracy}, {record.seconds:.1f} s"
 
 
 @contextmanager

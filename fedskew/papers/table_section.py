@@ -113,7 +113,7 @@ def _how(reruns: Iterable[Rerun]) -> str:
     dates = sorted({str(r.content["date"])[:10] for r in used})
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     runs = "One run" if len(used) == 1 else f"{len(used)} runs"
-    return f"{runs} of {span} rounds, {many}, on {said}; {when}.\n"
+    return f"{runs} of {span} round{'s' if span != '1' else ''}, {many}, on {said}; {when}.\n"
 
 
 def device(record: Record) -> str:

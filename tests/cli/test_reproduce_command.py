@@ -91,6 +91,9 @@ def test_a_plan_that_is_none_is_named(cli, plan: str, complaint: str) -> None:
     assert complaint in outcome.err
 
 
-def test_a_page_of_nothing_says_nothing(cli) -> None:
-    assert cli("results").status == 0
-    assert "##" not in Path("RESULTS.md").read_text().replace("## Machines", "")
+def test_a_folder_without_records_leaves_the_page_as_it_is(cli) -> None:
+    Path("RESULTS.md").write_text("what was rerun")
+    outcome = cli("results", "--results", "reslts")
+    assert outcome.status == 2
+    assert "no records in 'reslts'" in outcome.err
+    assert Path("RESULTS.md").read_text() == "what was rerun"
