@@ -111,11 +111,11 @@ def _inputs(run: FinishedRun, with_words: bool) -> str:
         pairs = zip(form["mean"], form["std"], strict=True)
         told = (
             f"Images as bytes, {_array(run)}: channels, height, width. Scaling to [0, 1] and normalisation are inside "
-            f"`model.py` and `model.onnx`: per channel, mean and deviation "
+            f"the exported model: per channel, mean and deviation "
             f"{', '.join(f'({mean:.6g}, {std:.6g})' for mean, std in pairs)}."
         )
     elif form["kind"] == "table":
-        inside = "Standardising the columns is inside `model.py` and `model.onnx`; `model.json` has the numbers."
+        inside = "Standardising the columns is inside the exported model; `model.json` has the numbers."
         by_user = "The columns were not standardised by fedskew: give them as in training."
         columns = f": {', '.join(map(_cell, form['columns']))}" if form.get("columns") else ""
         scaled = inside if form.get("scaling") else by_user
