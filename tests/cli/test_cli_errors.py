@@ -36,7 +36,7 @@ MISTAKES = {
     "run --seeds 0": "seeds is '0'",
     "run --clients 2000": "use at most 143 clients",
     "run --clients-per-round 50": "at most 20",
-    "run --device gpu": "did you mean 'cpu'?",
+    "run --device gpu": "did you mean 'cuda'?",
     "run --augment cropp": "did you mean 'crop'?",
     "run --augment cutout": "at least 17×17",
     "run --set lr": "no '='",
