@@ -23,6 +23,7 @@ from fedskew.engine.work import (
     clipped,
     companion,
     companion_key,
+    loss_of,
     perturbation_key,
     sgd_,
     targets_of,
@@ -135,7 +136,7 @@ class _ClientRun:
             targets = targets_of(y, half)
             out = self._network.forward(leaves, self.buffers, x, "train", key, self._perturbation(targets, key))
             out = Outputs(out.logits, _usual_layout(out.features), companions)
-            loss = objective.loss(out, targets, self._client)
+            loss = loss_of(objective, out, targets, self._client)
             if not told:  # of the whole batch, also where a solver begins with half of it
                 whole = loss if half is None else objective.loss(out, y, self._client)
                 told.append((whole.detach(), objective.tally(out, y)))

@@ -41,6 +41,17 @@ def focal() -> Iterator[type[Objective]]:
     del METHODS["focal"]
 
 
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_a_loss_of_many_numbers_is_refused_by_name(engine: str) -> None:
+    @dataclass(frozen=True)
+    class Unreduced(Objective):
+        def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+            return torch.nn.functional.cross_entropy(out.logits, y, reduction="none", ignore_index=-100)
+
+    with pytest.raises(UserError, match=r"loss\(\) of Unreduced gave \d+ numbers; expected one"):
+        fs.run(fs.federation("digits", fs.Dirichlet(beta=1.0, clients=3)), Unreduced(), rounds=1, engine=engine)
+
+
 def test_it_takes_less_than_thirty_lines() -> None:
     assert len(inspect.getsource(enter_focal).splitlines()) < 30
 
