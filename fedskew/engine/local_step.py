@@ -21,7 +21,6 @@ from fedskew.engine.work import (
     clipped,
     companion,
     companion_key,
-    loss_of,
     perturbation_key,
     targets_of,
 )
@@ -192,7 +191,7 @@ class _Descent:
         own, client = self._work.as_given(state), self._work.client(label_counts, state)
         companions = {name: Outputs.of(tensors) for name, tensors in frozen.items()}
         outputs = replace(Outputs.of(out), companions=companions)
-        return loss_of(own.objective, outputs, y, client), own.objective.tally(outputs, y)
+        return own.objective.loss(outputs, y, client), own.objective.tally(outputs, y)
 
 
 class _AllClients(torch.autograd.Function):

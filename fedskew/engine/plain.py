@@ -23,13 +23,13 @@ from fedskew.engine.work import (
     clipped,
     companion,
     companion_key,
-    loss_of,
     perturbation_key,
     sgd_,
     targets_of,
 )
+from fedskew.errors import UserError
 from fedskew.methods.hooks import asks_for
-from fedskew.methods.parts import Half, Outputs, Tensors, Trained
+from fedskew.methods.parts import Half, Objective, Outputs, Tensors, Trained
 from fedskew.randomness import fold
 
 
@@ -136,7 +136,8 @@ class _ClientRun:
             targets = targets_of(y, half)
             out = self._network.forward(leaves, self.buffers, x, "train", key, self._perturbation(targets, key))
             out = Outputs(out.logits, _usual_layout(out.features), companions)
-            loss = loss_of(objective, out, targets, self._client)
+            loss = objective.loss(out, targets, self._client)
+            _expect_one_number(loss, objective)
             if not told:  # of the whole batch, also where a solver begins with half of it
                 whole = loss if half is None else objective.loss(out, y, self._client)
                 told.append((whole.detach(), objective.tally(out, y)))
@@ -177,6 +178,13 @@ class _ClientRun:
         steps = torch.tensor(self._plan.steps, dtype=dtype, device=self._loss.device)
         trained = Trained(self.params, steps, local.lr, local.momentum, self._pass("closing"))
         return self._work.end(trained, self._client)
+
+
+def _expect_one_number(loss: Tensor, objective: Objective) -> None:
+    """Of more, torch would say that it can take no gradient, and not of what."""
+    if loss.dim():
+        shape = "×".join(map(str, loss.shape))
+        raise UserError(f"loss() of {type(objective).__name__} gave {shape} numbers; expected one, such as their mean")
 
 
 def _usual_layout(features: Tensor | None) -> Tensor | None:

@@ -14,21 +14,8 @@ from torch import Tensor
 from fedskew.engine.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.network import ModelState
 from fedskew.engine.part_numbers import numbers_of, with_numbers
-from fedskew.errors import UserError
 from fedskew.losses import IGNORE
-from fedskew.methods.parts import (
-    Client,
-    Half,
-    Objective,
-    Outputs,
-    Part,
-    ServerRule,
-    Solver,
-    Tensors,
-    Trained,
-    pack,
-    unpack,
-)
+from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, pack, unpack
 from fedskew.randomness import fold
 
 OPENING = "opening"
@@ -205,16 +192,6 @@ def clipped(direction: Tensors, clip_norm: float | None) -> Tensors:
     norm = torch.stack([d.square().sum() for d in direction.values()]).sum().sqrt()
     scale = (clip_norm / norm.clamp(min=1e-12)).clamp(max=1.0)
     return {name: d * scale for name, d in direction.items()}
-
-
-def loss_of(objective: Objective, out: Outputs, y: Tensor, client: Client) -> Tensor:
-    """The objective's loss, which is one number: of more, torch would say that it can take no gradient, and not of
-    what."""
-    loss = objective.loss(out, y, client)
-    if loss.dim():
-        shape = "×".join(map(str, loss.shape))
-        raise UserError(f"loss() of {type(objective).__name__} gave {shape} numbers; expected one, such as their mean")
-    return loss
 
 
 def targets_of(y: Tensor, half: Half | None) -> Tensor:

@@ -24,7 +24,7 @@ Finite = npt.NDArray[np.bool_]
 
 
 class Aggregation:
-    """Of one run."""
+    """Makes the next global model of one run's rounds."""
 
     def __init__(self, federation: Federation, method: Method, config: Config, device: torch.device) -> None:
         self._federation, self._method, self._config, self._device = federation, method, config, device
@@ -52,7 +52,7 @@ class Aggregation:
         buffers = _merged_buffers(sent.buffers, of_rows(result.trained.buffers, finite), weights)
         return replace(trainee, model=ModelState(params, buffers), server=server)
 
-    def of_sound(self, this: Round, result: RoundResult, finite: Finite) -> tuple[Trainee, Finite]:
+    def of_finite(self, this: Round, result: RoundResult, finite: Finite) -> tuple[Trainee, Finite]:
         """The same, and the clients that it is made of: nobody, where the server's step over them is not finite."""
         trainee = self.of(this, result, finite)
         if are_finite(made_by(trainee)):

@@ -20,7 +20,7 @@ from fedskew.methods import Method, Part, Stage, Tensors
 
 
 class RoundPlanning:
-    """Of one run."""
+    """Plans the rounds of one run."""
 
     def __init__(self, federation: Federation, method: Method, config: Config, initial: ModelState) -> None:
         self._method, self._config, self._initial = method, config, initial

@@ -16,7 +16,7 @@ from fedskew.methods.hooks import pass_visits
 
 
 class RoundRows:
-    """Of one run."""
+    """Makes the rows of one run's rounds."""
 
     def __init__(self, federation: Federation, config: Config) -> None:
         self._federation, self._config = federation, config

@@ -18,7 +18,7 @@ from fedskew.experiment.run_state import RunState, Trainee
 
 
 class RoundTests:
-    """Of one run."""
+    """Decides on the tests of one run's rounds, and makes them."""
 
     def __init__(self, federation: Federation, config: Config, initial: ModelState, device: torch.device) -> None:
         self._federation, self._config, self._initial, self._device = federation, config, initial, device

@@ -243,7 +243,8 @@ class Server:
             if guess is not None and report.finite.all() and launched.report.made_well():
                 trainee, finite, after, test = guess.trainee, report.finite, guess.after, launched.test
             else:
-                trainee, finite, after, test = *self._aggregation.of_sound(this, result, report.finite), None, None
+                trainee, finite = self._aggregation.of_finite(this, result, report.finite)
+                after, test = None, None
             if after is None:
                 after = self._after(under_way, kept_after(this, result, finite, under_way.state), trainee)
             row = self._rows.of(this, under_way.work, result, replace(report, finite=finite), after)

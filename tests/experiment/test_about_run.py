@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from fedskew.experiment.about import command
+import fedskew as fs
+from fedskew.experiment.about import command, versions
 
 
 @pytest.mark.parametrize(
@@ -24,3 +27,11 @@ from fedskew.experiment.about import command
 def test_the_command_is_kept_without_its_secrets(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", words)
     assert command() == said
+
+
+def test_fedskews_version_is_told_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("fedskew.experiment.about.version", not_installed)
+    assert versions() == {"python": platform.python_version(), "fedskew": fs.__version__}

@@ -190,6 +190,12 @@ def test_fedgrs_program_weighs_the_clients_of_two_methods_alone() -> None:
     assert {config.local_epochs for config in configs.values()} == {4}
 
 
+def test_fedgrs_fedopt_steps_by_a_tenth_of_its_momentum() -> None:
+    (cell, *_) = (cell for cell in table_cells("fedgr", "table3") if cell.method == "FedOpt")
+    config = job(cell, 0, Choice()).config
+    assert make_method(config.method, config.method_params).params == {"server_momentum": 0.9, "server_lr": 0.1}
+
+
 def test_cells_are_chosen_by_what_users_call_things() -> None:
     cells = table_cells("fedlmd", "table3")
     few = chosen(cells, Choice(("cifar10",), ("dirichlet:0.05",), (), ("fedavg", "FedNTD", "fedlmd")))
