@@ -19,9 +19,9 @@ from fedskew.cli.run import examples
 from fedskew.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from fedskew.benchmark.plan import Plan
-    from fedskew.benchmark.results import Results
-    from fedskew.benchmark.run import Tell
+    from fedskew.lab.benchmark.plan import Plan
+    from fedskew.lab.benchmark.results import Results
+    from fedskew.lab.benchmark.run import Tell
 
 EXAMPLES = ("fedskew bench --quick --models dnn --only steps",)
 
@@ -77,7 +77,7 @@ def _command(
         return
     said = {"models": models, "clients": clients, "methods": methods, "precisions": precisions, "only": only}
     plan = _plan(device, quick, said, budget)
-    from fedskew.benchmark.run import Benchmark
+    from fedskew.lab.benchmark.run import Benchmark
 
     interrupted = False
     benchmark = Benchmark(plan, _spelled(context))
@@ -99,11 +99,11 @@ def _command(
 
 def _plan(device: str, is_quick: bool, lists: Mapping[str, str | None], budget: str | None) -> Plan:
     """What the device suggests, with what the user says."""
-    from fedskew.benchmark.cases import METHODS, PRECISIONS, SETTINGS
-    from fedskew.benchmark.measurement import LEVELS
-    from fedskew.benchmark.plan import quick, usual
     from fedskew.engine import choose_device
-    from fedskew.experiment import checks
+    from fedskew.experiment.config import checks
+    from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, SETTINGS
+    from fedskew.lab.benchmark.measurement import LEVELS
+    from fedskew.lab.benchmark.plan import quick, usual
 
     name = str(choose_device(checks.device("device", device)))
     said: dict[str, Any] = {
@@ -168,7 +168,7 @@ def _progress(quiet: bool) -> Iterator[Tell]:
 
 
 def _json(results: Results) -> dict[str, Any]:
-    from fedskew.benchmark.targets import targets
+    from fedskew.lab.benchmark.targets import targets
 
     return results.to_json() | {"targets": [target.to_json() for target in targets(results)]}
 
@@ -184,8 +184,8 @@ def _keep(results: Results, out: str | None) -> None:
 
 
 def _report(results: Results, as_json: bool) -> None:
-    from fedskew.benchmark.tables import remarks, tables
     from fedskew.cli.terminal import notice, print_json, stdout
+    from fedskew.lab.benchmark.tables import remarks, tables
 
     if as_json:
         print_json(_json(results))
@@ -199,7 +199,7 @@ def _report(results: Results, as_json: bool) -> None:
 
 
 def _render(path: str) -> None:
-    from fedskew.benchmark.results import read_results
-    from fedskew.benchmark.tables import markdown
+    from fedskew.lab.benchmark.results import read_results
+    from fedskew.lab.benchmark.tables import markdown
 
     sys.stdout.write(markdown(read_results(path)))

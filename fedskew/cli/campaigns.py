@@ -12,8 +12,8 @@ from fedskew.cli import INTERRUPTED
 from fedskew.cli.flags import MACHINE
 
 if TYPE_CHECKING:
-    from fedskew.sweep.campaign import Campaign
-    from fedskew.sweep.job import Job
+    from fedskew.lab.sweep.campaign import Campaign
+    from fedskew.lab.sweep.job import Job
 
 FAILED = 1
 Workers = Annotated[
@@ -40,13 +40,13 @@ NoFolders = Annotated[
 
 
 def whole(name: str, value: str | None) -> int | None:
-    from fedskew.experiment.checks import integer
+    from fedskew.experiment.config.checks import integer
 
     return None if value is None else int(integer(1)(name, value))
 
 
 def positive(name: str, value: str | None) -> float | None:
-    from fedskew.experiment.checks import real
+    from fedskew.experiment.config.checks import real
 
     return None if value is None else float(real(above=0)(name, value))
 

@@ -99,7 +99,7 @@ class Comparison(NamedTuple):
 def read_comparison(settings: Settings, methods: str | None = None, seeds: str | None = None) -> Comparison:
     """From the file, the flags and the settings; flags win over the file."""
     from fedskew.experiment.config import Config, with_values
-    from fedskew.experiment.yaml_file import read_yaml
+    from fedskew.experiment.config.yaml_file import read_yaml
 
     content = read_yaml(settings.file) if settings.file else {}
     keys: dict[str, Any] = dict(content) if isinstance(content, Mapping) else {}

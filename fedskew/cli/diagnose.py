@@ -11,9 +11,9 @@ from fedskew.cli.flags import CONFIGURATION, SPLIT, Json, Settings, takes_settin
 from fedskew.cli.run import examples
 
 if TYPE_CHECKING:
-    from fedskew.diagnosis.diagnosis import Diagnosis
-    from fedskew.diagnosis.label_counts import LabelCounts
     from fedskew.experiment.config import Config
+    from fedskew.lab.diagnosis.diagnosis import Diagnosis
+    from fedskew.lab.diagnosis.label_counts import LabelCounts
     from fedskew.report.charts.table import Table
 
 EXAMPLES = (
@@ -55,7 +55,7 @@ def _command(
 ) -> None:  # fmt: skip
     """Measure a federation's label skew, find the nearest published setting, and say what helped there."""
     from fedskew.cli.terminal import notice, print_json
-    from fedskew.diagnosis.diagnosis import Diagnosis
+    from fedskew.lab.diagnosis.diagnosis import Diagnosis
     from fedskew.report.writing import page_path
 
     page = None if out is None else page_path(out)
@@ -68,7 +68,7 @@ def _command(
     else:
         _show(found)
     if save is not None:
-        from fedskew.diagnosis.start import save_start
+        from fedskew.lab.diagnosis.start import save_start
 
         save_start(Path(save), found.method, found.per_round, table, given, split=counts is None)
         notice(f"configuration in {save}: fedskew run -c {save}")
@@ -78,8 +78,8 @@ def _command(
 
 def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
     """The counts, and the configuration of the data if there are any."""
-    from fedskew.diagnosis.label_counts import of_federation, read_counts
     from fedskew.experiment.preparation import build_federation
+    from fedskew.lab.diagnosis.label_counts import of_federation, read_counts
 
     if counts is not None:
         return read_counts(counts), settings.config() if "data" in settings.values else None
@@ -88,9 +88,9 @@ def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Co
 
 
 def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Config | None) -> None:
-    from fedskew.diagnosis.page import diagnosis_document
-    from fedskew.diagnosis.start import starting_config, to_yaml
     from fedskew.experiment.config import Config, with_values
+    from fedskew.lab.diagnosis.page import diagnosis_document
+    from fedskew.lab.diagnosis.start import starting_config, to_yaml
     from fedskew.report.naming import split_name
     from fedskew.report.page.render import page
     from fedskew.report.writing import write_text

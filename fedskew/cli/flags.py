@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedskew.experiment.config import KEYS, Config, PartitionConfig, assigned, load_yaml, with_values
-from fedskew.experiment.yaml_file import parse_yaml
+from fedskew.experiment.config.yaml_file import parse_yaml
 
 DATA, TRAINING, MACHINE, CONFIGURATION = "Data and split", "Training", "Machine", "Configuration and output"
 

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from fedskew.cli import INTERRUPTED
 from fedskew.cli.terminal import notice, stderr
 from fedskew.experiment.preparation import Prepared
-from fedskew.experiment.rounds_file import Row
+from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import Callback, Result
-from fedskew.experiment.run_folder import RunFolder
-from fedskew.experiment.run_state import RunState
+from fedskew.experiment.storage.history import Row
+from fedskew.experiment.storage.run_folder import RunFolder
 
 FolderOf = Callable[[Prepared], Path]
 LINES_APART = 5.0

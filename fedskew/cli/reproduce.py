@@ -24,8 +24,8 @@ from fedskew.cli.run import examples
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
-    from fedskew.papers.selection import Selection
-    from fedskew.sweep.campaign import Campaign
+    from fedskew.lab.papers.selection import Selection
+    from fedskew.lab.sweep.campaign import Campaign
 
 EXAMPLES = ("fedskew reproduce --list", "fedskew reproduce fedlmd/table3 --list")
 RESULTS = "results"
@@ -103,12 +103,12 @@ def _command(
     quiet: Quiet = False,
 ) -> None:
     """Rerun cells of the papers' tables and show paper and rerun side by side. Finished cells are not run again."""
-    from fedskew.experiment.about import command
     from fedskew.experiment.config import assigned
-    from fedskew.papers.cells import Choice
-    from fedskew.papers.selection import Selection, jobs_of
-    from fedskew.sweep.campaign import Campaign
-    from fedskew.sweep.records_file import RecordsFile, read_folder
+    from fedskew.experiment.storage.about import command
+    from fedskew.lab.papers.cells import Choice
+    from fedskew.lab.papers.selection import Selection, jobs_of
+    from fedskew.lab.sweep.campaign import Campaign
+    from fedskew.lab.sweep.records_file import RecordsFile, read_folder
 
     said = {"rounds": rounds, "data_dir": absolute(data_dir), "device": device, "precision": precision}
     values = assigned(settings or ()) | {key: value for key, value in said.items() if value is not None}
@@ -138,8 +138,8 @@ def _command(
 
 def _selections(plan: str | None, said: Selection) -> list[Selection]:
     """The plan's entries, or what was said on the command line instead of a plan."""
-    from fedskew.papers.cells import Choice
-    from fedskew.papers.selection import Selection, read_plan
+    from fedskew.lab.papers.cells import Choice
+    from fedskew.lab.papers.selection import Selection, read_plan
 
     if plan is None:
         return [said]
@@ -163,8 +163,8 @@ def _say_what_is_missing(selections: Sequence[Selection]) -> None:
 
 def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.papers.rerun import columns, order, rerun
-    from fedskew.papers.tables import json_of, rich_table
+    from fedskew.lab.papers.rerun import columns, order, rerun
+    from fedskew.lab.papers.tables import json_of, rich_table
 
     reruns = [rerun(cell, range(s.seeds), campaign.known, s.choice) for s in selections for cell in s.cells()]
     if as_json:
@@ -182,9 +182,9 @@ def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) 
 
 def _show(selections: Sequence[Selection], is_plan: bool, device: str, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.papers.cells import chosen, table_cells
-    from fedskew.papers.listing import listed_cells, listed_plan, listed_tables
-    from fedskew.papers.selection import all_tables, table_names
+    from fedskew.lab.papers.cells import chosen, table_cells
+    from fedskew.lab.papers.listing import listed_cells, listed_plan, listed_tables
+    from fedskew.lab.papers.selection import all_tables, table_names
 
     if is_plan:
         lines = listed_plan(selections, device)

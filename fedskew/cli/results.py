@@ -25,9 +25,9 @@ def _command(
 ) -> None:
     """Write the page that sets paper and rerun side by side, table by table, from the records of all runs."""
     from fedskew.cli.terminal import stdout
-    from fedskew.experiment.durable import reporting_os_errors
-    from fedskew.papers.map_figure import draw_maps
-    from fedskew.papers.results_page import results_page
+    from fedskew.experiment.storage.atomic import reporting_os_errors
+    from fedskew.lab.papers.map_figure import draw_maps
+    from fedskew.lab.papers.results_page import results_page
 
     if not any(Path(results).rglob("*.jsonl")):
         raise UserError(f"no records in {results!r}; expected PAPER.jsonl files, which `fedskew reproduce` keeps there")

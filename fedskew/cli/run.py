@@ -68,7 +68,7 @@ def _command(
 
 def seed_range(config: Config, seeds: str | int | None) -> list[int]:
     """The seeds of so many runs."""
-    from fedskew.experiment.checks import integer
+    from fedskew.experiment.config.checks import integer
 
     number: int = integer(1)("seeds", 1 if seeds is None else seeds)
     return list(range(config.seed, config.seed + number))

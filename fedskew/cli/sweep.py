@@ -26,9 +26,9 @@ from fedskew.cli.sweep_search import TRIALS, searched
 from fedskew.errors import unknown
 
 if TYPE_CHECKING:
-    from fedskew.sweep.campaign import Campaign
-    from fedskew.sweep.grid import Point
-    from fedskew.sweep.table import Line
+    from fedskew.lab.sweep.campaign import Campaign
+    from fedskew.lab.sweep.grid import Point
+    from fedskew.lab.sweep.table import Line
 
 EXAMPLES = ("fedskew sweep grid.yaml --workers 2 --rounds 2",)
 RECORDS = "runs.jsonl"
@@ -86,13 +86,13 @@ def _command(
     quiet: Quiet = False,
 ) -> None:
     """Run every combination of a grid's values. The same command again continues; finished runs are not run again."""
-    from fedskew.experiment.about import command
     from fedskew.experiment.config import assigned
-    from fedskew.experiment.durable import reporting_os_errors
-    from fedskew.sweep.campaign import Campaign
-    from fedskew.sweep.grid import read_grid
-    from fedskew.sweep.records_file import Records, RecordsFile
-    from fedskew.sweep.search import Search, read_search
+    from fedskew.experiment.storage.about import command
+    from fedskew.experiment.storage.atomic import reporting_os_errors
+    from fedskew.lab.sweep.campaign import Campaign
+    from fedskew.lab.sweep.grid import read_grid
+    from fedskew.lab.sweep.records_file import Records, RecordsFile
+    from fedskew.lab.sweep.search import Search, read_search
 
     if search not in (None, "optuna"):
         raise unknown("search", str(search), ("optuna",))
@@ -117,7 +117,7 @@ def _command(
 
 def _report(points: Sequence[Point], campaign: Campaign, folder: Path, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.sweep.table import write_csv, write_parquet
+    from fedskew.lab.sweep.table import write_csv, write_parquet
 
     lines = [_line(point, campaign) for point in points]
     write_csv(lines, folder / "table.csv")
@@ -132,7 +132,7 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, as_json: 
 
 
 def _line(point: Point, campaign: Campaign) -> Line:
-    from fedskew.sweep.table import line
+    from fedskew.lab.sweep.table import line
 
     record = campaign.known.get(point.job)
     rounds = point.config.rounds

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedskew.sweep.job import Job, Outcome
-from fedskew.sweep.pool import Watcher
+from fedskew.lab.sweep.job import Job, Outcome
+from fedskew.lab.sweep.pool import Watcher
 
 LINES_APART = 15.0
 """Seconds."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from fedskew.cli.campaigns import conclude, in_percent, run_campaign
 
 if TYPE_CHECKING:
-    from fedskew.sweep.campaign import Campaign
-    from fedskew.sweep.job import Job, Outcome
-    from fedskew.sweep.search import Search
+    from fedskew.lab.sweep.campaign import Campaign
+    from fedskew.lab.sweep.job import Job, Outcome
+    from fedskew.lab.sweep.search import Search
 
 TRIALS = 20
 
@@ -18,8 +18,8 @@ TRIALS = 20
 def searched(search: Search, trials: int, campaign: Campaign, as_json: bool, quiet: bool) -> None:
     """Search, then run the best point on all training data and test it."""
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.sweep.pool import usual_workers
-    from fedskew.sweep.search import search_with_optuna
+    from fedskew.lab.sweep.pool import usual_workers
+    from fedskew.lab.sweep.search import search_with_optuna
 
     at_once = campaign.workers or usual_workers(search.base.device, trials)
 

@@ -1,7 +1,6 @@
 """Execution of a round's local training."""
 
 from fedskew.engine.auto import ENGINES, AutoEngine
-from fedskew.engine.batches import RoundKey
 from fedskew.engine.choice import (
     arithmetic,
     choose_device,
@@ -13,17 +12,18 @@ from fedskew.engine.choice import (
     number_format,
     worth_compiling,
 )
+from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResult, RoundWork
 from fedskew.engine.cost import estimated_seconds
-from fedskew.engine.device_data import DeviceSamples
-from fedskew.engine.devices import DevicesEngine
-from fedskew.engine.evaluation import Evaluator, survey
+from fedskew.engine.data.batches import RoundKey
+from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.transfer import Fetch, on_host, to_device
 from fedskew.engine.joint import joinable, joint_work, shared_out
-from fedskew.engine.network import ModelState, Network
+from fedskew.engine.model.evaluation import Evaluator, survey
+from fedskew.engine.model.network import ModelState, Network
+from fedskew.engine.parallel.devices import DevicesEngine
+from fedskew.engine.parallel.pool import PoolEngine
 from fedskew.engine.plain import PlainEngine
-from fedskew.engine.pool import PoolEngine
-from fedskew.engine.stacked import StackedEngine
-from fedskew.engine.transfer import Fetch, on_host, to_device
-from fedskew.engine.work import Assignment, Engine, LocalTraining, RoundResult, RoundWork
+from fedskew.engine.stacked.engine import StackedEngine
 
 __all__ = [
     "ENGINES",

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.contract import Engine, RoundResult, RoundWork
+from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.measurement import measured_rates
-from fedskew.engine.network import Network
+from fedskew.engine.model.network import Network
+from fedskew.engine.parallel.pool import PoolEngine, usable_cores
 from fedskew.engine.plain import PlainEngine
-from fedskew.engine.pool import PoolEngine, usable_cores
 from fedskew.engine.rates_file import RatesFile, rates_key
-from fedskew.engine.stacked import StackedEngine
-from fedskew.engine.work import Engine, RoundResult, RoundWork
+from fedskew.engine.stacked.engine import StackedEngine
 
 ENGINES = ("plain", "stacked", "pool", "pool-stacked")
 """The simplest first."""

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fedskew.engine.auto import AutoEngine, engine_of_name, usual_engine
-from fedskew.engine.device_data import DeviceSamples
-from fedskew.engine.network import Network
-from fedskew.engine.stacked import StackedEngine
-from fedskew.engine.work import Engine, RoundWork
+from fedskew.engine.contract import Engine, RoundWork
+from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.model.network import Network
+from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 5_000

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import torch
 
-from fedskew.engine.network import ModelState
+from fedskew.engine.contract import RoundResult, RoundWork
+from fedskew.engine.data.transfer import to_device
+from fedskew.engine.model.network import ModelState
 from fedskew.engine.part_numbers import differing_numbers, without_numbers
-from fedskew.engine.rows import Flats, Places
-from fedskew.engine.slot_layouts import Layouts
-from fedskew.engine.transfer import to_device
-from fedskew.engine.work import RoundResult, RoundWork
+from fedskew.engine.stacked.rows import Flats, Places
+from fedskew.engine.stacked.slot_layouts import Layouts
 from fedskew.methods.parts import Tensors
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fedskew.engine.work import Assignment, Engine, RoundWork
+from fedskew.engine.contract import Assignment, Engine, RoundWork
 
 _SECONDS = 0.3
 """What one trial of one engine should take."""

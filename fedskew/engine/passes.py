@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.engine.batches import BatchPlan
-from fedskew.engine.channels_last import Layout
-from fedskew.engine.device_data import DeviceSamples
-from fedskew.engine.network import ModelState, Network
-from fedskew.engine.work import OPENING, Assignment, RoundWork
+from fedskew.engine.contract import OPENING, Assignment, RoundWork
+from fedskew.engine.data.batches import BatchPlan
+from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.model.channels_last import Layout
+from fedskew.engine.model.network import ModelState, Network
 from fedskew.losses import IGNORE, cross_entropy
 from fedskew.methods.hooks import asks_for
 from fedskew.methods.parts import Client, Outputs, Seen, Tensors, pack

@@ -10,13 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.engine.batches import BatchPlan
-from fedskew.engine.channels_last import Layout
-from fedskew.engine.device_data import DeviceSamples
-from fedskew.engine.layers import Between
-from fedskew.engine.network import ModelState, Network
-from fedskew.engine.passes import Pass, When, client_sums
-from fedskew.engine.work import (
+from fedskew.engine.contract import (
     Assignment,
     RoundResult,
     RoundWork,
@@ -27,6 +21,12 @@ from fedskew.engine.work import (
     sgd_,
     targets_of,
 )
+from fedskew.engine.data.batches import BatchPlan
+from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.model.channels_last import Layout
+from fedskew.engine.model.layers import Between
+from fedskew.engine.model.network import ModelState, Network
+from fedskew.engine.passes import Pass, When, client_sums
 from fedskew.errors import UserError
 from fedskew.methods.hooks import asks_for
 from fedskew.methods.parts import Half, Objective, Outputs, Tensors, Trained

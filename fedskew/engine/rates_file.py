@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from fedskew.data.published.places import cache_folder
-from fedskew.engine.network import Network
-from fedskew.engine.pool import usable_cores
-from fedskew.engine.work import RoundWork
+from fedskew.engine.contract import RoundWork
+from fedskew.engine.model.network import Network
+from fedskew.engine.parallel.pool import usable_cores
 
 Rates = dict[str, float]
 """Samples per second by the engine's name."""

@@ -15,15 +15,15 @@ from torch import nn
 from fedskew.data import Federation
 from fedskew.engine import Fetch, RoundResult
 from fedskew.errors import UserError
-from fedskew.experiment.about import about
 from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.loop import RoundDone, RoundLoop
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.round_loop import RoundDone, RoundLoop
-from fedskew.experiment.round_under_way import RoundInProgress
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_folder import Checkpoint, RunFolder
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.phases import RoundInProgress
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.about import about
+from fedskew.experiment.storage.history import Row
+from fedskew.experiment.storage.run_folder import Checkpoint, RunFolder
 from fedskew.methods import Method, Part, unpack
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary

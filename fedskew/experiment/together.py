@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedskew.engine import RoundResult, StackedEngine, joinable, joint_work, shared_out
-from fedskew.experiment.round_under_way import RoundInProgress
+from fedskew.experiment.round.phases import RoundInProgress
+from fedskew.experiment.round.server import Server
 from fedskew.experiment.run import Result, Rounds
-from fedskew.experiment.server import Server
 
 Trained = tuple[RoundResult, float]
 Ended = Result | Exception

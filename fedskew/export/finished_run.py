@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods import make_method
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models import MODELS, Inputs, check_model, make_model

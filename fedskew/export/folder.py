@@ -20,8 +20,8 @@ from torch import nn
 
 from fedskew.data import load
 from fedskew.errors import UserError, unknown
-from fedskew.experiment.durable import replace_file, reporting_os_errors
-from fedskew.experiment.tensor_file import write_tensors
+from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
+from fedskew.experiment.storage.tensors import write_tensors
 from fedskew.export.card import method_entries, model_card
 from fedskew.export.finished_run import FinishedRun, read_run
 from fedskew.export.onnx_file import require_onnx, write_onnx

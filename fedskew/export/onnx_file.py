@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedskew.errors import UserError
-from fedskew.experiment.durable import replace_file
+from fedskew.experiment.storage.atomic import replace_file
 from fedskew.export.finished_run import FinishedRun
 from fedskew.export.raw_inputs import RawInputs
 

@@ -12,11 +12,11 @@ from torch import nn
 from fedskew.engine import RoundResult
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash
-from fedskew.experiment.round_under_way import ReadTest, RoundInProgress
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState, Trainee
-from fedskew.experiment.server import Server
-from fedskew.experiment.workbench import Workbench
+from fedskew.experiment.round.phases import ReadTest, RoundInProgress
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState, Trainee
+from fedskew.experiment.round.workbench import Workbench
+from fedskew.experiment.storage.history import Row
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import SENSITIVITY, epsilon, refuse_unbounded
 from fedskew.flower.remote_federation import RemoteFederation

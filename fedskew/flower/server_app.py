@@ -14,9 +14,9 @@ from fedskew.data import load
 from fedskew.data.dataset import Dataset
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.rounds_file import Row
+from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import Callback, Result, run_prepared
-from fedskew.experiment.run_state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.remote_federation import RemoteFederation

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fedskew.errors import UserError, unknown
-from fedskew.experiment.checks import Check, choice, flag, integer, optional, real, refuse, text
 from fedskew.experiment.config import Config, PartitionConfig, with_values
-from fedskew.experiment.yaml_file import parse_yaml
+from fedskew.experiment.config.checks import Check, choice, flag, integer, optional, real, refuse, text
+from fedskew.experiment.config.yaml_file import parse_yaml
 from fedskew.flower.contract import Contract
 
 FEDERATION = "federation"

@@ -20,9 +20,9 @@ from fedskew.data.federation import Federation
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic, survey
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.participants import trained_on
 from fedskew.experiment.preparation import inputs_of
-from fedskew.experiment.workbench import Workbench, Workshop
+from fedskew.experiment.round.sampler import trained_on
+from fedskew.experiment.round.workbench import Workbench, Workshop
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import model_of, result_tensors
 from fedskew.flower.privacy import noise_source, private_change

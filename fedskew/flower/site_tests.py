@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.engine import ModelState
-from fedskew.experiment.testing import Labels, Tests
+from fedskew.experiment.round.test_set import Labels, Tests
 from fedskew.flower.model_message import model_tensors, models_tensors
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Reply, Sites, good, require_some

@@ -12,7 +12,7 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import make_credentials

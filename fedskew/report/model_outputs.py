@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 
 from fedskew.data import Dataset, load
-from fedskew.engine.device_data import DeviceSamples
+from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import inputs_of
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.models import has_features, make_model
 from fedskew.randomness import permutation
 from fedskew.report.recorded import RecordedRun

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.errors import UserError, nearest
-from fedskew.experiment.about import described
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.storage.about import described
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.metrics.confusion import Evaluation
 
 Row = dict[str, Any]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.experiment.preparation import Prepared
-from fedskew.experiment.rounds_file import Row
+from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import Callback, Result
-from fedskew.experiment.run_state import RunState
+from fedskew.experiment.storage.history import Row
 
 FolderOf = Callable[[Prepared], Path]
 _EVALUATED = ("accuracy", "macro_f1", "worst_class", "mean_class", "best_class", "class_gap")

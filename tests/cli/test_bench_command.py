@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedskew.benchmark.timing import Stopwatch
+from fedskew.lab.benchmark.timing import Stopwatch
 
 TINY = ("bench", "--device", "cpu", "--models", "dnn", "--clients", "2", "--methods", "fedavg", "--quick")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.papers import cost
+from fedskew.lab.papers import cost
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from fedskew.experiment import round_loop
+from fedskew.experiment import loop
 
 
 @pytest.fixture
 def every_round_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine: no row is written before the next round is under way."""
-    monkeypatch.setattr(round_loop, "_SHORT", math.inf)
+    monkeypatch.setattr(loop, "_SHORT", math.inf)

@@ -9,11 +9,11 @@ import pytest
 from toy_runs import config, norm_and_dropout
 
 import fedskew as fs
+from fedskew.experiment.loop import RoundDone, RoundLoop
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.round_loop import RoundDone, RoundLoop
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 
 RUNS: dict[str, dict[str, Any]] = {
     "fedavg": {},

@@ -15,13 +15,13 @@ from fedskew.data import IID, federation
 from fedskew.engine import auto, measurement
 from fedskew.engine.auto import ENGINES, AutoEngine, fastest
 from fedskew.engine.choice import SHORT_RUN, choose_engine
+from fedskew.engine.contract import RoundWork
 from fedskew.engine.cost import estimated_seconds, multiplications
 from fedskew.engine.measurement import Trial, part_of, size_of_trial
 from fedskew.engine.rates_file import RatesFile, rates_key
-from fedskew.engine.work import RoundWork
 from fedskew.errors import UserError
+from fedskew.experiment.round.server import Server
 from fedskew.experiment.run import Callback, run
-from fedskew.experiment.server import Server
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -12,7 +12,7 @@ from toy_runs import image_federation, linear, moved, norm_and_dropout, trained
 
 from fedskew.data.federation import Federation
 from fedskew.engine import DeviceSamples, Network
-from fedskew.engine.channels_last import Layout, channels_last
+from fedskew.engine.model.channels_last import Layout, channels_last
 from fedskew.losses import cross_entropy
 from fedskew.methods.parts import Client, Mode, Objective, Outputs
 from fedskew.models import Classifier

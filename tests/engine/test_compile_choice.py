@@ -8,7 +8,7 @@ import pytest
 from toy_runs import image_federation, linear, server
 
 from fedskew.engine import worth_compiling
-from fedskew.experiment import workbench
+from fedskew.experiment.round import workbench
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from toy_runs import image_federation, linear, server
 
 from fedskew.data.federation import Federation
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.parts import Tensors
 
 CLIENTS, TAKING_PART = 5000, 4

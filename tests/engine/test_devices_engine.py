@@ -12,7 +12,7 @@ from toy_runs import distance, finished, image_federation, linear, norm_and_drop
 from fedskew.engine import DeviceSamples, DevicesEngine, Network, PlainEngine, StackedEngine
 from fedskew.engine.choice import choose_devices
 from fedskew.errors import UserError
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from torch import nn
 from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, server, text_federation
 
 from fedskew.data.federation import Federation
-from fedskew.experiment.run_state import RunState
+from fedskew.experiment.round.state import RunState
 from fedskew.methods import METHODS
 from fedskew.models import MODELS, Inputs, make_model
 

@@ -16,11 +16,11 @@ from toy_runs import config, distance, finished, image_federation, linear, moved
 
 from fedskew.data.federation import Federation
 from fedskew.engine import RoundWork, StackedEngine, joinable, joint_work, shared_out
-from fedskew.engine.slots import Slots
-from fedskew.engine.stacked import NotTogetherError
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.engine.stacked.engine import NotTogetherError
+from fedskew.engine.stacked.slots import Slots
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.losses import cross_entropy
 from fedskew.methods import METHODS, Client, Method, Objective, Outputs, Part, make_method
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from fedskew.engine.messages import Parcel, receive, send
+from fedskew.engine.parallel.messages import Parcel, receive, send
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="anonymous memory is Linux's")
 

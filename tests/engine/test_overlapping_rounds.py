@@ -13,9 +13,9 @@ from torch import Tensor
 from toy_runs import finished, image_federation, linear, norm_and_dropout, same_bits, server
 
 import fedskew as fs
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.losses import cross_entropy
 from fedskew.methods import Client, Objective, Outputs, ServerRule, Tensors, Trained, Updates
 

@@ -15,8 +15,8 @@ from toy_runs import distance, finished, image_federation, linear, norm_and_drop
 import fedskew as fs
 from fedskew.data.federation import Federation
 from fedskew.engine import Engine, PlainEngine, RoundResult, RoundWork, StackedEngine
-from fedskew.engine.batches import RoundKey, plan_batches
-from fedskew.experiment.server import Server
+from fedskew.engine.data.batches import RoundKey, plan_batches
+from fedskew.experiment.round.server import Server
 from fedskew.losses import IGNORE, class_masks, cross_entropy
 from fedskew.methods import Client, Outputs, Seen, Tensors, Trained
 from fedskew.models import Classifier

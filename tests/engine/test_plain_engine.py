@@ -13,7 +13,7 @@ from torch.nn import functional
 from toy_runs import config, finished, image_federation, linear, moved, norm_and_dropout, same_bits, server, trained
 
 from fedskew.data.federation import Federation
-from fedskew.engine.batches import RoundKey, plan_batches
+from fedskew.engine.data.batches import RoundKey, plan_batches
 from fedskew.errors import UserError
 
 BOTH = pytest.mark.parametrize("engine", ["plain", "stacked"])

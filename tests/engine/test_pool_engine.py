@@ -18,11 +18,11 @@ from toy_runs import distance, finished, image_federation, linear, norm_and_drop
 
 import fedskew as fs
 from fedskew.engine import PlainEngine, StackedEngine
-from fedskew.engine.pool import PoolEngine
+from fedskew.engine.parallel.pool import PoolEngine
 from fedskew.errors import UserError
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.methods import METHODS
 from fedskew.models import Inputs, make_model
 

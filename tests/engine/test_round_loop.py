@@ -15,12 +15,12 @@ from toy_runs import config, everything, image_federation, linear, norm_and_drop
 
 import fedskew as fs
 from fedskew.engine import RoundResult
-from fedskew.experiment import round_loop
-from fedskew.experiment.round_under_way import LaunchedRound, RoundInProgress, SettledRound
-from fedskew.experiment.rounds_file import Row
+from fedskew.experiment import loop
+from fedskew.experiment.round.phases import LaunchedRound, RoundInProgress, SettledRound
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.storage.history import Row
 
 pytestmark = pytest.mark.usefixtures("every_round_is_short")
 
@@ -65,7 +65,7 @@ def test_a_round_that_depends_on_what_clients_keep_waits_for_it() -> None:
 
 
 def test_the_row_of_a_long_round_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_loop, "_SHORT", 0.0)
+    monkeypatch.setattr(loop, "_SHORT", 0.0)
     assert diary().notes == [
         f"{what} {number}" for number in (1, 2, 3) for what in ("begin", "train", "settle", "record")
     ]

@@ -12,7 +12,7 @@ from torch import nn
 from toy_runs import image_federation, norm_and_dropout, server
 
 from fedskew.engine import Network
-from fedskew.engine.batches import BatchPlan, RoundKey, plan_batches
+from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.randomness import fold, generator, integer_key, permutation, uniform
 
 small = st.integers(0, 40)

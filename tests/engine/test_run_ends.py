@@ -14,13 +14,13 @@ from toy_runs import image_federation, linear, server
 
 import fedskew as fs
 from fedskew.engine import RoundResult
-from fedskew.experiment import round_loop
-from fedskew.experiment.round_loop import RoundDone
-from fedskew.experiment.round_under_way import LaunchedRound, RoundInProgress, SettledRound
-from fedskew.experiment.rounds_file import Row
+from fedskew.experiment import loop
+from fedskew.experiment.loop import RoundDone
+from fedskew.experiment.round.phases import LaunchedRound, RoundInProgress, SettledRound
+from fedskew.experiment.round.server import Server
 from fedskew.experiment.run import run_prepared
-from fedskew.experiment.run_folder import RunFolder
-from fedskew.experiment.server import Server
+from fedskew.experiment.storage.history import Row
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods import ServerRule, Tensors, Updates
 
 pytestmark = pytest.mark.usefixtures("every_round_is_short")
@@ -102,7 +102,7 @@ class Impatient(Server):
 def test_an_interrupt_while_a_test_is_waited_for_does_not_cost_the_round(
     short: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_loop, "_SHORT", short)
+    monkeypatch.setattr(loop, "_SHORT", short)
     ready, this = serving(Impatient)
     with pytest.raises(KeyboardInterrupt):
         run_prepared(ready, tmp_path / "run", server=this)

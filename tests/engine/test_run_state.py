@@ -10,11 +10,11 @@ import pytest
 import torch
 from toy_runs import everything, finished, image_federation, norm_and_dropout, same_bits, server
 
-from fedskew.experiment.client_files import ClientFiles
-from fedskew.experiment.client_states import ClientStates
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.tensor_file import read_tensors, write_tensors
+from fedskew.experiment.round.client_states import ClientStates
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.client_files import ClientFiles
+from fedskew.experiment.storage.history import Row
+from fedskew.experiment.storage.tensors import read_tensors, write_tensors
 from fedskew.methods import METHODS, make_method
 
 RUNS: dict[str, dict[str, Any]] = {

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from toy_runs import SKEWED, config, finished, image_federation, linear, norm_and_dropout, same_bits, server, trained
 
-from fedskew.engine.network import ModelState
+from fedskew.engine.model.network import ModelState
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
 from fedskew.losses import cross_entropy
 from fedskew.methods import METHODS, Client, Objective, Outputs, ServerRule, Tensors, Updates, make_method
 from fedskew.methods.pkd import weak_groups

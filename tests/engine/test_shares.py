@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedskew.engine.network import ModelState
-from fedskew.engine.shares import balanced_shares, joined
-from fedskew.engine.work import RoundResult
+from fedskew.engine.contract import RoundResult
+from fedskew.engine.model.network import ModelState
+from fedskew.engine.parallel.shares import balanced_shares, joined
 
 COSTS = st.lists(st.integers(0, 50), min_size=1, max_size=30)
 WORKERS = st.integers(1, 8)

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from toy_runs import SKEWED, distance, finished, image_federation, linear, norm_and_dropout, server
 
-import fedskew.engine.slots
-import fedskew.engine.stacked
-from fedskew.engine import execution
-from fedskew.engine.slot_program import Program
-from fedskew.engine.slots import Slots
-from fedskew.engine.stacked import StackedEngine
+import fedskew.engine.stacked.engine
+import fedskew.engine.stacked.slots
+from fedskew.engine.stacked import execution
+from fedskew.engine.stacked.engine import StackedEngine
+from fedskew.engine.stacked.slot_program import Program
+from fedskew.engine.stacked.slots import Slots
 from fedskew.errors import UserError
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
 from fedskew.losses import cross_entropy
 from fedskew.methods import METHODS as CATALOGUE
 from fedskew.methods.parts import Client, Objective, Outputs
@@ -54,7 +54,7 @@ def test_fewer_slots_than_clients(method: str, most: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_batches_staged_in_several_windows(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedskew.engine.slots, "STAGED_STEPS", window)
+    monkeypatch.setattr(fedskew.engine.stacked.slots, "STAGED_STEPS", window)
     assert distance(finished(stacked("fedvls"))[0], plain("fedvls")) < 1e-9
 
 
@@ -62,8 +62,8 @@ def test_batches_staged_in_several_windows(window: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("window", [1, 3, 4])
 def test_batches_staged_beside_the_steps_of_the_window_before(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where memory itself says which batch is next."""
-    monkeypatch.setitem(fedskew.engine.slots._WINDOWS, "cpu", 2)
-    monkeypatch.setattr(fedskew.engine.slots, "STAGED_STEPS", window)
+    monkeypatch.setitem(fedskew.engine.stacked.slots._WINDOWS, "cpu", 2)
+    monkeypatch.setattr(fedskew.engine.stacked.slots, "STAGED_STEPS", window)
     this = stacked("fedavg", rounds=3)
     state = finished(this)[0]
     program = next(iter(this.engine._slots[1]._programs.values()))  # type: ignore[index, union-attr, attr-defined]
@@ -161,7 +161,7 @@ def test_a_client_that_does_not_fit_alone_is_refused(small_memory: Callable[[int
 
 
 def test_how_many_fit_is_known_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedskew.engine.stacked, "spare_bytes", lambda device: 90_000)
+    monkeypatch.setattr(fedskew.engine.stacked.engine, "spare_bytes", lambda device: 90_000)
     this = stacked("fedavg")
     tried: list[int] = []
     real = Slots.train

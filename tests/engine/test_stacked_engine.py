@@ -12,7 +12,7 @@ from torch.nn import functional
 from toy_runs import distance, finished, image_federation, linear, moved, norm_and_dropout, server
 
 from fedskew.engine import Network
-from fedskew.experiment.run_state import RunState
+from fedskew.experiment.round.state import RunState
 from fedskew.losses import cross_entropy
 from fedskew.methods import Client, Method, Objective, Outputs, ServerRule, Tensors, Trained, Updates
 from fedskew.methods.parts import Part

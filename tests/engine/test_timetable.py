@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedskew.engine.timetable import SLACK, slots_for, timetable
+from fedskew.engine.stacked.timetable import SLACK, slots_for, timetable
 
 STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(any)
 

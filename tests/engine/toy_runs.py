@@ -12,9 +12,9 @@ from torch import nn
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.federation import Federation
 from fedskew.experiment.config import Config
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.methods import Method, Part, make_method
 from fedskew.methods.parts import Tensors, pack
 from fedskew.models import Classifier

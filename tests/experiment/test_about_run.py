@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 import fedskew as fs
-from fedskew.experiment.about import command, versions
+from fedskew.experiment.storage.about import command, versions
 
 
 @pytest.mark.parametrize(
@@ -33,5 +33,5 @@ def test_fedskews_version_is_told_where_it_is_not_installed(monkeypatch: pytest.
     def not_installed(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr("fedskew.experiment.about.version", not_installed)
+    monkeypatch.setattr("fedskew.experiment.storage.about.version", not_installed)
     assert versions() == {"python": platform.python_version(), "fedskew": fs.__version__}

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fedskew.errors import UserError
-from fedskew.experiment.client_files import ClientFiles
-from fedskew.experiment.client_states import ClientStates, HeldStates
 from fedskew.experiment.config import Config
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.round.client_states import ClientStates, HeldStates
+from fedskew.experiment.storage.client_files import ClientFiles
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.parts import Tensors
 
 CONFIG = Config(rounds=9)
@@ -173,7 +173,7 @@ def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_version_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunFolder(tmp_path).open(CONFIG) as folder:
         with monkeypatch.context() as patch:
-            patch.setattr("fedskew.experiment.run_folder._FORMAT", 1)
+            patch.setattr("fedskew.experiment.storage.run_folder._FORMAT", 1)
             play(folder, folder.client_states(), 1, 1)
         assert folder.load_checkpoint() is None
         assert "another version of fedskew wrote it" in folder.warnings[0]

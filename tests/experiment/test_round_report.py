@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedskew.engine import ModelState, RoundResult
-from fedskew.experiment.round_report import RoundReport
+from fedskew.experiment.round.report import RoundReport
 
 MASK = torch.tensor([0.0, -torch.inf])
 """A buffer that is meant to hold what is not finite."""

@@ -11,9 +11,9 @@ import torch
 import fedskew as fs
 from fedskew.experiment.config import load_yaml, with_values
 from fedskew.experiment.preparation import build_federation
-from fedskew.experiment.rounds_file import Row
 from fedskew.experiment.run import Result
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.storage.history import Row
+from fedskew.experiment.storage.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, with_values
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.storage.run_folder import RunFolder
 
 CONFIG = Config(partition=PartitionConfig(params={"beta": 0.1}), rounds=3)
 
@@ -404,7 +404,7 @@ def test_nothing_is_written_without_the_lock(played: Path) -> None:
 LOCK_AND_DIE = """
 import os, sys
 from pathlib import Path
-from fedskew.experiment.lock import FolderLock
+from fedskew.experiment.storage.lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]) / ".lock")
 if os.fork() == 0:
     print("forked", flush=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedskew.experiment.tensor_file import _DTYPES, Unreadable, read_tensors, write_tensors
+from fedskew.experiment.storage.tensors import _DTYPES, Unreadable, read_tensors, write_tensors
 
 
 def bits(tensor: Tensor) -> bytes:

@@ -16,7 +16,7 @@ from exported_runs import CLASSES, finished, form
 from torch import nn
 
 from fedskew.errors import UserError
-from fedskew.experiment.tensor_file import write_tensors
+from fedskew.experiment.storage.tensors import write_tensors
 from fedskew.export import onnx_file
 from fedskew.export.raw_inputs import RawInputs
 from fedskew.export.source import model_source

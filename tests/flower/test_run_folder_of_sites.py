@@ -11,7 +11,7 @@ from in_process import case, small_data
 from fedskew.cli import main
 from fedskew.data import Dirichlet, federation
 from fedskew.experiment.config import Config, with_values
-from fedskew.experiment.run_folder import RunFolder
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.privacy import epsilon
 from fedskew.flower.server_app import run_federation
 

@@ -17,9 +17,9 @@ from torch import nn
 from fedskew.data import Dataset, Federation, Samples
 from fedskew.engine import Engine, RoundResult, RoundWork
 from fedskew.experiment.config import Config
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.methods import Method, Part, make_method
 from fedskew.models import Classifier
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedskew.engine import RoundWork
-from fedskew.engine.work import perturbation_key
+from fedskew.engine.contract import perturbation_key
 from fedskew.errors import UserError
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE, batch_class_cross_entropy, class_masks
 from fedskew.methods import Client, Outputs, Seen, Tensors, make_method
 from fedskew.methods.balancefl import BalanceFL

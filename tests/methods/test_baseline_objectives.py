@@ -16,9 +16,9 @@ import fedskew as fs
 from fedskew import losses
 from fedskew.data import Federation
 from fedskew.errors import UserError
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE
 from fedskew.methods import make_method
 from fedskew.methods.moon import MOON

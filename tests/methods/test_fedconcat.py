@@ -30,7 +30,7 @@ from torch import nn
 from fedskew.data import Dirichlet
 from fedskew.data import federation as split
 from fedskew.errors import UserError
-from fedskew.experiment.participants import Enlistment
+from fedskew.experiment.round.sampler import Enlistment
 from fedskew.experiment.run import run
 from fedskew.methods import make_method
 from fedskew.methods.label_clusters import label_clusters

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedskew.errors import UserError
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE, centre_cross_entropy, decorrelation
 from fedskew.methods import make_method
 from fedskew.models import Classifier

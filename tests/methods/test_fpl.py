@@ -14,9 +14,9 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedskew.data import Federation
 from fedskew.errors import UserError
-from fedskew.experiment.rounds_file import Row
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE, calibrated_cross_entropy, prototype_contrast, prototype_distance
 from fedskew.methods import Client, Outputs, make_method
 from fedskew.methods.finch import finch

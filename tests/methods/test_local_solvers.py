@@ -25,10 +25,10 @@ from linear_clients import (
 from torch import nn
 
 from fedskew.data import Federation
-from fedskew.engine.work import targets_of
+from fedskew.engine.contract import targets_of
 from fedskew.errors import UserError
-from fedskew.experiment.run_state import RunState
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
 from fedskew.losses import IGNORE
 from fedskew.methods import Client, Tensors, make_method
 from fedskew.methods.fedsam import ascended

@@ -11,7 +11,7 @@ import torch
 from linear_clients import COUNTS, federation, final, linear_model, played, serve, settings, theta
 from torch import Tensor, nn
 
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
 from fedskew.losses import calibrated_cross_entropy
 from fedskew.methods import Client, Objective, Outputs, make_method
 from fedskew.methods.fedlmd import FedLMD, FedLMDTf

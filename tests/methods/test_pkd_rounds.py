@@ -22,7 +22,7 @@ from linear_clients import (
     theta,
 )
 
-from fedskew.experiment.run_state import RunState
+from fedskew.experiment.round.state import RunState
 
 GROUPS = ((0, 1), (1, 2, 3))
 WEIGHT, TEMPERATURE = 0.8, 2.0

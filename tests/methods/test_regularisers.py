@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedskew as fs
 from fedskew.errors import UserError
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
 from fedskew.losses import IGNORE, batch_mean, cross_entropy
 from fedskew.methods import Client, Method, Objective, Outputs, Stage, Tensors, make_method
 from fedskew.methods.feddecorr import FedDecorr

@@ -26,7 +26,7 @@ from linear_clients import (
 from torch import nn
 
 from fedskew.errors import UserError
-from fedskew.experiment.server import Server
+from fedskew.experiment.round.server import Server
 from fedskew.methods import ServerRule, Tensors, Updates, make_method
 from fedskew.methods.fedexp import FedExP
 from fedskew.methods.fedopt import FedAdagrad, FedAdam, FedYogi

@@ -1,0 +1,228 @@
+"""What an engine is given and what it returns: one round's local training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
+from fedskew.engine.model.network import ModelState
+from fedskew.engine.part_numbers import numbers_of, with_numbers
+from fedskew.losses import IGNORE
+from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, pack, unpack
+from fedskew.randomness import fold
+
+OPENING = "opening"
+"""Under this name the sums of a client's opening pass go with what it keeps."""
+GIVEN = "given"
+"""Under this name what its own run gives it does, where clients of several runs are trained together."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How every client trains, as the user chose it."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One client's part of a round."""
+
+    client: int
+    samples: npt.NDArray[np.int64]
+    """Its rows of the training data."""
+    label_counts: npt.NDArray[np.int64]
+    state: Tensors
+    start: ModelState | None = None
+    """Where it starts, on the host; None: at the model that is sent."""
+    given: RoundWork | None = None
+    """The work of its own run, where those of several runs are trained together (`joint`)."""
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """Train these clients from this model."""
+
+    objective: Objective
+    solver: Solver
+    server: ServerRule
+    sent: ModelState
+    downlink: Tensors
+    companions: Mapping[str, ModelState]
+    """Models that earlier stages left, for objectives that use them."""
+    assignments: Sequence[Assignment]
+    local: LocalTraining
+    key: RoundKey
+    varied: tuple[str, ...] = ()
+    """Where the parts of runs that are trained together differ, in numbers (`part_numbers`), which go with clients."""
+
+    @property
+    def parts(self) -> tuple[Part, Part, Part]:
+        return self.objective, self.solver, self.server
+
+    @property
+    def members(self) -> list[Part]:
+        """The parts, those of which others are made one by one."""
+        return [member for part in self.parts for member in part.members]
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether the clients may be those of several runs."""
+        return any(a.given is not None for a in self.assignments)
+
+    def of(self, assignment: Assignment) -> RoundWork:
+        """The work as the client's own run has it."""
+        return self if assignment.given is None else assignment.given
+
+    def belongings(self, assignment: Assignment) -> Tensors:
+        """What goes with a client into a stack: what it keeps, and what its own run gives it, if it is not alone."""
+        given = assignment.given
+        return assignment.state if given is None else {**assignment.state, **given.packed(self.varied)}
+
+    def packed(self, varied: Sequence[str] = ()) -> Tensors:
+        """All that the run gives to its clients, as it goes with one: what the server sent, and those numbers."""
+        like = next(iter(self.sent.params.values()))
+        numbers = {where: like.new_full((), number) for where, number in numbers_of(self.parts, varied).items()}
+        tensors = _packed_model("sent", self.sent) | pack("downlink", self.downlink) | pack("numbers", numbers)
+        for name in self.objective.companions():
+            if name in self.companions:
+                tensors |= _packed_model(f"companion {name}", self.companions[name])
+        return pack(GIVEN, tensors)
+
+    def as_given(self, state: Tensors) -> RoundWork:
+        """The work as one client has it, or a stack of them: with what goes with them in the place of what is here."""
+        given = unpack(GIVEN, state)
+        if not given:
+            return self
+        companions = {name: _unpacked_model(f"companion {name}", given) for name in self.companions}
+        sent, downlink = _unpacked_model("sent", given), unpack("downlink", given)
+        own = replace(self, sent=sent, downlink=downlink, companions=companions)
+        return own.with_parts(with_numbers(self.parts, unpack("numbers", given)))
+
+    def with_parts(self, parts: Sequence[Part]) -> RoundWork:
+        objective, solver, server = parts
+        return replace(
+            self, objective=cast(Objective, objective), solver=cast(Solver, solver), server=cast(ServerRule, server)
+        )
+
+    def client(self, label_counts: Tensor, state: Tensors) -> Client:
+        """What the maths of a client may use, from all that goes with it."""
+        own = self.as_given(state)
+        kept = {name: t for name, t in state.items() if not name.startswith((f"{OPENING}/", f"{GIVEN}/"))}
+        return Client(label_counts, own.sent.params, own.downlink, kept, unpack(OPENING, state))
+
+    def end(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
+        """What one client sends beside its model, and what it keeps."""
+        uplink: Tensors = {}
+        state: Tensors = {}
+        for part in self.members:
+            uplink |= part.uplink(trained, client)
+            state |= part.next_state(trained, client)
+        return uplink, state
+
+    def plans(self, smallest: int) -> list[BatchPlan]:
+        """The batches of each client; no wider than the largest client needs."""
+        largest = max(len(a.samples) for a in self.assignments)
+        width = min(self.local.batch_size, largest)
+        return [
+            plan_batches(a.samples, a.client, self.local.epochs, width, smallest, self.of(a).key)
+            for a in self.assignments
+        ]
+
+
+def _packed_model(name: str, model: ModelState) -> Tensors:
+    return pack(f"{name}:params", model.params) | pack(f"{name}:buffers", model.buffers)
+
+
+def _unpacked_model(name: str, tensors: Tensors) -> ModelState:
+    return ModelState(unpack(f"{name}:params", tensors), unpack(f"{name}:buffers", tensors))
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What the clients came back with; tensors have a leading axis of clients, in the order of the assignments."""
+
+    trained: ModelState
+    uplink: Tensors
+    states: Tensors
+    loss: Tensor
+    """[K]: mean over the samples visited."""
+    tally: Tensors
+    visits: npt.NDArray[np.int64]
+    """[K]: samples visited."""
+
+
+class Engine(Protocol):
+    """Executes a round's local training."""
+
+    name: str
+    notices: list[str]
+    """One line each on what the engine had to do differently from what was asked."""
+
+    def train(self, work: RoundWork) -> RoundResult: ...
+
+
+def sgd_(params: list[Tensor], velocity: list[Tensor], direction: list[Tensor], local: LocalTraining) -> None:
+    """One step of SGD with momentum and weight decay, as `torch.optim.SGD` does it, in place."""
+    if local.weight_decay:
+        direction = list(torch._foreach_add(direction, params, alpha=local.weight_decay))
+    if local.momentum:
+        torch._foreach_mul_(velocity, local.momentum)
+        torch._foreach_add_(velocity, direction)
+        direction = velocity
+    torch._foreach_add_(params, direction, alpha=-local.lr)
+
+
+def clipped(direction: Tensors, clip_norm: float | None) -> Tensors:
+    """One client's direction, scaled down to the largest norm allowed."""
+    if clip_norm is None:
+        return direction
+    norm = torch.stack([d.square().sum() for d in direction.values()]).sum().sqrt()
+    scale = (clip_norm / norm.clamp(min=1e-12)).clamp(max=1.0)
+    return {name: d * scale for name, d in direction.items()}
+
+
+def targets_of(y: Tensor, half: Half | None) -> Tensor:
+    """Labels of the last axis with those beyond the half left out: every other sample, or all where that is none."""
+    if half is None:
+        return y
+    second = torch.arange(y.shape[-1], device=y.device) % 2 == 1
+    inside = torch.where(second if half == "second" else ~second, y, IGNORE)
+    return torch.where((inside != IGNORE).any(dim=-1, keepdim=True), inside, y)
+
+
+def carries_given(state: Tensors) -> bool:
+    """Whether what the server of its own run sent goes with each client of a stack."""
+    return any(name.startswith(f"{GIVEN}/") for name in state)
+
+
+def companion(name: str, work: RoundWork, state: Tensors) -> ModelState:
+    """The frozen model that an objective calls `name`."""
+    work = work.as_given(state)
+    if name == "teacher":
+        return work.sent
+    if name.startswith("state/"):
+        return ModelState(unpack(name.removeprefix("state/"), state), work.sent.buffers)
+    return work.companions[name]
+
+
+def companion_key(key: Tensor) -> Tensor:
+    """Frozen models in train mode draw dropout masks of their own."""
+    return fold(key, 0x7EAC)
+
+
+def perturbation_key(key: Tensor) -> Tensor:
+    """What an objective draws for the features is nobody's dropout mask."""
+    return fold(key, 0xFEA7)

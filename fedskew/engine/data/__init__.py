@@ -1,0 +1,1 @@
+"""Training data and batches on their device."""

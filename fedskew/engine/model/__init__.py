@@ -1,0 +1,1 @@
+"""Models as the engines run them."""

@@ -1,0 +1,171 @@
+"""Forward passes over whole sets of samples: test confusion, and what PKD's clients report."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.transfer import Fetch, stream_for
+from fedskew.engine.model.network import ModelState, Network
+from fedskew.engine.stacked.execution import Memory, captured, compiled
+from fedskew.engine.stacked.rows import RowLayout
+from fedskew.methods.stages import Survey
+
+_BATCH = 1000
+
+
+class Evaluator:
+    """Tests models on one set of samples."""
+
+    def __init__(self, network: Network, data: DeviceSamples, compile_steps: bool = False) -> None:
+        self._network, self._data, self._compile = network, data, compile_steps
+        self._programs: list[Callable[[], None]] | None = None
+        self._memory: Memory = {}
+        self._layouts: tuple[RowLayout, RowLayout] | None = None
+
+    def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
+        """True class × predicted class; with `labels`, only samples and predictions among those classes."""
+        return self.begun(model, labels)()
+
+    def begun(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], npt.NDArray[np.int64]]:
+        """The same, to be waited for later: a GPU tests beside what else it is given."""
+        device = self._data.y.device
+        if labels is None and device.type == "cuda" and self._captured(model):
+            stream = stream_for("testing", device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                cells = Fetch({"": self._replayed(model)})
+        else:
+            cells = Fetch({"": _confusion(self._network, model, self._data, labels)})
+        return partial(self._read, cells, model)
+
+    def _read(self, cells: Fetch, model: ModelState) -> npt.NDArray[np.int64]:  # noqa: ARG002
+        """Whoever holds this holds the model, whose memory must be nobody else's while it is tested."""
+        return np.asarray(cells.read()[""].view(self._data.classes, self._data.classes).numpy())
+
+    def _captured(self, model: ModelState) -> bool:
+        """Whether the whole evaluation is there as CUDA graphs, one for each batch: launched one by one, a small
+        network's operations take longer to launch than to run."""
+        if self._programs is None:
+            layouts = self._layouts = RowLayout(model.params), RowLayout(model.buffers)
+            sizes = [len(part) for part in _parts(torch.arange(len(self._data)))]
+            self._memory = _memory(layouts, model, self._data)
+            try:
+                made = {size: self._program(layouts, size) for size in dict.fromkeys(sizes)}
+            except RuntimeError:  # it waits for the device, or there is no room: evaluated as elsewhere
+                torch.cuda.synchronize()
+                made = {}
+            self._programs = [made[size] for size in sizes] if made else []
+        return bool(self._programs)
+
+    def _program(self, layouts: tuple[RowLayout, RowLayout], size: int) -> Callable[[], None]:
+        batch = _Batch(self._network, self._data, layouts, size)
+        if self._compile:
+            with contextlib.suppress(Exception):  # a compiler may fail in any way; what it was given works as well
+                return captured(compiled(batch, self._memory), self._memory, None, "testing")
+        return captured(batch, self._memory, None, "testing")
+
+    def _replayed(self, model: ModelState) -> Tensor:
+        assert self._layouts is not None
+        for kind, flats in _rows(self._layouts, model).items():
+            for name, flat in flats.items():
+                self._memory[kind][name].copy_(flat)
+        for tensor in self._memory["progress"].values():
+            tensor.zero_()
+        for program in self._programs or ():
+            program()
+        return self._memory["progress"]["cells"]
+
+
+def _memory(layouts: tuple[RowLayout, RowLayout], model: ModelState, data: DeviceSamples) -> Memory:
+    progress = {
+        "cells": torch.zeros(data.classes**2, dtype=torch.int64, device=data.y.device),
+        "first": torch.zeros((), dtype=torch.int64, device=data.y.device),
+    }
+    return {**_rows(layouts, model), "data": data.held(), "progress": progress}
+
+
+def _rows(layouts: tuple[RowLayout, RowLayout], model: ModelState) -> Memory:
+    """The model in the programs' order, whatever the order of its own names."""
+    parts = {"params": model.params, "buffers": model.buffers}
+    return {
+        kind: layout.flat({n: t.unsqueeze(0) for n, t in part.items()})
+        for (kind, part), layout in zip(parts.items(), layouts, strict=True)
+    }
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The next so many samples, tested; from static memory to static memory."""
+
+    network: Network
+    data: DeviceSamples
+    layouts: tuple[RowLayout, RowLayout]
+    size: int
+
+    @torch.no_grad()
+    def __call__(self, memory: Memory) -> None:
+        data, progress = self.data.holding(memory["data"]), memory["progress"]
+        rows = progress["first"] + torch.arange(self.size, device=data.y.device)
+        rows = rows % len(data)  # a program is tried out some times before it is captured
+        params, buffers = (
+            {n: t[0] for n, t in layout.views(memory[kind]).items()}
+            for layout, kind in zip(self.layouts, ("params", "buffers"), strict=True)
+        )
+        logits = self.network.logits(ModelState(params, buffers), data.inputs(rows))
+        _count(progress["cells"], data.y[rows], logits.argmax(dim=-1), data.classes)
+        progress["first"].add_(self.size)
+
+
+def _count(cells: Tensor, true: Tensor, predicted: Tensor, classes: int) -> None:
+    cells.index_add_(0, true * classes + predicted, torch.ones_like(true))
+
+
+@torch.no_grad()
+def _confusion(network: Network, model: ModelState, data: DeviceSamples, labels: Sequence[int] | None) -> Tensor:
+    outside = torch.zeros(data.classes, dtype=torch.bool, device=data.y.device)
+    rows = torch.arange(len(data), device=data.y.device)
+    if labels is not None:
+        outside[:] = True
+        outside[list(labels)] = False
+        rows = rows[~outside[data.y]]
+    cells = torch.zeros(data.classes**2, dtype=torch.int64, device=data.y.device)
+    for batch, logits in _logits(network, model, data, rows):
+        _count(cells, data.y[batch], logits.masked_fill(outside, -torch.inf).argmax(dim=-1), data.classes)
+    return cells
+
+
+@torch.no_grad()
+def survey(network: Network, model: ModelState, data: DeviceSamples, samples: npt.NDArray[np.int64]) -> Survey:
+    """How the samples of each true class are predicted on average; they count as one client's.
+
+    Each client would send its sums and counts; their total is what one pass over all samples gives.
+    """
+    classes = data.classes
+    rows = torch.from_numpy(samples).to(data.y.device)
+    sums = torch.zeros(classes, classes, dtype=torch.float64, device=data.y.device)
+    for batch, logits in _logits(network, model, data, rows):
+        sums.index_add_(0, data.y[batch], logits.double().softmax(dim=-1))
+    counts = np.bincount(data.y[rows].cpu().numpy(), minlength=classes)
+    totals = counts[:, None].astype(np.float64)
+    mean = np.divide(sums.cpu().numpy(), totals, out=np.full((classes, classes), np.nan), where=totals > 0)
+    return Survey(counts[None], mean)
+
+
+def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for batch in _parts(rows) if len(rows) else ():
+        yield batch, network.logits(model, data.inputs(batch))
+
+
+def _parts(rows: Tensor) -> Sequence[Tensor]:
+    """Of equal sizes: a model may take its batch's statistics in tests, too, and a rest of one sample has none."""
+    parts: Sequence[Tensor] = rows.tensor_split(-(-len(rows) // _BATCH))
+    return parts

@@ -1,0 +1,253 @@
+"""A model as a pure function of named tensors: for one client, and for a stack of clients."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedskew.engine import kernels
+from fedskew.engine.model.layers import Between, KeyedDropout, Perturbation, Step, ValidBatchNorm
+from fedskew.engine.model.lifting import LiftedModel, lifted_model
+from fedskew.methods.parts import Mode, Outputs, Tensors
+from fedskew.models.base import has_features
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The tensors of one model: what is trained, and BatchNorm's statistics."""
+
+    params: Tensors
+    buffers: Tensors
+
+
+class Network:
+    """A model whose parameters, buffers and randomness are arguments."""
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype = torch.float32, autocast: torch.dtype | None = None
+    ) -> None:
+        self._model = copy.deepcopy(model).to(dtype)
+        self._dtype = dtype
+        self._autocast = autocast
+        self._step = Step()
+        self._plain, self._stackable = (
+            _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)), self._step) for _ in range(2)
+        )
+        for name, layer in self._stackable.model.named_modules():
+            if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
+                layer.forward = ValidBatchNorm(layer, self._step, name).forward  # type: ignore[assignment, method-assign]
+
+        self._plain.train()
+        self._ties = _has_ties(self._model)
+        self._lifted: dict[Mode, LiftedModel | None] = {}
+        self._mixes: dict[Mode, bool] = {}
+
+    def to(self, device: torch.device) -> Network:
+        for module in (self._model, self._plain, self._stackable):
+            module.to(device)
+        return self
+
+    @property
+    def resolution(self) -> float:
+        """The relative rounding error of one operation."""
+        return torch.finfo(self._autocast or self._dtype).eps
+
+    def state(self) -> ModelState:
+        """A copy of the model's own tensors, by name; parameters that the user froze are no part of it."""
+        trained = {n: p.detach().clone() for n, p in sorted(self._model.named_parameters()) if p.requires_grad}
+        return ModelState(trained, {n: b.detach().clone() for n, b in sorted(self._model.named_buffers())})
+
+    def module(self, state: ModelState) -> nn.Module:
+        """An ordinary module with the given tensors."""
+        module = copy.deepcopy(self._model).eval()
+        module.load_state_dict({**state.params, **state.buffers}, strict=False)
+        return module
+
+    def forward(
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        mode: Mode = "eval",
+        key: Tensor | None = None,
+        between: Between | None = None,
+    ) -> Outputs:
+        """Logits and features of a batch; in train mode BatchNorm writes its statistics into `buffers`.
+
+        `between` is what the head sees of the features.
+        """
+        self._step.between = between
+        try:
+            return self._call(self._plain, params, buffers, x, mode, key, None)
+        finally:
+            self._step.between = None
+
+    def forward_padded(
+        self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, key: Tensor | None = None
+    ) -> tuple[Outputs, Tensors]:
+        """The same for a batch some of whose rows pad, without writing anywhere: also returns the new statistics."""
+        outputs = self._call(self._stackable, params, buffers, x, mode, key, valid)
+        return outputs, {**buffers, **self._step.buffers}
+
+    def forward_stacked(
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        valid: Tensor | None,
+        mode: Mode,
+        keys: Tensor,
+        between: Between | None = None,
+    ) -> tuple[Outputs, Tensors]:
+        """The same for a stack of clients, all tensors with a leading axis of clients; `valid` None: no row pads."""
+        lifted = self._lifted_in(mode)
+        if lifted is None:
+            if between is not None:
+                raise RuntimeError("the method changes features, and the model cannot be taken apart")
+            valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
+            return self._stacked_by_vmap(params, buffers, x, valid, mode, keys)
+        with self._precision(x.device):
+            (logits, features), statistics = lifted(_prefixed({**params, **buffers}), x, valid, keys, between)
+        new = {name.removeprefix(_PREFIX): t for name, t in statistics.items()}
+        return self._outputs(logits, features), {**buffers, **new}
+
+    def logits(self, model: ModelState, x: Tensor) -> Tensor:
+        """Of samples, in eval mode; on a GPU by the same kernels as a stack of clients, for they are faster."""
+        if not self.prefers_channels_last(x) or self._lifted_in("eval") is None:
+            return self.forward(model.params, model.buffers, x).logits
+        one = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (model.params, model.buffers)]
+        last = x.contiguous(memory_format=torch.channels_last).unsqueeze(0)
+        keys = torch.zeros(1, dtype=torch.int64, device=x.device)
+        return self.forward_stacked(one[0], one[1], last, None, "eval", keys)[0].logits[0]
+
+    def _lifted_in(self, mode: Mode) -> LiftedModel | None:
+        self._stackable.train(mode == "train")
+        if mode not in self._lifted:
+            self._lifted[mode] = lifted_model(self._stackable)
+        return self._lifted[mode]
+
+    def _stacked_by_vmap(
+        self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, keys: Tensor
+    ) -> tuple[Outputs, Tensors]:
+        def one(params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, key: Tensor) -> tuple[Tensors, Tensors]:
+            out, new = self.forward_padded(params, buffers, x, valid, mode, key)
+            return out.tensors(), new
+
+        versions = [b._version for b in buffers.values()]
+        tensors, new = torch.func.vmap(one)(params, buffers, x, valid, keys)
+        if versions != [b._version for b in buffers.values()]:
+            raise RuntimeError("the model writes into its buffers")
+        return Outputs.of(tensors), {name: t.detach() for name, t in new.items()}
+
+    def _call(
+        self,
+        module: nn.Module,
+        params: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        mode: Mode,
+        key: Tensor | None,
+        valid: Tensor | None,
+    ) -> Outputs:
+        if module.training != (mode == "train"):  # it visits every layer, which takes longer than a small layer does
+            module.train(mode == "train")
+        self._step.key, self._step.dropouts = key, 0
+        self._step.valid, self._step.buffers = valid, {}
+        with self._precision(x.device):
+            logits, features = torch.func.functional_call(
+                module, _prefixed({**params, **buffers}), (x,), tie_weights=self._ties
+            )
+        return self._outputs(logits, features)
+
+    def _outputs(self, logits: Tensor, features: Tensor | None) -> Outputs:
+        if self._autocast is not None:
+            logits, features = logits.float(), None if features is None else features.float()
+        return Outputs(logits, features)
+
+    def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=self._autocast)
+
+    def prefers_channels_last(self, samples: Tensor) -> bool:
+        """Whether stacked inputs should have their channels last in memory."""
+        return kernels.supported(samples, samples) and any(isinstance(m, nn.Conv2d) for m in self._model.modules())
+
+    def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
+        """Whether what the model says of a sample depends on the others in the batch, or on its place there."""
+        if mode not in self._mixes:
+            known = any(_mixes_rows(layer, mode) for layer in self._stackable.modules())
+            self._mixes[mode] = known or self._seen_to_mix(mode, samples)
+        return self._mixes[mode]
+
+    @torch.no_grad()
+    def _seen_to_mix(self, mode: Mode, samples: Tensor) -> bool:
+        state = self.state()
+        key = torch.zeros((), dtype=torch.int64, device=samples.device)
+
+        def logits(x: Tensor) -> Tensor:
+            return self.forward(state.params, dict(state.buffers), x, mode, key).logits
+
+        together = logits(samples)
+        apart = torch.cat([logits(samples[row : row + 1]) for row in range(len(samples))])
+        return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
+
+    def smallest_batch(self, sample: Tensor) -> int:
+        """2 if a batch of one cannot be trained on: BatchNorm over a single value."""
+        state = self.state()
+        devices = [sample.device] if sample.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices):
+                self.forward(state.params, state.buffers, sample[:1], "train", torch.zeros((), dtype=torch.int64))
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            return 2
+        return 1
+
+    def _with_keyed_dropout(self, model: nn.Module) -> nn.Module:
+        for name, layer in list(model.named_modules(remove_duplicate=False)):
+            if name and isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+                parent, _, child = name.rpartition(".")
+                setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._step))
+        return model
+
+
+def _has_ties(model: nn.Module) -> bool:
+    """Whether a tensor has two names: finding out at every call takes longer than a small layer does."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return len({id(tensor) for _, tensor in tensors}) < len(tensors)
+
+
+def _mixes_rows(layer: nn.Module, mode: Mode) -> bool:
+    if isinstance(layer, _BatchNorm):
+        return mode == "train" or layer.running_mean is None
+    return mode == "train" and isinstance(layer, KeyedDropout)
+
+
+_PREFIX = "model."
+
+
+def _prefixed(tensors: Tensors) -> Tensors:
+    """By their names inside `_WithFeatures`."""
+    return {_PREFIX + name: t for name, t in tensors.items()}
+
+
+class _WithFeatures(nn.Module):
+    """Makes `forward` return logits and features; only a `Classifier` is known to have the latter."""
+
+    def __init__(self, model: nn.Module, step: Step) -> None:
+        super().__init__()
+        self.model = model
+        self.perturbation = Perturbation(step)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if has_features(self.model):
+            features = self.model.encoder(x)
+            return self.model.head(self.perturbation(features)), features
+        return self.model(x), None

@@ -1,0 +1,53 @@
+"""The life of a worker process: it trains what it is sent until the process that forked it is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import traceback
+from typing import NoReturn
+
+import torch
+
+from fedskew.engine.contract import Engine
+from fedskew.engine.parallel.messages import Facts, receive, send
+from fedskew.engine.parallel.round_messages import result_tensors, work_of
+from fedskew.errors import UserError
+from fedskew.methods.parts import Part, Tensors
+
+
+def live(connection: socket.socket, engine: Engine, parts: tuple[Part, ...]) -> NoReturn:
+    """It never returns to the code that forked it."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first of them decides
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
+        while (message := receive(connection)) is not None:
+            send(connection, *_answer(engine, parts, *message))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _end_with_parent(connection: int) -> None:
+    """Even in the middle of a round, and however it ended."""
+    watch = select.poll()
+    watch.register(connection, 0)  # hang-ups are reported unasked
+    watch.poll()
+    os._exit(1)
+
+
+def _answer(engine: Engine, parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> tuple[Facts, Tensors]:
+    try:
+        result = engine.train(work_of(parts, facts, tensors))
+    except UserError as error:
+        return {"refused": str(error)}, {}
+    except Exception:
+        return {"failed": traceback.format_exc()}, {}
+    notices, engine.notices[:] = list(engine.notices), []
+    return {"notices": notices}, result_tensors(result)

@@ -1,0 +1,1 @@
+"""All clients of a round as one tensor program."""

@@ -1,0 +1,273 @@
+"""What runs over the slots: one local step of all of them, and the making of their batches, each as a program over
+static memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.contract import RoundWork, sgd_
+from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.transfer import stream_for
+from fedskew.engine.model.network import Network
+from fedskew.engine.stacked.execution import Memory, Step, captured, compiled
+from fedskew.engine.stacked.local_step import Batches, directions
+from fedskew.engine.stacked.slot_layouts import Layouts
+from fedskew.losses import IGNORE
+from fedskew.methods.parts import Tensors
+from fedskew.randomness import fold
+
+_LONGEST_EXPRESSION = 15
+"""Operations: fewer than a keyed draw has, or a compiler would draw a sample's numbers anew for each of its pixels."""
+
+
+@dataclass(frozen=True)
+class SlotStep:
+    """One local step of all slots, from static memory to static memory."""
+
+    network: Network
+    work: RoundWork
+    layouts: Layouts
+    samples: Tensor
+    full: bool
+    """Whether no batch is padded."""
+    channels_last: bool
+    fused: bool
+    """Whether SGD is PyTorch's fused kernel, rather than arithmetic that a compiler may fuse with more."""
+
+    def __call__(self, memory: Memory) -> None:
+        """The step that memory says is next; all of it on the device."""
+        inputs = memory["inputs"]
+        at = inputs["at"]
+        now = {name: t.index_select(0, at).squeeze(0) for name, t in inputs.items() if name != "at"}
+        self.descend(memory, now, memory["rates"]["lr"])
+        at.copy_((at + 1) % len(inputs["y"]))
+
+    @torch.no_grad()
+    def descend(self, memory: Memory, now: Tensors, lr: Tensor | float) -> None:
+        work = self.layouts.work(self.work, memory)
+        valid = None if self.full else now["y"] != IGNORE
+        x = now["x"].movedim(-1, 2) if self.channels_last else now["x"]
+        state = self.layouts.state.views(memory["state"]) | self.layouts.given.views(memory["given"])
+        batches = Batches(x, now["y"], valid, now["keys"], memory["label_counts"][""], state)
+        params = self.layouts.params.views(memory["params"])
+        buffers = self.layouts.buffers.views(memory["buffers"])
+        found = directions(self.network, work, batches, params, buffers, self.samples)
+        if isinstance(lr, float):
+            velocity = self.layouts.params.views(memory["velocity"])
+            local, names = replace(self.work.local, lr=lr), list(params)
+            sgd_([params[n] for n in names], [velocity[n] for n in names], [found.direction[n] for n in names], local)
+        else:
+            for kind, g in self.layouts.params.flat(found.direction).items():
+                self._descend(memory["params"][kind], memory["velocity"][kind], g, lr)
+        for name, tensor in found.buffers.items():
+            if tensor is not buffers[name]:
+                buffers[name].copy_(tensor)
+        memory["sums"]["loss"] += found.loss.double() * now["lengths"]
+        for name, value in found.tally.items():
+            memory["sums"][f"tally {name}"] += value
+
+    def _descend(self, p: Tensor, v: Tensor, g: Tensor, lr: Tensor) -> None:
+        """One step of SGD, as `sgd_` does it, with a learning rate that the device holds."""
+        decay, momentum = self.work.local.weight_decay, self.work.local.momentum
+        if self.fused and p.dtype == torch.float32:
+            torch._fused_sgd_(
+                [p], [g], [v] if momentum else [], weight_decay=decay, momentum=momentum, lr=lr, dampening=0.0,
+                nesterov=False, maximize=False, is_first_step=False,
+            )  # fmt: skip
+            return
+        g = g + decay * p if decay else g
+        if momentum:
+            g = momentum * v + g
+            v.copy_(g)
+        p.copy_(p - lr * g)
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Gathers, augments and normalises the batches of some steps ahead, all in one go."""
+
+    data: DeviceSamples
+    channels_last: bool
+
+    @torch.no_grad()
+    def __call__(self, memory: Memory) -> None:
+        plan, inputs, data = memory["plan"], memory["inputs"], self.data.holding(memory["data"])
+        valid = plan["indices"] >= 0
+        indices = torch.where(valid, plan["indices"], 0)
+        x = data.training_inputs(indices, plan["epoch keys"].unsqueeze(-1))
+        inputs["x"].copy_(x.movedim(3, -1) if self.channels_last else x)
+        inputs["y"].copy_(torch.where(valid, data.y[indices], IGNORE))
+        inputs["keys"].copy_(fold(plan["client keys"], plan["steps"]))
+        inputs["lengths"].copy_(valid.sum(dim=-1))
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Where graphs have what memory they need in between: those of one pool never run at the same time."""
+
+    steps: object
+    staging: object
+
+    @classmethod
+    def on(cls, device: torch.device) -> Pools:
+        return cls(*(torch.cuda.graph_pool_handle() if device.type == "cuda" else None for _ in range(2)))
+
+
+class Program:
+    """Staging and step for one number of slots and one width of batch; the step with and without padding."""
+
+    def __init__(
+        self,
+        step: SlotStep,
+        staging: Staging,
+        memory: Memory,
+        pools: Pools,
+        compile_steps: bool,
+        notices: list[str],
+    ) -> None:
+        self.memory = memory
+        self._step, self._staging = step, staging
+        self._pools, self._compile, self._notices = pools, compile_steps, notices
+        self._stages: list[Callable[[int], None]] = []
+        self._launched: torch.cuda.Event | None = None
+        """When the device has done what it was given before the last window was staged."""
+        self._runs: dict[bool, Callable[[int], None]] = {}
+        self._lr = 0.0
+
+    @property
+    def window(self) -> int:
+        """How many steps' batches are staged at a time."""
+        return len(self.memory["plan"]["steps"])
+
+    @property
+    def windows(self) -> int:
+        """How many there is room for: two where one is staged while the steps of the other run."""
+        return len(self.memory["inputs"]["y"]) // self.window
+
+    def of_round(self, work: RoundWork) -> Program:
+        self._lr = work.local.lr
+        return self
+
+    def prepare(self, kinds: set[bool]) -> None:
+        """Ready the steps that a round will take, before its clients enter: making ready writes into memory."""
+        if self._on_gpu:
+            kinds = {False}  # the kernels there mask for nothing, and each kind is compiled and captured anew
+        for full in kinds - self._runs.keys():
+            self._runs[full] = self._ready(replace(self._step, full=full))
+        if not self._stages:
+            self._stages = self._ready_staging()
+
+    def rewind(self) -> None:
+        """To the first step of a round."""
+        self.memory["inputs"]["at"].zero_()
+
+    def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        """Make the batches of a round's window of steps, counted from 0, after those before were launched."""
+        with self._beside_steps(first=window == 0):
+            for name, array in plan.items():
+                self.memory["plan"][name][: len(array)].copy_(_sendable(array, self._on_gpu), non_blocking=True)
+            self._stages[window % self.windows](len(plan["steps"]))
+
+    @contextlib.contextmanager
+    def _beside_steps(self, first: bool) -> Iterator[None]:
+        """On a GPU, staging runs while the window before is stepped through, but after the one whose room it takes; and
+        the steps that are launched next wait for it."""
+        if not self._on_gpu:
+            yield
+            return
+        steps, staging = torch.cuda.current_stream(self._device), stream_for("staging", self._device)
+        launched = steps.record_event()
+        staging.wait_event(launched if first or self._launched is None else self._launched)
+        self._launched = launched
+        try:
+            with torch.cuda.stream(staging):
+                yield
+        finally:  # out of memory, too: then others have it
+            steps.wait_stream(staging)
+
+    def run(self, position: int, full: bool) -> None:
+        self._runs.get(full, self._runs.get(False))(position)  # type: ignore[misc]
+
+    @property
+    def _device(self) -> torch.device:
+        return self.memory["inputs"]["at"].device
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _ready(self, step: SlotStep) -> Callable[[int], None]:
+        if not self._on_gpu:
+            return lambda position: self._launch(step, position)
+        replay = self._replay(step)
+        return _ignoring(replay) if replay else (lambda _: step(self.memory))
+
+    def _launch(self, step: SlotStep, position: int) -> None:
+        now = {name: t[position] for name, t in self.memory["inputs"].items() if name != "at"}
+        step.descend(self.memory, now, self._lr)
+
+    def _replay(self, step: SlotStep) -> Callable[[], None] | None:
+        if self._compile:
+            try:
+                return captured(compiled(step, self.memory), self.memory, self._pools.steps)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a compiler may fail in any way
+                self._notice("cannot be compiled, so it runs as it is", error)
+        try:
+            return captured(replace(step, fused=True), self.memory, self._pools.steps)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._notice("cannot be captured as a CUDA graph, so operations are launched one by one", error)
+            return None
+
+    def _ready_staging(self) -> list[Callable[[int], None]]:
+        """One for each window that there is room for."""
+        rooms = [self._room(number) for number in range(self.windows)]
+        if self._on_gpu:
+            if self._compile and self._staging.data.compilable:
+                with contextlib.suppress(Exception):  # a compiler may fail in any way; what it was given works as well
+                    program = compiled(self._staging, rooms[0], _LONGEST_EXPRESSION)
+                    return [self._captured_staging(program, room) for room in rooms]
+            try:
+                return [self._captured_staging(self._staging, room) for room in rooms]
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # an augmentation may wait for the device
+                torch.cuda.synchronize()
+        return [partial(self._stage_now, room) for room in rooms]
+
+    def _room(self, number: int) -> Memory:
+        """The memory with the place of one window for its inputs."""
+        rows = slice(number * self.window, (number + 1) * self.window)
+        return self.memory | {"inputs": {n: t[rows] for n, t in self.memory["inputs"].items() if n != "at"}}
+
+    def _captured_staging(self, staging: Step, room: Memory) -> Callable[[int], None]:
+        return _ignoring(captured(staging, room, self._pools.staging, "staging"))
+
+    def _stage_now(self, room: Memory, steps: int) -> None:
+        ahead = {kind: {name: t[:steps] for name, t in room[kind].items()} for kind in ("plan", "inputs")}
+        self._staging(room | ahead)
+
+    def _notice(self, what: str, error: Exception) -> None:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self._notices.append(f"a step of this model or method {what}: {reason}")
+
+
+def _ignoring(replay: Callable[[], None]) -> Callable[[int], None]:
+    return lambda _: replay()
+
+
+def _sendable(array: npt.NDArray[np.int64], to_gpu: bool) -> Tensor:
+    """From pinned memory the host need not wait until the device takes it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory() if to_gpu else tensor

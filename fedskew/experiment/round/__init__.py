@@ -1,0 +1,1 @@
+"""One round: its plan, aggregation, evaluation, record and the state between rounds."""

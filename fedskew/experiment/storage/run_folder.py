@@ -1,0 +1,342 @@
+"""A run on disk: what it is, what happened in each round, where it stands, what came out.
+
+    config.yaml         everything needed to repeat the run
+    about.json          the federation it met, the command, the versions, the machine: for readers
+    rounds.jsonl        one row a round, append-only
+    checkpoint/         the last two states from which the run can go on
+    clients/            what clients keep between their rounds, for methods with such state
+    model.safetensors   the final model
+    summary.json        the result; it is written last
+
+The order of writing makes a kill harmless: a round's row is on disk before its checkpoint, so resuming is
+`load_checkpoint`, then `truncate_rounds` to its round, then the next round. Reading needs no lock; writing does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import yaml
+from torch import Tensor
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, config_hash, differing_keys, load_yaml
+from fedskew.experiment.round.client_states import ClientStates, Versions
+from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors, sync, temporary
+from fedskew.experiment.storage.background import Background
+from fedskew.experiment.storage.client_files import ClientFiles
+from fedskew.experiment.storage.history import RoundsFile, Row
+from fedskew.experiment.storage.lock import FolderLock
+from fedskew.experiment.storage.tensors import Unreadable, read_tensors, write_tensors
+
+_CHECKPOINTS_KEPT = 2
+_FORMAT = 2
+
+
+class Checkpoint(NamedTuple):
+    """The state after a round."""
+
+    round: int
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+    clients: Versions
+    """The client states that belong to it."""
+
+
+class RunFolder:
+    """One run's folder; `with RunFolder(path).open(config) as folder:` to write."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_path = self.path / "config.yaml"
+        self.about_path = self.path / "about.json"
+        self.rounds_path = self.path / "rounds.jsonl"
+        self.summary_path = self.path / "summary.json"
+        self.model_path = self.path / "model.safetensors"
+        self.checkpoint_path = self.path / "checkpoint"
+        self.clients_path = self.path / "clients"
+        self.warnings: list[str] = []
+        """One line for each thing that was damaged and worked around."""
+        self._rounds = RoundsFile(self.rounds_path)
+        self._clients = ClientFiles(self.clients_path)
+        self._background = Background()
+        self._lock: FolderLock | None = None
+        self._last_round = -1
+        self._run = ""
+
+    def open(self, config: Config, repeated_by: str = "fedskew run -c config.yaml") -> Self:
+        """Create the folder, or take up the run in it; refuse a folder that holds anything else.
+
+        `repeated_by` is what a reader of its configuration is told to do to repeat the run.
+        """
+        self._refuse_foreign()
+        with reporting_os_errors("write", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(self.path / ".lock")
+        try:
+            self._take_up(config, repeated_by)
+        except BaseException:
+            lock.release()
+            raise
+        if lock.warning:
+            self._warn(lock.warning)
+        self._lock = lock
+        return self
+
+    def close(self) -> None:
+        """Finish writing and let others write."""
+        try:
+            self._background.wait()
+        finally:
+            self._background.close()
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except UserError:
+            if error is None:  # else that came first
+                raise
+
+    @property
+    def config(self) -> Config:
+        """The configuration in the folder."""
+        if not self.config_path.is_file():
+            raise UserError(f"{self.path} is not a run folder: it has no config.yaml")
+        return load_yaml(self.config_path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        summary = self.summary()
+        return summary is not None and summary.get("status") == "finished"
+
+    def summary(self) -> dict[str, Any] | None:
+        """What `write_summary` wrote last; None before, or if it is damaged."""
+        return self._mapping(self.summary_path)
+
+    def about(self) -> dict[str, Any] | None:
+        """What `write_about` wrote; None in folders from before it, or if it is damaged."""
+        return self._mapping(self.about_path)
+
+    def _mapping(self, path: Path) -> dict[str, Any] | None:
+        with reporting_os_errors("read", path):
+            content = path.read_bytes() if path.exists() else b"null"
+        try:
+            value = json.loads(content)
+        except ValueError:
+            self._warn(f"{path} is damaged and left out")
+            return None
+        return value if isinstance(value, dict) else None
+
+    def write_about(self, about: Mapping[str, Any]) -> None:
+        """Note the circumstances of the run, at its beginning."""
+        self._require_open()
+        _write_text(self.about_path, json.dumps(about, allow_nan=False) + "\n")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the result, after all else; with `status: finished` in it, the run is finished."""
+        self._require_open()
+        self._background.wait()
+        _write_text(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+    def rounds(self) -> list[Row]:
+        """The rows of all rounds so far, in order."""
+        rows, problem = self._rounds.read()
+        if problem:
+            self._warn(problem)
+        return rows
+
+    def append_round(self, row: Mapping[str, Any]) -> None:
+        """Add the row of a round; `row["round"]` must be larger than any before."""
+        self._require_open()
+        number = row["round"]
+        if not isinstance(number, int) or isinstance(number, bool) or number <= self._last_round:
+            raise ValueError(f"row of round {number!r} after round {self._last_round}")
+        self._rounds.append(row)
+        self._last_round = number
+
+    def truncate_rounds(self, after: int) -> None:
+        """Drop the rows of rounds later than `after`, atomically; -1 drops all."""
+        self._require_open()
+        self._rounds.keep(through=after)
+        self._last_round = _last(self.rounds())
+
+    def save_model(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
+        """Write the final model."""
+        self._require_open()
+        write_tensors(self.model_path, tensors, meta or {})
+
+    def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The final model and what was noted with it."""
+        if not self.model_path.is_file():
+            raise UserError(f"{self.path} has no model.safetensors: its run did not finish")
+        try:
+            with reporting_os_errors("read", self.model_path):
+                return read_tensors(self.model_path)
+        except Unreadable as error:
+            raise UserError(f"cannot use {self.model_path}: {error}") from error
+
+    def client_states(self, versions: Versions | None = None) -> ClientStates:
+        """What clients keep, at the start or as a checkpoint has it; removes what came after."""
+        self._require_open()
+        return self._clients.take_up(versions or {}, self._run)
+
+    def save_checkpoint(
+        self,
+        round: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        clients: Versions | None = None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Secure the state after a round, whose row must be there; keep this one and the one before.
+
+        Without `wait` it is written while the run goes on; an error is raised by the next checkpoint, `write_summary`
+        or `close`.
+        """
+        self._require_open()
+        if round < 0 or 0 < round != self._last_round:
+            raise ValueError(f"checkpoint of round {round} when the last row is of round {self._last_round}")
+        with reporting_os_errors("write", self.checkpoint_path):
+            self.checkpoint_path.mkdir(exist_ok=True)
+        held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        identity = {"format": _FORMAT, "run": self._run, "round": round, "meta": dict(meta), "clients": clients or {}}
+
+        def write() -> None:
+            write_tensors(self.checkpoint_path / f"round-{round:06d}.safetensors", held, identity)
+            self._clients.drop_replaced(self._drop_checkpoints(round))
+
+        self._background.start(write)
+        if wait:
+            self._background.wait()
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest state that is whole and belongs to this run, or None; what is passed over gives a warning."""
+        run = config_hash(self.config)
+        rows = {row["round"] for row in self.rounds()}
+        for number, path in sorted(self._checkpoint_rounds().items(), reverse=True):
+            try:
+                with reporting_os_errors("read", path):
+                    tensors, identity = read_tensors(path)
+                if identity.get("format") != _FORMAT:
+                    raise Unreadable("another version of fedskew wrote it")
+                if identity.get("run") != run or identity.get("round") != number:
+                    raise Unreadable("it belongs to another run")
+                if number > 0 and number not in rows:
+                    raise Unreadable(f"rounds.jsonl has no row of round {number}")
+                clients = _versions(identity["clients"])
+                if absent := self._clients.absent(clients):
+                    raise Unreadable(f"clients/{absent} is not there")
+            except Unreadable as error:
+                self._warn(f"checkpoint {path} is passed over: {error}")
+                continue
+            return Checkpoint(number, tensors, identity["meta"], clients)
+        return None
+
+    def require_space(self, needed: int) -> None:
+        """Refuse a disk without `needed` free bytes, before anything is computed."""
+        with reporting_os_errors("write", self.path):
+            free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise UserError(
+                f"{self.path} has {free / 1e6:.0f} MB of free disk; expected at least {needed / 1e6:.0f} MB "
+                "for the run's checkpoints; free some or choose another --out"
+            )
+
+    def _refuse_foreign(self) -> None:
+        with reporting_os_errors("read", self.path):
+            if not self.path.exists():
+                return
+            if not self.path.is_dir():
+                raise UserError(f"{self.path} is a file; expected a folder for the run: choose another --out")
+            ours = {self.path / ".lock", temporary(self.config_path)}
+            entries = set(self.path.iterdir())
+        if entries - ours and self.config_path not in entries:
+            raise UserError(
+                f"{self.path} is not empty and not a run folder (it has no config.yaml); choose another --out"
+            )
+
+    def _take_up(self, config: Config, repeated_by: str) -> None:
+        if self.config_path.exists():
+            before = self.config
+            if differing := differing_keys(before, config):
+                raise UserError(
+                    f"{self.path} holds a run with another configuration (it differs in {', '.join(differing)}); "
+                    "choose another --out, or delete that folder"
+                )
+        else:
+            header = f"# To repeat this run: {repeated_by}\n"
+            text = yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
+            _write_text(self.config_path, header + text)
+            with reporting_os_errors("write", self.path):
+                sync(self.path.parent)
+        self._run = config_hash(config)
+        self._remove_drafts()
+        rows = self.rounds()
+        if not self.finished:
+            self._rounds.keep()
+        self._last_round = _last(rows)
+
+    def _remove_drafts(self) -> None:
+        """What a kill in the middle of a write left behind."""
+        with reporting_os_errors("write", self.path):
+            for path in (self.config_path, self.about_path, self.rounds_path, self.summary_path, self.model_path):
+                temporary(path).unlink(missing_ok=True)
+            for draft in (*self.checkpoint_path.glob(".round-*.tmp"), *self.clients_path.glob(".*.tmp")):
+                draft.unlink()
+
+    def _drop_checkpoints(self, newest: int) -> int:
+        """Keep the last two up to `newest`; later ones are of a future that was passed over. Returns the oldest."""
+        found = self._checkpoint_rounds()
+        kept = sorted(number for number in found if number <= newest)[-_CHECKPOINTS_KEPT:]
+        with reporting_os_errors("write", self.checkpoint_path):
+            for number in found.keys() - set(kept):
+                found[number].unlink()
+        return kept[0]
+
+    def _checkpoint_rounds(self) -> dict[int, Path]:
+        with reporting_os_errors("read", self.checkpoint_path):
+            paths = list(self.checkpoint_path.iterdir()) if self.checkpoint_path.is_dir() else []
+        matches = ((re.fullmatch(r"round-(\d{6,})\.safetensors", path.name), path) for path in paths)
+        return {int(match[1]): path for match, path in matches if match}
+
+    def _require_open(self) -> None:
+        if self._lock is None:
+            raise RuntimeError(f"{self.path} is not open for writing")
+
+    def _warn(self, warning: str) -> None:
+        line = " ".join(warning.split())
+        if line not in self.warnings:
+            self.warnings.append(line)
+
+
+def _versions(content: Mapping[str, Mapping[str, int]]) -> Versions:
+    """JSON has no numbers for keys."""
+    return {model: {int(client): number for client, number in of.items()} for model, of in content.items()}
+
+
+def _last(rows: list[Row]) -> int:
+    return rows[-1]["round"] if rows else -1
+
+
+def _write_text(path: Path, text: str) -> None:
+    replace_file(path, lambda draft: _put(draft, text))
+
+
+def _put(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,159 @@
+"""The tables of a benchmark: for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table as RichTable
+
+from fedskew.lab.benchmark.measurement import BARE, Level, Measurement
+from fedskew.lab.benchmark.ratios import growth, rounds_rows, steps_rows
+from fedskew.lab.benchmark.results import Results
+from fedskew.lab.benchmark.targets import targets
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns; the first columns are names, the others numbers."""
+
+    title: str
+    headings: Row
+    rows: tuple[Row, ...]
+    names: int = 1
+    """How many columns are not numbers."""
+
+    def rich(self) -> RichTable:
+        table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for place, heading in enumerate(self.headings):
+            table.add_column(heading, justify="left" if place < self.names else "right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        rule = ["---" if place < self.names else "---:" for place in range(len(self.headings))]
+        lines = [f"| {' | '.join(row)} |" for row in (self.headings, rule, *self.rows)]
+        return "\n".join((f"## {self.title}", "", *lines, ""))
+
+
+def tables(results: Results) -> list[Table]:
+    """All that there is something in."""
+    made = (
+        _targets(results),
+        _steps_ratios(results),
+        _contenders(results),
+        _rounds(results),
+        _growth(results, "federation", "Whole rounds of FedAvg against the federation's size"),
+        _growth(results, "participants", "Whole rounds of FedAvg against the participants"),
+    )
+    return [table for table in made if table.rows]
+
+
+def markdown(results: Results) -> str:
+    """A benchmark as a page that can be kept."""
+    about = [f"- {name}: {value}" for name, value in (*results.machine.items(), *results.versions.items())]
+    head = [f"# Benchmark on {results.machine.get('gpu') or results.machine.get('cpu')}", ""]
+    head += [f"`{results.command}`, {results.date}, {results.seconds:.0f} s", "", *about, ""]
+    parts = ["\n".join(head), *(table.markdown() for table in tables(results))]
+    if remarks(results):
+        parts.append("\n".join(("## Remarks", "", *(f"- {line}" for line in remarks(results)), "")))
+    return "\n".join(parts)
+
+
+def remarks(results: Results) -> list[str]:
+    """What the engines said, and what is missing from the tables, and why."""
+    lines = list(dict.fromkeys(results.notices))
+    lines += [f"not measured: {failure.label}: {failure.reason}" for failure in results.failures]
+    return lines + [f"{what}: left out, the time was used up" for what in results.left_out]
+
+
+def _targets(results: Results) -> Table:
+    rows = [
+        (
+            target.what,
+            f"{'≥' if target.at_least else '≤'} {target.bound:.2f}",
+            f"{target.value:.2f}",
+            "met" if target.met else "missed",
+        )
+        for target in targets(results)
+    ]
+    return Table("Targets", ("target", "bound", "measured", ""), tuple(rows))
+
+
+def _steps_ratios(results: Results) -> Table:
+    rows = [
+        (
+            f"{row.model} {row.clients} × {row.batch_size}", row.method, _best(row.ours), _best(row.loop),
+            _best(row.limit), _times(row.over_loop), _times(row.of_limit),
+        )
+        for row in steps_rows(results.measurements, results.kind)
+    ]  # fmt: skip
+    headings = ("model, clients × batch", "method", "fedskew", "loop", "limit", "/ loop", "/ limit")
+    return Table("Local steps, samples/s of each in its fastest number format", headings, tuple(rows), 2)
+
+
+def _contenders(results: Results) -> Table:
+    steps = [m for m in results.measurements if m.level == "steps"]
+    rows = [(_where(m), m.method, _name(m), m.precision, *_figures(m), _bytes(m.memory)) for m in steps]
+    headings = ("model, clients × batch", "method", "contender", "format", "samples/s", "±", "memory")
+    return Table("Local steps, every contender", headings, tuple(rows), 4)
+
+
+def _rounds(results: Results) -> Table:
+    """With the rows that ours are compared with."""
+    compared = {id(row.ours): row for row in rounds_rows(results.measurements)}
+    rows = []
+    for m in (m for m in results.measurements if m.level == "rounds"):
+        row = compared.get(id(m))
+        ratios = (row.of_bare_steps, row.time_over_fedavg, row.over_loop) if row else (None, None, None)
+        time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"
+        texts = (_times(ratio) for ratio in ratios)
+        rows.append((_where(m), m.method, _name(m), m.precision, *_figures(m), time, *texts, _bytes(m.memory)))
+    headings = (
+        "model, clients × batch", "method", "contender", "format", "samples/s", "±", "ms", "/ bare", "time / FedAvg",
+        "/ loop", "memory",
+    )  # fmt: skip
+    return Table("Whole rounds: data, augmentation, aggregation, evaluation", headings, tuple(rows), 4)
+
+
+def _growth(results: Results, level: Level, title: str) -> Table:
+    measured = growth(results.measurements, level)
+    rows = [
+        (
+            _name(m), f"{m.federation:,}", f"{m.clients:,}", f"{1000 * m.time:.1f}", f"{100 * m.spread:.0f} %",
+            f"{1000 * m.time / m.clients:.2f}", _bytes(m.memory),
+        )
+        for m in measured
+    ]  # fmt: skip
+    what = f"{title} ({measured[0].model}, {measured[0].precision})" if measured else title
+    headings = ("engine", "federation", "participants", "ms a round", "±", "ms a participant", "memory")
+    return Table(what, headings, tuple(rows))
+
+
+def _where(m: Measurement) -> str:
+    return f"{m.model} {m.clients} × {m.batch_size}" + ("" if m.sizes == "equal" else ", unequal")
+
+
+def _figures(m: Measurement) -> Row:
+    return f"{m.rate:,.0f}", f"{100 * m.spread:.0f} %"
+
+
+def _name(m: Measurement) -> str:
+    return f"{m.contender} (auto)" if m.asked == "auto" and m.contender != BARE else m.contender
+
+
+def _best(m: Measurement | None) -> str:
+    return f"{m.rate:,.0f} {m.precision}" if m else ""
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _bytes(number: int | None) -> str:
+    if number is None:
+        return ""
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

@@ -1,0 +1,197 @@
+"""A federation diagnosed: measures, neighbours, candidates, in words, as tables and charts, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.errors import UserError
+from fedskew.lab.diagnosis.advice import Candidate, candidates, recommended
+from fedskew.lab.diagnosis.known import NEAR, Neighbour, known_settings, nearest
+from fedskew.lab.diagnosis.label_counts import LabelCounts
+from fedskew.lab.diagnosis.skew import BETAS, Skew
+from fedskew.lab.diagnosis.start import usual_per_round
+from fedskew.report.charts.table import Cell, Table, number
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """Everything that is said of a federation."""
+
+    counts: LabelCounts
+    neighbours: list[Neighbour]
+    per_round: int | None = None
+    """Clients that take part in a round; None: all."""
+
+    @classmethod
+    def of(cls, counts: LabelCounts, results: str | Path | None = None, per_round: int | None = None) -> Diagnosis:
+        clients = len(counts.clients)
+        if per_round is not None and per_round > clients:
+            raise UserError(f"clients_per_round is {per_round}; expected at most {clients}, the number of clients")
+        per_round = per_round or usual_per_round(clients)
+        share = min(per_round or clients, clients) / clients
+        return cls(counts, nearest(Skew(counts.counts), known_settings(results), share), per_round)
+
+    @cached_property
+    def skew(self) -> Skew:
+        return Skew(self.counts.counts)
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        return candidates(self.neighbours)
+
+    @property
+    def method(self) -> str:
+        """To start with."""
+        return recommended(self.candidates)
+
+    @property
+    def beta(self) -> str:
+        beta = self.skew.beta
+        if beta is None:
+            return "not defined for one client"
+        if beta < BETAS[0] * 10:
+            return f"below {BETAS[0] * 10:g}: hardly any class is shared"
+        if beta > BETAS[1] / 10:
+            return f"above {BETAS[1] / 10:g}: as good as no skew"
+        return f"{beta:.3g}"
+
+    def words(self) -> Iterator[str]:
+        """What one would tell a colleague."""
+        skew, n = self.skew, len(self.counts.clients)
+        yield (
+            f"{n} client{'s' if n > 1 else ''}, {skew.classes} classes, {skew.samples} samples. {_strength(skew)}: a "
+            f"client lacks {100 * skew.vacant.mean():.0f} % of the classes on average and has another "
+            f"{100 * skew.minority.mean():.0f} % in no more than an even share of its samples; effective Dirichlet β "
+            f"{self.beta}."
+        )
+        if skew.size_ratio > 3:
+            yield f"Clients differ in size: the largest has {skew.size_ratio:.0f} times the samples of the smallest."
+        missing = [name for name, c in zip(self.counts.classes, self.counts.counts.sum(axis=0), strict=True) if c == 0]
+        if missing:
+            yield f"Nobody has any sample of {', '.join(missing[:5])}: no method can learn that."
+        elif skew.class_ratio > 3:
+            yield f"Classes differ overall: the largest has {skew.class_ratio:.0f} times the samples of the smallest."
+        alone = self._held_by_one()
+        if alone:
+            more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+            yield f"Held by a single client, hence lost whenever it is not drawn: {', '.join(alone[:5])}{more}."
+        yield from self._neighbourhood()
+
+    def _held_by_one(self) -> list[str]:
+        holders = (self.counts.counts > 0).sum(axis=0)
+        return [
+            name
+            for name, k in zip(self.counts.classes, holders, strict=True)
+            if k == 1 and len(self.counts.clients) > 1
+        ]
+
+    @property
+    def _participants(self) -> str:
+        clients = len(self.counts.clients)
+        every = self.per_round is None or self.per_round >= clients
+        return "all clients" if every else f"{self.per_round} of {clients} clients"
+
+    def _neighbourhood(self) -> Iterator[str]:
+        if not self.neighbours:
+            yield "No published setting is known to compare with."
+            return
+        closest = self.neighbours[0]
+        if not closest.near:
+            yield (
+                f"No published setting with a like share of clients in a round is near (with {self._participants}, the "
+                f"nearest, {closest.setting.label}, is {closest.distance:.2f} away; "
+                f"near is up to {NEAR}): no number of others can be relied on here. Compare methods yourself."
+            )
+            return
+        yield (
+            f"With {self._participants} in a round, the nearest published setting is {closest.setting.label} (distance "
+            f"{closest.distance:.2f}); settings where a much smaller or larger share takes part do not count."
+        )
+        best = next((c for c in self.candidates if c.method == self.method), None)
+        if best is None or best.gain <= 0:
+            yield "In near settings no method was better than FedAvg."
+            return
+        measured = "measured by fedskew" if best.rerun else "as printed in papers, not rerun by fedskew"
+        yield (
+            f"Of what was tried in most near settings, {best.method} gained most over FedAvg: {best.gain:+.1f} points "
+            f"on average of {best.settings} setting{'s' if best.settings > 1 else ''}, {measured}."
+        )
+
+    # -- tables ------------------------------------------------------------------------------------------
+
+    def measures(self) -> Table:
+        skew = self.skew
+        rows: list[list[Cell]] = [
+            ["vacant classes of a client, %", number(100 * skew.vacant.mean(), 1), _range(100 * skew.vacant)],
+            ["minority classes of a client, %", number(100 * skew.minority.mean(), 1), _range(100 * skew.minority)],
+            ["KL(client ‖ all), nats", number(float(skew.divergence.mean()), 3), _range(skew.divergence)],
+            ["Hellinger distance to all", number(float(skew.hellinger.mean()), 3), _range(skew.hellinger)],
+            ["effective Dirichlet β", self.beta, None],
+            ["client sizes, spread / mean", number(skew.size_spread, 3), f"{skew.sizes.min()} to {skew.sizes.max()}"],
+            ["largest / smallest class", number(skew.class_ratio, 2) if np.isfinite(skew.class_ratio) else "∞", None],
+            ["Hellinger distance of all to even", number(skew.global_imbalance, 3), None],
+        ]
+        return Table("measures", "Measures of skew", ["measure", "mean", "from, to"], rows)
+
+    def clients(self) -> Table:
+        skew = self.skew
+        rows: list[list[Cell]] = [
+            [name, int(skew.sizes[k]), number(100 * skew.vacant[k], 1), number(100 * skew.minority[k], 1),
+             number(float(skew.divergence[k]), 3), number(float(skew.hellinger[k]), 3)]
+            for k, name in enumerate(self.counts.clients)
+        ]  # fmt: skip
+        columns = ["client", "samples", "vacant %", "minority %", "KL", "Hellinger"]
+        return Table("clients", "Client by client", columns, rows)
+
+    def settings(self) -> Table:
+        rows: list[list[Cell]] = [
+            [n.setting.label, n.distance, "near" if n.near else "far",
+             ", ".join(sorted({source for s in n.setting.scores for source in s.source.split(", ")}))]
+            for n in self.neighbours
+        ]  # fmt: skip
+        columns = ["setting", "distance", "", "numbers from"]
+        return Table("settings", "Nearest settings in which methods were compared", columns, rows)
+
+    def methods(self) -> Table:
+        rows: list[list[Cell]] = [
+            [c.method, number(c.gain, 1), c.settings, "yes" if c.rerun else "no", c.reveals, c.sends, c.extra_compute]
+            for c in self.candidates
+        ]
+        columns = ["method", "gain over FedAvg", "settings", "rerun here", "server learns of labels", "sends",
+                   "extra compute"]  # fmt: skip
+        return Table("methods", "Methods in near settings, what they reveal and cost", columns, rows)
+
+    def evidence(self, method: str | None = None) -> Table:
+        """Of one method, or of all."""
+        rows: list[list[Cell]] = [
+            [setting.label, score.source, c.method, number(score.accuracy), number(score.baseline),
+             number(score.gain), score.seeds]
+            for c in self.candidates if method in (None, c.method) for setting, score in c.evidence
+        ]  # fmt: skip
+        columns = ["setting", "source", "method", "accuracy %", "FedAvg %", "gain", "seeds rerun"]
+        return Table("evidence", "The numbers that this rests on" + (f": {method}" if method else ""), columns, rows)
+
+    def to_json(self) -> dict[str, Any]:
+        tables = (self.measures(), self.clients(), self.settings(), self.methods(), self.evidence())
+        return {
+            "words": list(self.words()),
+            "beta": self.skew.beta,
+            "method": self.method,
+            **{t.key: [dict(zip(t.columns, row, strict=True)) for row in t.rows] for t in tables},
+        }
+
+
+def _strength(skew: Skew) -> str:
+    far = float(skew.hellinger.mean())
+    words = ((0.1, "No label skew to speak of"), (0.3, "Mild label skew"), (0.6, "Strong label skew"))
+    return next((said for limit, said in words if far < limit), "Extreme label skew")
+
+
+def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
+    return f"{values.min():.3g} to {values.max():.3g}"

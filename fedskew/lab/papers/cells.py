@@ -1,0 +1,170 @@
+"""The cells of a table: what the paper printed, and the runs whose numbers stand against it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from fedskew.errors import UserError, unknown
+from fedskew.experiment.config import Config, with_values
+from fedskew.lab.papers.measures import MEASURES
+from fedskew.lab.papers.protocol import Protocol, conditions, protocol
+from fedskew.lab.papers.published import Number, numbers
+from fedskew.lab.sweep.job import Job
+from fedskew.methods import make_method
+
+TRAINED = "global model"
+"""The row of a table that is no method but the model before a client's update."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of one table."""
+
+    paper: str
+    table: str
+    dataset: str
+    split: str
+    condition: str
+    method: str
+    """As the paper calls it."""
+    metric: str
+    printed: Number | None = None
+
+    @property
+    def column(self) -> tuple[str, str, str, str]:
+        """Cells of one column compare methods."""
+        return self.dataset, self.split, self.condition, self.metric
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        return self.dataset, self.split, self.condition
+
+    @property
+    def budget(self) -> int | None:
+        """The rounds after which the number is read, where the table says so."""
+        rounds = conditions(self.condition).get("rounds")
+        return None if rounds is None else int(rounds)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which cells, and how to run them."""
+
+    datasets: Collection[str] = ()
+    splits: Collection[str] = ()
+    conditions: Collection[str] = ()
+    methods: Collection[str] = ()
+    """Empty: all."""
+    variant: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Under dotted keys, over the protocol."""
+
+
+def table_cells(paper: str, table: str) -> list[Cell]:
+    """All cells of a table that a run could fill."""
+    rules = protocol(paper)
+    if table not in rules.tables:
+        raise unknown(f"table of {paper}", table, rules.tables)
+    spec = rules.tables[table]
+    printed = [n for n in numbers(paper) if n.table == table and n.metric in MEASURES and n.dataset in rules.datasets]
+    cells = [
+        Cell(paper, table, n.dataset, n.split, n.condition, n.method, n.metric, n)
+        for n in printed
+        if n.method in rules.methods
+    ]
+    columns = dict.fromkeys((cell.column) for cell in cells)
+    for dataset, split, condition, metric in columns:
+        cells += [Cell(paper, table, dataset, split, condition, method, metric) for method in spec.also]
+    for block in spec.cells:
+        for dataset in block["datasets"]:
+            for split in block["splits"]:
+                for condition in block.get("conditions", [""]):
+                    cells += [
+                        Cell(paper, table, dataset, split, condition, method, metric)
+                        for metric in spec.metrics
+                        for method in spec.methods
+                    ]
+    return sorted(cells, key=_in_order_of_columns(cells))
+
+
+def _in_order_of_columns(cells: Sequence[Cell]) -> Any:
+    """Column by column, so that a rerun that is stopped has whole columns."""
+    order = {place: i for i, place in enumerate(dict.fromkeys(cell.place for cell in cells))}
+    return lambda cell: order[cell.place]
+
+
+def chosen(cells: Sequence[Cell], choice: Choice) -> list[Cell]:
+    """Those that the user wants; a wish that no cell has is refused."""
+    wishes = (
+        ("dataset", choice.datasets, lambda c: {c.dataset}),
+        ("split", choice.splits, lambda c: {c.split}),
+        ("condition", choice.conditions, lambda c: {c.condition}),
+        ("method", choice.methods, method_names),
+    )
+    for kind, wanted, names in wishes:
+        there = {name for cell in cells for name in names(cell)}
+        for name in wanted:
+            if name not in there:
+                raise unknown(f"{kind} of this table", name, there)
+        cells = [cell for cell in cells if not wanted or names(cell) & set(wanted)]
+    if not cells:
+        raise UserError("no cell of the table has all of that; fedskew reproduce --list shows what there is")
+    return list(cells)
+
+
+def method_names(cell: Cell) -> set[str]:
+    """How a user may call the method: as the paper does, or, where that is one method only, as fedskew does."""
+    known = protocol(cell.paper).methods
+    own = known[cell.method]["method"]
+    alone = next(name for name, entry in known.items() if entry["method"] == own) == cell.method
+    return {cell.method, cell.method.lower()} | ({own} if alone else set())
+
+
+def missing_method(cell: Cell) -> str | None:
+    """Why the cell cannot be run by this version, if so."""
+    entry = protocol(cell.paper).methods[cell.method]
+    try:
+        make_method(entry["method"])
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def job(cell: Cell, seed: int, choice: Choice) -> Job:
+    """The run that fills a cell, for one seed."""
+    rules = protocol(cell.paper)
+    values = rules.values(cell.table, *cell.place, cell.method, choice.variant) | {"seed": seed, **choice.values}
+    config = _config(json.dumps(values))
+    what = [f"{cell.paper}/{cell.table}", *cell.place, cell.method, choice.variant or "", f"seed {seed}"]
+    label = " ".join(filter(None, what))
+    update = rules.tables[cell.table].update
+    if update is None:
+        return Job(config, label)
+    return _update_job(cell, config, label, seed, choice, update["of"])
+
+
+def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: Choice, trained_by: str) -> Job:
+    """One round from a model that another method trained, each client's model tested before and after."""
+    rules = protocol(cell.paper)
+    values = rules.values(cell.table, *cell.place, trained_by, choice.variant) | {"seed": seed, **choice.values}
+    start = _config(json.dumps(values))
+    return Job(with_values(config, {"rounds": 1, "eval_local": True}), label, start=start)
+
+
+@lru_cache(maxsize=100_000)
+def _config(values: str) -> Config:
+    """From values in JSON; ten checkpoints in a run, unless the user says otherwise. Tables share many runs."""
+    dotted = json.loads(values)
+    rounds = int(dotted.get("rounds", Config.rounds))
+    return with_values(Config(), {"checkpoint_every": max(1, rounds // 10), **dotted})
+
+
+def wanted_rounds(cell: Cell, rules: Protocol) -> int:
+    """Of the global model, as the paper has it."""
+    if cell.budget is not None:
+        return cell.budget
+    return int(rules.values(cell.table, *cell.place, cell.method)["rounds"])

@@ -1,0 +1,194 @@
+"""What the papers' tables report, read off the records of runs, in the unit in which it is printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedskew.errors import unknown
+from fedskew.lab.sweep.record import Record, until
+from fedskew.metrics.summary import best, first_round_reaching, mean_of_last, speed_up
+
+_LAST = 50
+"""Rounds over which FedGR averages."""
+NEVER = math.inf
+"""Instead of a number: the run did not get there."""
+_LATE = 10
+"""Rounds over which our own comparison does."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a number is read off."""
+
+    record: Record
+    rounds: int
+    """The budget: what came after does not count."""
+    baseline: Record | None = None
+    """FedAvg's run on the same federation, for numbers that compare with it."""
+    client: int = 0
+    """Whose update is looked at."""
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        return until(self.record.curve, self.rounds)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run."""
+
+    read: Callable[[Reading], float | None]
+    percent: bool = True
+    more_is_better: bool = True
+    compares: bool = False
+    """Whether it needs FedAvg's run."""
+
+    def __call__(self, reading: Reading) -> float | None:
+        if self.compares and reading.baseline is None:
+            return None
+        value = self.read(reading)
+        return value if value is None or not self.percent else 100 * value
+
+
+def measure(metric: str) -> Measure:
+    if metric not in MEASURES:
+        raise unknown("metric", metric, MEASURES)
+    return MEASURES[metric]
+
+
+def _classes(choose: Callable[[list[float]], float]) -> Measure:
+    return Measure(lambda r: choose(r.record.class_accuracy))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _end_of_baseline(reading: Reading) -> tuple[int, float]:
+    """The last round of FedAvg's run, which may have fewer than the paper's, and its accuracy there."""
+    assert reading.baseline is not None
+    return until(reading.baseline.curve, reading.rounds)[-1]
+
+
+def _rounds_to_baseline(reading: Reading) -> float | None:
+    """The first round with the accuracy that FedAvg has at the end, if it comes before FedAvg's end.
+
+    None for a run that ended before FedAvg's and had not got there: it might have.
+    """
+    end, target = _end_of_baseline(reading)
+    reached = first_round_reaching(until(reading.curve, end), target)
+    if reached is not None:
+        return float(max(reached, 1))
+    return NEVER if reading.record.rounds >= end else None
+
+
+def _speed_up_to_baseline(reading: Reading) -> float | None:
+    rounds = _rounds_to_baseline(reading)
+    return rounds if rounds in (None, NEVER) else _end_of_baseline(reading)[0] / rounds
+
+
+def _speed_up(reading: Reading) -> float:
+    assert reading.baseline is not None
+    return speed_up(until(reading.baseline.curve, reading.rounds), reading.curve)
+
+
+def _stage(reading: Reading, start: str) -> list[dict[str, Any]]:
+    stages = reading.record.content["stages"]
+    return [stage for name, stage in stages.items() if name.startswith(start)]
+
+
+def _compute_per_round(start: str) -> Measure:
+    """Of a round of the stage, or of one of each of several stages of that name, in plain local rounds."""
+
+    def read(reading: Reading) -> float | None:
+        stages = _stage(reading, start)
+        return sum(stage["compute"] / stage["rounds"] for stage in stages) if stages else None
+
+    return Measure(read, percent=False, more_is_better=False)
+
+
+def _activation(reading: Reading) -> float | None:
+    """Of the distillation's sample visits, the part in which an expert taught."""
+    stages = _stage(reading, "distil")
+    return sum(stage.get("distilled", 0.0) for stage in stages) / sum(s["visits"] for s in stages) if stages else None
+
+
+def _compute_before_distillation(reading: Reading) -> float | None:
+    stages = [*_stage(reading, "warm-up"), *_stage(reading, "expert")]
+    return sum(stage["compute"] for stage in stages) if stages else None
+
+
+def _compute_to_worst(target: float) -> Callable[[Reading], float | None]:
+    def read(reading: Reading) -> float | None:
+        return next((compute for compute, worst in reading.record.compute_curve if worst >= target), None)
+
+    return read
+
+
+def _local(read: Callable[[Reading, dict[str, Any]], float | None], **how: bool) -> Measure:
+    def of(reading: Reading) -> float | None:
+        local = reading.record.content["local"]
+        return None if local is None else read(reading, local)
+
+    return Measure(of, **how)
+
+
+def _after(reading: Reading, local: dict[str, Any]) -> list[float]:
+    return list(local["after"][str(reading.client)])
+
+
+def _mean_after(_: Reading, local: dict[str, Any]) -> float:
+    return _mean([_mean(classes) for classes in local["after"].values()])
+
+
+_DOMAINS = {"mnist": "mnist", "usps": "usps", "svhn": "svhn", "syn": "syn-digits"}
+"""The papers' names of Digits' domains, and ours."""
+
+
+def _best_on(domain: str) -> Callable[[Reading], float | None]:
+    def read(reading: Reading) -> float | None:
+        curve = reading.record.domain_curve(domain)
+        return None if curve is None else best(until(curve, reading.rounds)).accuracy
+
+    return read
+
+
+def _best_mean_of_domains(reading: Reading) -> float | None:
+    """Of the round in which the mean over the domains is highest."""
+    curves = [reading.record.domain_curve(domain) for domain in _DOMAINS.values()]
+    known = [until(curve, reading.rounds) for curve in curves if curve is not None]
+    return max(_mean([a for _, a in points]) for points in zip(*known, strict=True)) if known else None
+
+
+MEASURES: dict[str, Measure] = {
+    "best": Measure(lambda r: best(r.curve).accuracy),
+    **{f"best on {name}": Measure(_best_on(domain)) for name, domain in _DOMAINS.items()},
+    "best, mean of domains": Measure(_best_mean_of_domains),
+    "last": Measure(lambda r: r.curve[-1][1]),
+    "last-10 accuracy": Measure(lambda r: mean_of_last(r.curve, _LATE).accuracy),
+    "last-50 accuracy": Measure(lambda r: mean_of_last(r.curve, _LAST).accuracy),
+    "last-50 macro-F1": Measure(lambda r: mean_of_last(until(r.record.f1_curve, r.rounds), _LAST).accuracy),
+    "speed-up": Measure(_speed_up, percent=False, compares=True),
+    "rounds to FedAvg": Measure(_rounds_to_baseline, percent=False, more_is_better=False, compares=True),
+    "speed-up over 1000 rounds": Measure(_speed_up_to_baseline, percent=False, compares=True),
+    "best class": _classes(max),
+    "mean class": _classes(_mean),
+    "worst class": _classes(min),
+    "class gap": Measure(lambda r: max(r.record.class_accuracy) - min(r.record.class_accuracy), more_is_better=False),
+    "drift diversity": _local(lambda _, local: local["drift_diversity"], percent=False, more_is_better=False),
+    "warm-up compute": _compute_per_round("warm-up"),
+    "experts' compute": _compute_per_round("expert"),
+    "distillation compute": _compute_per_round("distil"),
+    "expert activation": Measure(_activation),
+    "compute before distillation": Measure(_compute_before_distillation, percent=False, more_is_better=False),
+    "compute to worst class 50": Measure(_compute_to_worst(0.5), percent=False, more_is_better=False),
+    "before update": _local(lambda _, local: _mean(local["before"])),
+    "after update": _local(_mean_after),
+    "after update, mean class": _local(lambda r, local: _mean(_after(r, local))),
+    **{f"after update, class {c}": _local(lambda r, local, c=c: _after(r, local)[c]) for c in range(10)},  # type: ignore[misc]
+    **{f"before update, class {c}": _local(lambda _, local, c=c: local["before"][c]) for c in range(10)},  # type: ignore[misc]
+    "before update, mean class": _local(lambda _, local: _mean(local["before"])),
+}

@@ -1,0 +1,206 @@
+"""A paper's protocol: settings, methods with their hyper-parameters, tables, the variants of its program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedskew.errors import UserError, unknown
+from fedskew.experiment.config.yaml_file import parse_yaml
+from fedskew.lab.papers.published import FOLDER
+
+PROTOCOLS = files("fedskew.lab.papers") / "protocols"
+
+Values = dict[str, Any]
+"""Values under dotted keys of a configuration."""
+
+_STRENGTHS = {
+    "dirichlet": "beta",
+    "domain-dirichlet": "beta",
+    "shards": "shards",
+    "quantity": "labels_per_client",
+    "labels": "labels_per_client",
+    "fedgr-label": "labels_per_client",
+    "fedgr-double": "labels_per_client",
+}
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a protocol says of one of its tables or figures."""
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+    also: tuple[str, ...]
+    """Methods that the paper does not have there."""
+    rounds: int | None
+    """Where budgets of rounds are compared, the largest one: all are read off one run."""
+    partition: str | None
+    """A file of counts that replaces the split."""
+    update: Mapping[str, Any] | None
+    """Where one update of a trained model is looked at: by which method it was trained, and which client's update."""
+    cells: tuple[Mapping[str, Any], ...]
+    """For tables without published numbers."""
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One paper."""
+
+    name: str
+    citation: str
+    extends: str | None
+    """The protocol that this one adds to."""
+    reports: str
+    settings: Mapping[str, Any]
+    datasets: Mapping[str, Mapping[str, Any]]
+    splits: Mapping[str, Mapping[str, Any]]
+    """By `dataset/split` patterns, what else the paper's split of it has."""
+    methods: Mapping[str, Mapping[str, Any]]
+    conditions: Mapping[str, Any]
+    variants: Mapping[str, Mapping[str, Any]]
+    tables: Mapping[str, TableSpec]
+    misprints: tuple[str, ...]
+
+    def values(
+        self, table: str, dataset: str, split: str, condition: str, method: str, variant: str | None = None
+    ) -> Values:
+        """The configuration of one cell, under dotted keys; what comes later overrides what came before."""
+        spec = self.tables[table]
+        change = {} if variant is None else self.variant(variant)
+        values: Values = {
+            "data": dataset,
+            **self.settings,
+            **self.datasets[dataset],
+            **_split_values(split),
+            **_matching(self.splits, f"{dataset}/{split}"),
+            **change.get("settings", {}),
+            **change.get("datasets", {}).get(dataset, {}),
+            **self._of_method(method, f"{dataset}/{split}"),
+            **change.get("methods", {}).get(method, {}),
+            **spec.settings,
+            **self._of_condition(condition, change),
+        }
+        if spec.partition is not None:
+            values = {key: value for key, value in values.items() if not key.startswith("partition")}
+            values["partition"] = {"rule": "counts", "path": str(FOLDER / spec.partition)}
+        if spec.rounds is not None:
+            values["rounds"] = spec.rounds
+        return values
+
+    def variant(self, name: str) -> Mapping[str, Any]:
+        if name not in self.variants:
+            raise unknown(f"variant of {self.name}", name, self.variants)
+        return self.variants[name]
+
+    def _of_method(self, method: str, place: str) -> Values:
+        entry = dict(self.methods[method])
+        special = entry.pop("at", {})
+        return entry | _matching(special, place)
+
+    def _of_condition(self, condition: str, change: Mapping[str, Any]) -> Values:
+        values: Values = {}
+        for name, value in conditions(condition).items():
+            meaning = self.conditions.get(name)
+            if isinstance(meaning, str):
+                values[meaning] = parse_yaml(value, f"condition {condition}")
+            elif meaning is not None:
+                values |= meaning[value]
+            values |= change.get("conditions", {}).get(f"{name}={value}", {})
+        return values
+
+
+def _matching(patterns: Mapping[str, Mapping[str, Any]], place: str) -> Values:
+    values: Values = {}
+    for pattern, given in patterns.items():
+        if fnmatchcase(place, pattern):
+            values |= given
+    return values
+
+
+def conditions(text: str) -> dict[str, str]:
+    """`lambda=0.1;rounds=40` as a mapping."""
+    pairs = (part.partition("=") for part in text.split(";") if part)
+    return {name: value for name, _, value in pairs}
+
+
+def _split_values(split: str) -> Values:
+    rule, _, strength = split.partition(":")
+    if not strength:
+        return {"partition": rule}
+    if rule not in _STRENGTHS:
+        raise UserError(f"split {split!r}; expected one such as dirichlet:0.1 or shards:2")
+    return {"partition": rule, f"partition.{_STRENGTHS[rule]}": parse_yaml(strength, f"split {split}")}
+
+
+@cache
+def protocol(name: str) -> Protocol:
+    """The protocol of a paper."""
+    if name not in papers():
+        raise unknown("paper", name, papers())
+    content = _content(name)
+    _refuse_unknown(content, _KEYS, name)
+    for table, spec in content["tables"].items():
+        _refuse_unknown(spec, _TABLE_KEYS, f"{name}/{table}")
+    listed = content["datasets"]
+    return Protocol(
+        name=name,
+        citation=content["citation"],
+        extends=content.get("extends"),
+        reports=content["reports"],
+        settings=content["settings"],
+        datasets={dataset: {} for dataset in listed} if isinstance(listed, list) else listed,
+        splits=content.get("splits", {}),
+        methods=content["methods"],
+        conditions=content["conditions"],
+        variants=content["variants"],
+        tables={table: _table(table, spec) for table, spec in content["tables"].items()},
+        misprints=tuple(content["misprints"]),
+    )
+
+
+def papers() -> tuple[str, ...]:
+    """The names of all protocols."""
+    names = (path.name for path in PROTOCOLS.iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def _content(name: str) -> dict[str, Any]:
+    """A protocol as written; one that extends another has its methods, too."""
+    own: dict[str, Any] = parse_yaml((PROTOCOLS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
+    if "extends" not in own:
+        return own
+    base = _content(own["extends"])
+    return base | own | {"methods": base["methods"] | own.get("methods", {})}
+
+
+_KEYS = tuple(f.name for f in fields(Protocol))
+_TABLE_KEYS = tuple(f.name for f in fields(TableSpec))
+
+
+def _refuse_unknown(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    for key in content:
+        if key not in known:
+            raise unknown(f"key of the protocol {where}", str(key), known)
+
+
+def _table(name: str, spec: Mapping[str, Any]) -> TableSpec:
+    return TableSpec(
+        name=name,
+        title=spec["title"],
+        settings=spec.get("settings", {}),
+        also=tuple(spec.get("also", ())),
+        rounds=spec.get("rounds"),
+        partition=spec.get("partition"),
+        update=spec.get("update"),
+        cells=tuple(spec.get("cells", ())),
+        methods=tuple(spec.get("methods", ())),
+        metrics=tuple(spec.get("metrics", ())),
+    )

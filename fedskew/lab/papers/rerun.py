@@ -1,0 +1,146 @@
+"""Paper and rerun side by side: mean over the seeds, difference, and whether the order of the methods holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from fedskew.lab.papers.cells import TRAINED, Cell, Choice, job, missing_method, wanted_rounds
+from fedskew.lab.papers.measures import NEVER, Measure, Reading, measure
+from fedskew.lab.papers.protocol import protocol
+from fedskew.lab.sweep.record import Record
+from fedskew.lab.sweep.records_file import Records
+from fedskew.metrics.summary import MeanStd, mean_std
+
+BASELINE = "FedAvg"
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A cell and what the runs say."""
+
+    cell: Cell
+    values: tuple[float, ...]
+    """One for each seed whose run tells it."""
+    records: tuple[Record, ...]
+    """Of all runs that have a say, FedAvg's included where a number compares with it."""
+    wanted: int
+    """Rounds that the paper ran."""
+    never: int = 0
+    """Seeds whose run did not get to what is measured, such as FedAvg's accuracy."""
+
+    @property
+    def was_run(self) -> bool:
+        """Whether a run says anything of the cell."""
+        return bool(self.values) or self.never > 0
+
+    @property
+    def mean(self) -> MeanStd | None:
+        return mean_std(self.values) if self.values else None
+
+    @property
+    def difference(self) -> float | None:
+        """Rerun minus paper; it would say nothing of runs that were stopped, of the few that got there, nor of rounds
+        to what FedAvg had after fewer of them."""
+        printed = self.cell.printed
+        unlike = self.stopped or self.never or (measure(self.cell.metric).compares and self.shortened is not None)
+        if self.mean is None or printed is None or printed.mean is None or unlike:
+            return None
+        return self.mean.mean - printed.mean
+
+    @property
+    def shortened(self) -> int | None:
+        """The fewest rounds, where a run had fewer than the paper's."""
+        fewest = min((_rounds_that_count(record) for record in self.records), default=self.wanted)
+        return fewest if fewest < self.wanted else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a run did not come to its own end."""
+        return not all(record.finished for record in self.records)
+
+
+def _rounds_that_count(record: Record) -> int:
+    """Where one update of a trained model is looked at, those of the training."""
+    return record.start_rounds or record.rounds
+
+
+@dataclass(frozen=True)
+class Order:
+    """Whether pairs of methods stand in the same order in paper and rerun."""
+
+    agreeing: int
+    pairs: int
+    best_printed: str
+    best_rerun: str
+
+    @property
+    def holds(self) -> bool:
+        return self.agreeing == self.pairs
+
+    def __str__(self) -> str:
+        best = "the same best" if self.best_printed == self.best_rerun else (
+            f"best is {self.best_rerun}, not {self.best_printed}"
+        )  # fmt: skip
+        return f"{self.agreeing} of {self.pairs} pairs in the paper's order, {best}"
+
+
+def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Choice) -> Rerun:
+    """What is known of a cell."""
+    rules = protocol(cell.paper)
+    wanted = wanted_rounds(cell, rules)
+    if missing_method(cell):
+        return Rerun(cell, (), (), wanted)
+    values: list[float] = []
+    used: list[Record] = []
+    for seed in seeds:
+        record = records.longest(job(cell, seed, choice))
+        if record is None:
+            continue
+        baseline = _baseline(cell, seed, records, choice)
+        value = _measure(cell)(Reading(record, wanted, baseline))
+        if value is not None:
+            values.append(value)
+            used += [record] if baseline is None else [record, baseline]
+    reached = tuple(value for value in values if value != NEVER)
+    return Rerun(cell, reached, tuple(used), wanted, len(values) - len(reached))
+
+
+def _measure(cell: Cell) -> Measure:
+    return measure(cell.metric.replace("after", "before") if cell.method == TRAINED else cell.metric)
+
+
+def _baseline(cell: Cell, seed: int, records: Records, choice: Choice) -> Record | None:
+    """FedAvg's run in the same place, where the cell's number compares with it."""
+    if not _measure(cell).compares:
+        return None
+    return records.longest(job(Cell(cell.paper, cell.table, *cell.place, BASELINE, cell.metric), seed, choice))
+
+
+def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rerun]]:
+    """By what is compared, in the order of the cells."""
+    found: dict[tuple[str, str, str, str], list[Rerun]] = {}
+    for one in reruns:
+        found.setdefault(one.cell.column, []).append(one)
+    return found
+
+
+def order(column: Sequence[Rerun]) -> Order | None:
+    """Over all pairs of methods with both numbers, of all seeds and equally many rounds; printed ties agree with
+    anything."""
+    lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
+    usual = lengths.most_common(1)[0][0] if lengths else None
+    known = [
+        (one.cell.method, one.cell.printed.mean, one.mean.mean)
+        for one in column
+        if one.cell.printed is not None and one.cell.printed.mean is not None and one.mean is not None
+        if not one.stopped and not one.never and one.shortened == usual
+    ]
+    if len(known) < 2:
+        return None
+    agreeing = sum((a[1] - b[1]) * (a[2] - b[2]) > 0 or a[1] == b[1] for a, b in combinations(known, 2))
+    sign = 1 if measure(column[0].cell.metric).more_is_better else -1
+    best = [max(known, key=lambda entry, i=i: sign * entry[i])[0] for i in (1, 2)]  # type: ignore[misc]
+    return Order(agreeing, len(known) * (len(known) - 1) // 2, *best)

@@ -1,0 +1,122 @@
+"""Which cells of which tables, for how many seeds: from the command line, or several in order from a plan in YAML.
+
+    - tables: fedlmd/table3
+      dataset: cifar10
+      split: [dirichlet:0.05, shards:2]
+      seeds: 3
+    - tables: [pkd/table1, pkd/table2]
+      set: {precision: bf16}
+
+A plan is run as one: what stands first is run first, and no worker waits for the end of an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError, unknown
+from fedskew.experiment.config.checks import integer
+from fedskew.experiment.config.yaml_file import read_yaml
+from fedskew.lab.papers.cells import Cell, Choice, chosen, job, missing_method, table_cells
+from fedskew.lab.papers.protocol import papers, protocol
+from fedskew.lab.sweep.identity import CIRCUMSTANCES
+from fedskew.lab.sweep.job import Job, each_once
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Cells that are run in the same way."""
+
+    tables: tuple[str, ...]
+    """Such as `fedlmd/table3`, or a paper for all of its tables."""
+    choice: Choice = field(default_factory=Choice)
+    seeds: int = 1
+
+    def cells(self) -> list[Cell]:
+        """Those that this version can run."""
+        return [cell for cell in self._chosen() if not missing_method(cell)]
+
+    def missing(self) -> list[str]:
+        """The methods of those that it cannot."""
+        return sorted({cell.method for cell in self._chosen() if missing_method(cell)})
+
+    def __str__(self) -> str:
+        choice = self.choice
+        parts = (choice.datasets, choice.splits, choice.conditions, choice.methods)
+        only = [", ".join(filter(None, part)) for part in parts if any(part)]
+        variant = [f"variant {choice.variant}"] if choice.variant else []
+        seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return "; ".join([", ".join(self.tables), *only, *variant, *([self.changed] if self.changed else []), seeds])
+
+    @property
+    def changed(self) -> str:
+        """What the user set otherwise than the paper, apart from where it runs."""
+        own = {key: value for key, value in self.choice.values.items() if key not in _WHERE}
+        return ", ".join(f"{key} {value}" for key, value in own.items())
+
+    def jobs(self) -> list[Job]:
+        """Each run once, all of the first seed first."""
+        cells = self.cells()
+        jobs = [job(cell, seed, self.choice) for seed in range(self.seeds) for cell in cells]
+        return each_once(jobs)
+
+    def _chosen(self) -> list[Cell]:
+        cells = [cell for paper, table in table_names(self.tables) for cell in table_cells(paper, table)]
+        return chosen(cells, self.choice)
+
+
+def table_names(tables: Iterable[str]) -> list[tuple[str, str]]:
+    """(paper, table) pairs; a paper alone stands for all of its tables."""
+    found = []
+    for name in tables:
+        paper, slash, table = name.partition("/")
+        found += [(paper, table)] if slash else [(paper, each) for each in protocol(paper).tables]
+    return found
+
+
+def all_tables() -> list[tuple[str, str]]:
+    return table_names(papers())
+
+
+_WHERE = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every"))
+_KEYS = ("tables", "dataset", "split", "condition", "methods", "variant", "seeds", "rounds", "set")
+
+
+def read_plan(path: str | Path, values: Mapping[str, Any]) -> list[Selection]:
+    """A plan from a YAML file; `values` under dotted keys go to all of its entries."""
+    content = read_yaml(path)
+    if not isinstance(content, list) or not content:
+        raise UserError(f"{path}: expected a list of entries such as {{tables: fedlmd/table3, seeds: 3}}")
+    return [_selection(entry, values, f"{path}, entry {number}") for number, entry in enumerate(content, start=1)]
+
+
+def _selection(entry: Any, values: Mapping[str, Any], where: str) -> Selection:
+    if not isinstance(entry, Mapping):
+        raise UserError(f"{where}: {entry!r}; expected a mapping such as {{tables: fedlmd/table3}}")
+    for key in entry:
+        if key not in _KEYS:
+            raise UserError(f"{where}: {unknown('key', str(key), _KEYS)}")
+    own = {**entry.get("set", {}), **({"rounds": entry["rounds"]} if "rounds" in entry else {})}
+    choice = Choice(
+        datasets=_listed(entry.get("dataset")),
+        splits=_listed(entry.get("split")),
+        conditions=_listed(entry.get("condition")),
+        methods=_listed(entry.get("methods")),
+        variant=entry.get("variant"),
+        values={**own, **values},
+    )
+    return Selection(_listed(entry.get("tables")), choice, integer(1)("seeds", entry.get("seeds", 1)))
+
+
+def _listed(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+
+
+def jobs_of(plan: Sequence[Selection]) -> list[Job]:
+    """Of all entries in order, each run once."""
+    return each_once(job for selection in plan for job in selection.jobs())

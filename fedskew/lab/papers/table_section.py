@@ -1,0 +1,159 @@
+"""A table of a paper on the results page: paper → rerun, method by method, and what was left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedskew.lab.papers.cells import Cell, Choice, job, missing_method, table_cells
+from fedskew.lab.papers.measures import measure
+from fedskew.lab.papers.protocol import Protocol
+from fedskew.lab.papers.rerun import Rerun, columns, order, rerun
+from fedskew.lab.papers.tables import row
+from fedskew.lab.sweep.record import Record
+from fedskew.lab.sweep.records_file import Records
+
+
+def table_section(
+    rules: Protocol,
+    table: str,
+    variant: str | None,
+    records: Records,
+    seeds: Sequence[int],
+    findings: Mapping[str, str],
+    shown: set[str],
+) -> list[str]:
+    """A table, if anything of it was rerun; not for one method alone that stands in another table (`shown`, by
+    identity) already, where it is compared with others."""
+    choice = Choice(variant=variant)
+    datasets = {record.config.data for record in records}
+    cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
+    found = columns([rerun(cell, seeds, records, choice) for cell in cells])
+    there = {place: column for place, column in found.items() if any(one.was_run for one in column)}
+    own = [column for column in there.values() if any(_is_of_variant(one, choice) for one in column)]
+    runs = {record.identity for column in own for one in column for record in one.records}
+    if not any(_compares(column) for column in own) and runs <= shown:
+        return []
+    shown |= runs
+    name = f"{rules.name}/{table}" + ("" if variant is None else f" {variant}")
+    lines = [f"## {name}: {rules.tables[table].title}\n", f"{rules.citation}; {rules.reports}.\n"]
+    if variant is not None:
+        lines.append(f"Variant: {' '.join(rules.variants[variant]['why'].split())}.\n")
+    if name in findings:
+        lines.append(findings[name] + "\n")
+    lines.append(_how(one for column in there.values() for one in column))
+    lines += [_wide_table(rules, list(group)) for group in _by_metric(there.values())]
+    lines += _orders(there.values())
+    if variant is not None:  # a look at some cells, of which the others are no gap
+        return lines
+    missing = [cell for column in found.values() for cell in _missing(column)]
+    return lines + _left_out(missing)
+
+
+def _compares(column: Sequence[Rerun]) -> bool:
+    """Whether it was rerun whole, or more than one method of it."""
+    number = sum(one.was_run for one in column)
+    return number > 1 or number == len(column)
+
+
+def _is_of_variant(one: Rerun, choice: Choice) -> bool:
+    """Whether it was run at all, and not for another variant, from which this one does not differ there."""
+    if not one.was_run or choice.variant is None:
+        return one.was_run
+    return job(one.cell, 0, choice).identity != job(one.cell, 0, Choice()).identity
+
+
+def _by_metric(found: Iterable[Sequence[Rerun]]) -> list[list[Sequence[Rerun]]]:
+    groups: dict[str, list[Sequence[Rerun]]] = {}
+    for column in found:
+        groups.setdefault(column[0].cell.metric, []).append(column)
+    return list(groups.values())
+
+
+def _wide_table(rules: Protocol, group: list[Sequence[Rerun]]) -> str:
+    """One metric: methods down, places across; in each cell paper → rerun (difference)."""
+    metric = group[0][0].cell.metric
+    methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.was_run))
+    places = [" ".join(filter(None, column[0].cell.place)).replace(";", " ") for column in group]
+    compared = any(one.cell.printed is not None for column in group for one in column)
+    unit = " (%)" if measure(metric).percent else ""
+    heading = f"**{metric}**{unit}{', paper → rerun' if compared else ''}:\n"
+    lines = [heading, line(("method", *places)), line(["---"] * (1 + len(places)))]
+    for method in methods:
+        cells = [next((_cell(one) for one in column if one.cell.method == method), "") for column in group]
+        lines.append(line((_method(rules, method), *cells)))
+    return "\n".join(lines) + "\n"
+
+
+def _method(rules: Protocol, method: str) -> str:
+    own = rules.methods[method]["method"]
+    return method if own == method.lower() else f"{method} (`{own}`)"
+
+
+def _cell(one: Rerun) -> str:
+    _, paper, again, difference, _ = row(one)
+    if again == "–":
+        return "" if paper == "–" else f"{paper} →"
+    return f"{'' if paper == '–' else paper + ' → '}{again}{f' ({difference})' if difference else ''}"
+
+
+def line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _how(reruns: Iterable[Rerun]) -> str:
+    """Seeds, rounds, machine, number format, in a sentence."""
+    used = {id(record): record for one in reruns for record in one.records}.values()
+    seeds = Counter(record.config.seed for record in used)
+    rounds = sorted({record.rounds for record in used})
+    said = ", ".join(sorted({f"{device(r)}, {r.config.precision}" for r in used}))
+    span = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    many = f"up to {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    dates = sorted({str(r.content["date"])[:10] for r in used})
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    runs = "One run" if len(used) == 1 else f"{len(used)} runs"
+    return f"{runs} of {span} round{'s' if span != '1' else ''}, {many}, on {said}; {when}.\n"
+
+
+def device(record: Record) -> str:
+    machine: Mapping[str, Any] = record.content["machine"]
+    return str(machine.get("gpu") or f"{machine['cpu']} ({machine['cores']} cores)")
+
+
+def _orders(found: Iterable[Sequence[Rerun]]) -> list[str]:
+    """How much of the papers' ranking came out again."""
+    lines = []
+    for column in found:
+        said = order(column)
+        if said is not None:
+            cell = column[0].cell
+            where = " ".join(filter(None, cell.place)).replace(";", " ")
+            lines.append(f"- {where}, {cell.metric}: {said}.")
+    return ["Order of the methods:\n", "\n".join(lines) + "\n"] if lines else []
+
+
+def _missing(column: Sequence[Rerun]) -> list[Cell]:
+    return [one.cell for one in column if not one.was_run]
+
+
+def _left_out(cells: Sequence[Cell]) -> list[str]:
+    """What nobody ran; places that lack the same methods together."""
+    if not cells:
+        return []
+    lacking: dict[tuple[str, str, str], list[str]] = {}
+    for cell in cells:
+        why = " (not in this version)" if missing_method(cell) else ""
+        methods = lacking.setdefault(cell.place, [])
+        if cell.method + why not in methods:
+            methods.append(cell.method + why)
+    alike: dict[str, dict[str, list[str]]] = {}
+    for (dataset, split, condition), methods in lacking.items():
+        of_split = alike.setdefault(", ".join(methods), {}).setdefault(f"{dataset} {split}", [])
+        of_split.append(condition.replace(";", " "))
+    listed = "; ".join(f"{_where(splits)}: {methods}" for methods, splits in alike.items())
+    return [f"Not rerun: {listed}.\n"]
+
+
+def _where(splits: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{split} {' / '.join(conditions)}".strip() for split, conditions in splits.items())

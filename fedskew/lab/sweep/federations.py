@@ -1,0 +1,89 @@
+"""Datasets and splits that several runs share: each is loaded or drawn once by a process.
+
+A Dirichlet split of many clients takes half a minute to draw (thousands of draws are refused, data/partitions), and
+ten methods on it would draw it ten times. A split that took long is kept in the user's cache for all processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedskew.data import Dataset, Federation, load
+from fedskew.data.holdout import stratified_holdout
+from fedskew.data.partitions.split_file import read_split
+from fedskew.data.published.places import cache_folder
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import build_federation, partition_rule
+from fedskew.lab.sweep.file_lock import locked
+from fedskew.lab.sweep.identity import experiment
+
+_WORTH_KEEPING = 1.0
+"""Seconds of drawing."""
+
+
+def shared_federation(config: Config, validation: float | None = None) -> Federation:
+    """The federation of a run; with `validation`, its test set is that part of the training data instead.
+
+    The part is cut before the split, and the publisher's test set is out of reach of whatever is chosen by it.
+    """
+    data = json.dumps({"name": config.data, **config.data_params}, sort_keys=True)
+    dataset = _dataset(data, config.data_dir, validation)
+    key = _key(config, validation)
+    return _federation(key, dataset, config)
+
+
+@lru_cache(maxsize=4)
+def _dataset(data: str, data_dir: str | None, validation: float | None) -> Dataset:
+    named = json.loads(data)
+    dataset = load(named.pop("name"), data_dir, **named)
+    return dataset if validation is None else validated(dataset, validation)
+
+
+def validated(dataset: Dataset, fraction: float) -> Dataset:
+    """With that part of the training data for a test set."""
+    kept, held = stratified_holdout(dataset.train.y, fraction, dataset.name)
+    return replace(dataset, train=dataset.train.where(kept), test=dataset.train.where(held))
+
+
+_recent: dict[str, Federation] = {}
+_RECENT = 8
+
+
+def _federation(key: str, dataset: Dataset, config: Config) -> Federation:
+    if key not in _recent:
+        while len(_recent) >= _RECENT:
+            del _recent[next(iter(_recent))]
+        _recent[key] = _kept(key, dataset, config)
+    return _recent[key]
+
+
+def _kept(key: str, dataset: Dataset, config: Config) -> Federation:
+    """From the cache, or drawn; one process draws, the others wait for it."""
+    folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
+    path = folder / f"{key}.json"
+    with locked(folder / f".{key}.lock"):
+        if path.is_file():
+            with contextlib.suppress(UserError):  # a damaged one is drawn again
+                indices = read_split(path, dataset.train.y)
+                return Federation(dataset, tuple(indices), partition_rule(config).describe(), config.partition_seed)
+        began = time.perf_counter()
+        drawn = build_federation(config, dataset)
+        if time.perf_counter() - began > _WORTH_KEEPING:
+            with contextlib.suppress(UserError):  # a cache that cannot be written is as good as none
+                drawn.save_split(path)
+        return drawn
+
+
+def _key(config: Config, validation: float | None) -> str:
+    known: dict[str, Any] = {key: value for key, value in experiment(config).items() if key in ("data", "partition")}
+    text = json.dumps(known | {"validation": validation, "full": dict(config.partition.params)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

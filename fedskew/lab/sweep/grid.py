@@ -1,0 +1,121 @@
+"""A grid in YAML: the keys of a configuration, and for some of them several values.
+
+    data: fashion-mnist
+    partition: {rule: dirichlet, clients: 20}
+    rounds: 50
+    grid:
+      method: [fedavg, fedlmd, {name: fedvls, distill_weight: 0.5}]
+      partition.beta: [0.05, 0.1, 0.5]
+      clients_per_round: [2, 8, 20]
+    seeds: 3
+
+Every combination is a run. The keys above vary slowest first; seeds vary slowest of all, so that a sweep that is
+stopped has whole grids of the first seeds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.config.checks import integer
+from fedskew.experiment.config.yaml_file import read_yaml
+from fedskew.experiment.preparation import partition_rule
+from fedskew.lab.sweep.identity import CIRCUMSTANCES
+from fedskew.lab.sweep.job import Job
+from fedskew.methods import make_method
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a grid."""
+
+    config: Config
+    place: Mapping[str, Any]
+    """Its values of the grid's keys, as a reader of the table knows them."""
+
+    @property
+    def job(self) -> Job:
+        compared = [key for key in self.place if key in CIRCUMSTANCES and key != "rounds"]
+        tag = ",".join(f"{key}={self.place[key]}" for key in compared)
+        return Job(self.config, ", ".join(f"{key} {value}" for key, value in self.place.items()), tag=tag)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every combination of some keys' values, for every seed."""
+
+    base: Config
+    axes: Mapping[str, Sequence[Any]]
+    seeds: Sequence[int]
+
+    def points(self) -> list[Point]:
+        """All runs, each of them checked."""
+        found = []
+        for seed in self.seeds:
+            for values in itertools.product(*self.axes.values()):
+                place = dict(zip(self.axes, values, strict=True))
+                config = _checked(with_values(self.base, {**place, "seed": seed}), place)
+                found.append(Point(config, {key: _shown(value) for key, value in place.items()} | {"seed": seed}))
+        return found
+
+
+def read_grid(path: str | Path, values: Mapping[str, Any], seeds: str | int | None = None) -> Grid:
+    """The grid in a YAML file, with `values` under dotted keys instead of the file's."""
+    content = read_yaml(path)
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path}: expected a mapping of keys to values, one of them 'grid'")
+    keys = dict(content)
+    axes, listed = keys.pop("grid", None), keys.pop("seeds", 1)
+    try:
+        varied = _axes(axes, values)
+        base = with_values(Config.from_mapping(keys), values)
+        return Grid(base, varied, _seeds(base, listed if seeds is None else seeds))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _axes(axes: Any, values: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+    if not isinstance(axes, Mapping) or not axes:
+        raise UserError("no grid; expected a mapping such as grid: {method: [fedavg, fedvls], partition.beta: [0.1]}")
+    found: dict[str, Sequence[Any]] = {}
+    for key, listed in axes.items():
+        if not isinstance(listed, list) or not listed:
+            raise UserError(f"grid.{key} is {listed!r}; expected a list of values")
+        if key in ("seed", "seeds"):
+            raise UserError(f"grid.{key}; expected the seeds beside the grid, such as seeds: 3")
+        if key in values:
+            raise UserError(f"{key} is set and in the grid; expected one of the two")
+        found[str(key)] = listed
+    return found
+
+
+def _seeds(base: Config, listed: Any) -> list[int]:
+    """`3` means the three seeds from the configuration's on; a list means itself."""
+    if isinstance(listed, list):
+        return [integer(0)("seeds", seed) for seed in listed]
+    return list(range(base.seed, base.seed + int(integer(1)("seeds", listed))))
+
+
+def _checked(config: Config, place: Mapping[str, Any]) -> Config:
+    """Names and parameters, before anything runs; whether they suit the data shows when a run begins."""
+    try:
+        make_method(config.method, config.method_params)
+        partition_rule(config)
+    except UserError as error:
+        raise UserError(f"at {', '.join(f'{k}={v}' for k, v in place.items())}: {error}") from error
+    return config
+
+
+def _shown(value: Any) -> Any:
+    """A method with parameters as one word."""
+    if isinstance(value, Mapping):
+        named = dict(value)
+        name = named.pop("name", None) or named.pop("rule", "")
+        return f"{name}({', '.join(f'{key}={v}' for key, v in named.items())})" if named else str(name)
+    return ", ".join(map(str, value)) if isinstance(value, list) else value

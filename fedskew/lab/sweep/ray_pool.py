@@ -1,0 +1,79 @@
+"""Jobs over the machines of a Ray cluster, an extra: Ray places them, fedskew must be installed on every machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.lab.sweep.job import Job, Outcome, Terms
+from fedskew.lab.sweep.pool import GPU_WORKERS, Watcher
+
+LOCAL = "local"
+"""Instead of an address: a cluster of this machine alone, for a trial."""
+_PATIENCE = 5.0
+"""Seconds."""
+
+
+def run_jobs_on_ray(jobs: Sequence[Job], terms: Terms, address: str, watcher: Watcher) -> None:
+    """Run them all, the first ones first. A GPU is shared by several, as on one machine."""
+    ray = _connected(address)
+    try:
+        task = ray.remote(max_retries=0, **_share(ray))(_execute)
+        plain = json.dumps(replace(terms, alone=False).to_json())
+        under_way = {task.remote(json.dumps(job.to_json()), plain): job for job in jobs}
+        while under_way:
+            (done, *_), _ = ray.wait(list(under_way))
+            job = under_way.pop(done)
+            watcher.on_outcome(job, _outcome(ray, done))
+    finally:
+        ray.shutdown()
+
+
+def _connected(address: str) -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("--ray needs Ray: pip install 'fedskew[ray]'") from error
+    _require_somebody(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    except Exception as error:  # Ray has many kinds of failure to connect
+        raise UserError(f"no Ray cluster at {address!r} ({error}); expected an address, or {LOCAL!r}") from error
+    return ray
+
+
+def _require_somebody(address: str) -> None:
+    """Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), _PATIENCE).close()
+    except (OSError, ValueError) as error:
+        raise UserError(f"no Ray cluster at {address!r} ({error}); expected HOST:PORT, or {LOCAL!r}") from error
+
+
+def _share(ray: Any) -> dict[str, float]:
+    """What one run takes: a CPU core, and where there are GPUs, a part of one."""
+    gpus = ray.cluster_resources().get("GPU", 0)
+    return {"num_cpus": 1, **({"num_gpus": 1 / GPU_WORKERS} if gpus else {})}
+
+
+def _execute(job: str, terms: str) -> str:
+    """On some machine of the cluster; JSON in, JSON out."""
+    from fedskew.lab.sweep.execution import execute
+
+    outcome = execute(Job.from_json(json.loads(job)), Terms(**json.loads(terms)), lambda *_: None)
+    return json.dumps(outcome.to_json())
+
+
+def _outcome(ray: Any, done: Any) -> Outcome:
+    try:
+        return Outcome.from_json(json.loads(ray.get(done)))
+    except Exception as error:  # the task's process died, or its machine
+        return Outcome("failed", reason=" ".join(f"{type(error).__name__}: {error}".split())[:300])

@@ -1,0 +1,191 @@
+"""Hyper-parameters searched by Optuna, an extra: judged on a part of the training data, never on the test set.
+
+    method: fedvls
+    rounds: 30
+    search:
+      method.distill_weight: {low: 0.01, high: 1.0, log: true}
+      method.teacher_mode: [train, eval]
+      local_epochs: {low: 1, high: 10}
+    validation: 0.2
+
+A list is a choice, two whole numbers are a range of whole numbers, others a range of numbers. The validation part is
+cut from the training data before they are split among the clients. What was tried is kept in a journal of JSON lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.config.checks import integer, real
+from fedskew.experiment.config.yaml_file import read_yaml
+from fedskew.experiment.preparation import partition_rule
+from fedskew.lab.sweep.identity import CIRCUMSTANCES
+from fedskew.lab.sweep.job import Job, Outcome
+from fedskew.methods import make_method
+
+JOURNAL = "search.jsonl"
+_VALIDATION = 0.2
+_NO_MATTER = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every", "mean_last"))
+"""Keys that do not change how a point is judged."""
+
+Run = Callable[[Sequence[Job]], Mapping[str, Outcome]]
+"""Runs jobs; their outcomes by identity: two trials may be the same point."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, from where, and how it is judged."""
+
+    base: Config
+    space: Mapping[str, Any]
+    seeds: Sequence[int]
+    validation: float
+
+    @property
+    def name(self) -> str:
+        """Another one as soon as trials of before and from now on could not be compared."""
+        base = {key: value for key, value in self.base.to_mapping().items() if key not in _NO_MATTER}
+        judged = [base, self.space, list(self.seeds), self.validation]
+        return hashlib.sha256(json.dumps(judged, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+    def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
+        """The runs that judge a point: one for each seed. Points that differ in how far or how closely watched they
+        are run are other points all the same."""
+        tag = ",".join(f"{key}={value}" for key, value in values.items() if key in CIRCUMSTANCES)
+        return [
+            Job(
+                with_values(self.base, {**values, "seed": seed}),
+                f"trial {number} seed {seed}",
+                self.validation,
+                tag=tag,
+            )
+            for seed in self.seeds
+        ]
+
+    def final_jobs(self, values: Mapping[str, Any]) -> list[Job]:
+        """The best point on all training data, tested on the test set."""
+        return [replace(job, label=f"best {job.label}", validation=None) for job in self.jobs(0, values)]
+
+
+def read_search(path: str | Path, values: Mapping[str, Any], seeds: str | int | None = None) -> Search:
+    content = read_yaml(path)
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path}: expected a mapping of keys to values, one of them 'search'")
+    keys = dict(content)
+    space, listed, part = keys.pop("search", None), keys.pop("seeds", 1), keys.pop("validation", _VALIDATION)
+    try:
+        if not isinstance(space, Mapping) or not space:
+            raise UserError(
+                "no search; expected a mapping such as search: {method.mu: {low: 0.001, high: 1, log: true}}"
+            )
+        base = with_values(Config.from_mapping(keys), values)
+        number = integer(1)("seeds", listed if seeds is None else seeds)
+        fraction = real(above=0, below=1)("validation", part)
+        search = Search(base, dict(space), range(base.seed, base.seed + number), fraction)
+        _check(search)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return search
+
+
+def _check(search: Search) -> None:
+    """Every key with one of its values, before anything runs."""
+    some = {key: _some(key, values) for key, values in search.space.items()}
+    config = search.jobs(0, some)[0].config
+    make_method(config.method, config.method_params)
+    partition_rule(config)
+
+
+def _some(key: str, values: Any) -> Any:
+    if isinstance(values, list) and values:
+        return values[0]
+    if isinstance(values, Mapping) and {"low", "high"} <= set(values) <= {"low", "high", "log"}:
+        numbers = [values["low"], values["high"]]
+        if all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers) and numbers[0] < numbers[1]:
+            if values.get("log") and numbers[0] <= 0:
+                raise UserError(f"search.{key} has log and low {numbers[0]}; expected low above 0")
+            return numbers[0]
+    raise UserError(
+        f"search.{key} is {values!r}; expected a list, or a range such as {{low: 0.01, high: 1, log: true}}"
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best point."""
+
+    values: dict[str, Any]
+    validation_accuracy: float
+    trials: int
+    failed: int
+
+
+def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, run: Run) -> Found:
+    """Try points until there are so many, counting those that the folder's journal has; then name the best."""
+    optuna = _optuna()
+    folder.mkdir(parents=True, exist_ok=True)
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
+    storage = optuna.storages.JournalStorage(backend)
+    study = optuna.create_study(storage=storage, study_name=search.name, direction="maximize", load_if_exists=True)
+    finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL)
+    while (done := len(study.get_trials(states=finished))) < trials:
+        study.sampler = optuna.samplers.TPESampler(seed=search.base.seed + done, constant_liar=True)
+        asked = [study.ask() for _ in range(min(at_once, trials - done))]
+        points = [_point(trial, search.space) for trial in asked]
+        outcomes = run([job for t, p in zip(asked, points, strict=True) for job in search.jobs(t.number, p)])
+        for trial, point in zip(asked, points, strict=True):
+            ended = [outcomes[job.identity] for job in search.jobs(trial.number, point)]
+            if not any(outcome.status == "stopped" for outcome in ended):
+                trial.set_user_attr("values", point)
+                accuracy = _accuracy(ended)
+                study.tell(trial, accuracy, optuna.trial.TrialState.FAIL if accuracy is None else None)
+        if any(outcome.status == "stopped" for outcome in outcomes.values()):
+            break
+    return _best(study, optuna)
+
+
+def _best(study: Any, optuna: Any) -> Found:
+    complete = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    if not complete:
+        raise UserError("no trial came to its end; give it more time, or see why they failed")
+    best = max(complete, key=lambda trial: trial.value)
+    failed = len(study.get_trials(states=(optuna.trial.TrialState.FAIL,)))
+    return Found(dict(best.user_attrs["values"]), float(best.value), len(complete), failed)
+
+
+def _point(trial: Any, space: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _suggested(trial, key, values) for key, values in space.items()}
+
+
+def _suggested(trial: Any, key: str, values: Any) -> Any:
+    if isinstance(values, list):
+        return values[trial.suggest_categorical(key, list(range(len(values))))]
+    low, high, log = values["low"], values["high"], bool(values.get("log"))
+    if isinstance(low, int) and isinstance(high, int):
+        return trial.suggest_int(key, low, high, log=log)
+    return trial.suggest_float(key, float(low), float(high), log=log)
+
+
+def _accuracy(outcomes: Sequence[Outcome]) -> float | None:
+    """Mean over the seeds of the mean of the last rounds; None if any run failed."""
+    records = [o.record for o in outcomes if o.status == "finished" and o.record is not None]
+    if len(records) < len(outcomes):
+        return None
+    return sum(record.summary().mean_last.accuracy for record in records) / len(records)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError("--search optuna needs Optuna: pip install 'fedskew[search]'") from error
+    optuna.logging.set_verbosity(logging.WARNING)
+    return optuna

@@ -1,0 +1,73 @@
+"""The results of a sweep as one tidy table: a row a run, a column a value."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedskew.experiment.storage.atomic import replace_file
+from fedskew.lab.sweep.record import Record, until
+from fedskew.metrics.summary import CurveSummary
+
+Line = dict[str, Any]
+
+
+def line(place: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Line:
+    """A run's row; `rounds` are those it was asked for, of which a longer run has more."""
+    measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, rounds)
+    return {**place, "status": status, **measured}
+
+
+_MEASURED = (
+    "rounds", "accuracy", "best", "best_round", "mean_last", "macro_f1", "worst_class", "diverged", "compute",
+    "seconds", "experiment", "split", "device",
+)  # fmt: skip
+
+
+def _measured(record: Record, rounds: int) -> Line:
+    curve = until(record.curve, rounds)
+    summary = CurveSummary.of(curve, record.config.mean_last)
+    values = (
+        curve[-1][0], summary.last.accuracy, summary.best.accuracy, summary.best.round, summary.mean_last.accuracy,
+        until(record.f1_curve, rounds)[-1][1], until(record.worst_curve, rounds)[-1][1], record.content["diverged"],
+        record.content["compute"][len(curve) - 1], record.seconds, record.identity, record.content["split"],
+        record.content["machine"].get("gpu", record.content["machine"]["cpu"]),
+    )  # fmt: skip
+    return dict(zip(_MEASURED, values, strict=True))
+
+
+def write_csv(lines: Sequence[Line], path: Path) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, _columns(lines), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    replace_file(path, lambda draft: _write(draft, text.getvalue()))
+
+
+def write_parquet(lines: Sequence[Line], path: Path) -> bool:
+    """False without pyarrow, which is an extra."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        return False
+    columns = {name: _one_type([row.get(name) for row in lines]) for name in _columns(lines)}
+    replace_file(path, lambda draft: pyarrow.parquet.write_table(pyarrow.table(columns), draft))
+    return True
+
+
+def _columns(lines: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(name for row in lines for name in row))
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    """A column of a Parquet file has one type; where the values differ, it is text."""
+    kinds = {float if isinstance(v, float | int) and not isinstance(v, bool) else type(v) for v in values}
+    return values if len(kinds - {type(None)}) <= 1 else [None if v is None else str(v) for v in values]
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

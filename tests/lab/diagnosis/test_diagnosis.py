@@ -1,0 +1,229 @@
+"""The nearest setting is the one the counts were drawn from; advice rests on numbers; a start can be run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedskew.cli import main
+from fedskew.data import make_partition
+from fedskew.experiment.config import Config, load_yaml, with_values
+from fedskew.lab.diagnosis.advice import candidates, recommended
+from fedskew.lab.diagnosis.diagnosis import Diagnosis
+from fedskew.lab.diagnosis.known import KnownSetting, Neighbour, Score, known_settings, nearest
+from fedskew.lab.diagnosis.label_counts import LabelCounts
+from fedskew.lab.diagnosis.skew import Skew
+from fedskew.lab.papers.published import numbers
+from fedskew.lab.sweep.record import Record
+from fedskew.lab.sweep.records_file import RecordsFile
+
+
+@pytest.fixture(scope="module")
+def known() -> list[KnownSetting]:
+    return known_settings()
+
+
+def counts(rule: str, classes: int, seed: int = 5, samples: int = 50_000, **params: object) -> np.ndarray:
+    y = np.repeat(np.arange(classes), samples // classes)
+    return np.array(
+        [np.bincount(y[p], minlength=classes) for p in make_partition(rule, **params).split(y, classes, seed)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "params", "classes", "label"),
+    [
+        ("dirichlet", {"clients": 10, "beta": 0.05}, 10, "dirichlet 0.05, 10 clients"),
+        ("dirichlet", {"clients": 10, "beta": 0.5}, 100, "cifar100, dirichlet 0.5, 10 clients"),
+        ("shards", {"clients": 100, "shards": 2}, 10, "shards 2, 100 clients"),
+        ("fedgr-double", {"clients": 100, "labels_per_client": 3}, 10, "fedgr-double 3, 100 clients"),
+    ],
+)
+def test_counts_of_a_published_setting_find_it(
+    rule: str, params: dict[str, object], classes: int, label: str, known: list[KnownSetting]
+) -> None:
+    closest = nearest(Skew(counts(rule, classes, **params)), known)[0]
+    assert closest.near
+    assert label in closest.setting.label
+
+
+def test_published_numbers_are_quoted_as_printed(known: list[KnownSetting]) -> None:
+    cell = ("table1", "cifar10", "dirichlet:0.05", "FedVLS", "best")
+    printed = next(n.mean for n in numbers("fedvls") if (n.table, n.dataset, n.split, n.method, n.metric) == cell)
+    setting = next(s for s in known if s.label == "cifar10, dirichlet 0.05, 10 clients")
+    (score,) = [s for s in setting.scores if s.method == "fedvls" and "fedvls/table1" in s.source]
+    assert score.accuracy == printed
+
+
+def test_a_setting_names_what_is_unusual_in_its_split() -> None:
+    setting = KnownSetting("mnist", "dirichlet", (("beta", 0.05), ("min_size", 256)), 10, None)
+    assert setting.label == "mnist, dirichlet 0.05 min_size=256, 10 clients"
+
+
+def test_nothing_near_is_said() -> None:
+    table = LabelCounts(("a", "b"), ("x", "y"), np.array([[1000, 1], [3, 40_000]]))
+    found = Diagnosis.of(table)
+    text = " ".join(found.words())
+    assert "No published setting" in text
+    assert "is near" in text
+    assert found.candidates == []
+    assert found.method == "fedavg"
+
+
+def test_what_only_one_client_has_and_nobody_has_is_named() -> None:
+    table = LabelCounts(("a", "b"), ("x", "y", "z"), np.array([[10, 5, 0], [10, 0, 0]]))
+    text = " ".join(Diagnosis(table, []).words())
+    assert "Nobody has any sample of z" in text
+    assert "Held by a single client, hence lost whenever it is not drawn: y." in text
+
+
+def test_the_ends_of_beta_are_words() -> None:
+    apart, even = (LabelCounts(("a", "b"), ("x", "y"), np.array(c)) for c in ([[50, 0], [0, 50]], [[50, 50], [50, 50]]))
+    assert Diagnosis(apart, []).beta.startswith("below 0.001")
+    assert Diagnosis(even, []).beta.startswith("above 1000")
+
+
+def test_the_page_does_not_offer_a_dataset_with_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sites.csv").write_text("cat,dog,owl\n5,1,2\n1,9,0\n")
+    assert main(["diagnose", "sites.csv", "-o", "page.html"]) == 0
+    assert "name: path/to/your/data" in Path("page.html").read_text(encoding="utf-8")
+
+
+def _setting(*scores: Score) -> KnownSetting:
+    return KnownSetting("digits", "iid", (), 10, None, list(scores))
+
+
+def test_reruns_count_before_print_and_far_settings_not_at_all() -> None:
+    near = _setting(
+        Score("fedvls", 80, 70, "paper"), Score("fedvls", 73, 70, "rerun", 3), Score("fedprox", 75, 70, "paper")
+    )
+    far = KnownSetting("digits", "iid", (), 99, None, [Score("fedlmd", 99, 1, "paper")])
+    ranked = candidates([Neighbour(near, 0.05), Neighbour(far, 0.5)])
+    assert [c.method for c in ranked] == ["fedprox", "fedvls"]
+    assert ranked[1].gain == 3
+    assert recommended(ranked) == "fedprox"
+
+
+def test_where_nothing_helps_fedavg_is_recommended() -> None:
+    ranked = candidates([Neighbour(_setting(Score("fedvls", 60, 70, "paper")), 0.0)])
+    assert recommended(ranked) == "fedavg"
+
+
+def test_results_of_reruns_are_found(tmp_path: Path) -> None:
+    runs = [("fedavg", 0, 0.5), ("fedavg", 1, 0.9), ("fedvls", 0, 0.625)]  # fedvls has no partner for seed 1
+    for method, seed, accuracy in runs:
+        values = {"data": "cifar10", "method": method, "seed": seed, "rounds": 1}
+        values |= {"partition.clients": 10, "partition.beta": 0.05}
+        config = with_values(Config(), values)
+        evaluation = {"accuracy": accuracy, "macro_f1": 0.1, "worst_class": 0.1, "class_accuracy": [accuracy]}
+        counted = {"seconds": 1.0, "compute": 1.0, "visits": 1, "tally": {}}
+        rows = [{"round": 1, "model_round": 1, "stage": "train", "evaluation": evaluation, **counted}]
+        RecordsFile(tmp_path / "r.jsonl").append(Record.of(f"{method}{seed}", config, rows, {}))
+    setting = next(s for s in known_settings(tmp_path) if s.label == "cifar10, dirichlet 0.05, 10 clients")
+    (score,) = [s for s in setting.scores if s.method == "fedvls" and s.seeds]
+    assert score.gain == pytest.approx(12.5)
+    assert score.seeds == 1
+    neighbours = [Neighbour(setting, 0.0)]
+    table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
+    (row,) = Diagnosis(table, neighbours).settings().rows
+    assert "rerun: auto for 1 rounds" in str(row[3]).split(", ")
+
+
+def test_of_an_ablation_s_variants_the_one_that_was_run_most_counts(tmp_path: Path) -> None:
+    for method, weight, seed, accuracy in [
+        ("fedavg", None, 0, 0.5), ("fedavg", None, 1, 0.5),
+        ("fedvls", 0.0, 0, 0.1), ("fedvls", 0.1, 0, 0.6), ("fedvls", 0.1, 1, 0.6),
+    ]:  # fmt: skip
+        values = {"data": "cifar10", "method": method, "seed": seed, "rounds": 1, "partition.clients": 7}
+        config = with_values(Config(), values | ({} if weight is None else {"method.distill_weight": weight}))
+        evaluation = {"accuracy": accuracy, "macro_f1": 0.1, "worst_class": 0.1, "class_accuracy": [accuracy]}
+        counted = {"seconds": 1.0, "compute": 1.0, "visits": 1, "tally": {}}
+        rows = [{"round": 1, "model_round": 1, "stage": "train", "evaluation": evaluation, **counted}]
+        RecordsFile(tmp_path / "r.jsonl").append(Record.of(f"{method}{weight}{seed}", config, rows, {}))
+    setting = next(s for s in known_settings(tmp_path) if s.clients == 7)
+    assert {s.method: round(s.gain) for s in setting.scores} == {"fedavg": 0, "fedvls": 10}
+
+
+@pytest.mark.parametrize("classes", [10, 4])
+def test_a_start_for_counts_without_data_can_be_run(
+    classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = counts("dirichlet", classes, clients=6, beta=0.3)
+    header = ",".join(f"illness {c}" for c in range(classes))
+    Path("sites.csv").write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]))
+    assert main(["diagnose", "sites.csv", "--save", "start.yaml", "-o", "page.html", "--json"]) == 0
+    config = load_yaml("start.yaml")
+    if classes == 10:
+        assert config.data == "digits"
+        assert main(["run", "-c", "start.yaml", "--rounds", "1", "--local-epochs", "1", "-q"]) == 0
+    assert "Strong label skew" in Path("page.html").read_text(encoding="utf-8")
+
+
+def test_the_command_tells_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    split = ["diagnose", "--beta", "0.05", "--clients", "10", "--seed", "3"]
+    assert main([*split, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["method"] in {row["method"] for row in told["methods"]}
+    assert len(told["clients"]) == 10
+    assert main(split) == 0
+    shown = capsys.readouterr().out
+    assert f"To start with: {told['method']}." in shown
+
+
+def test_own_data_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sites.csv").write_text("client,1,0,2,3,4,5,6,7,8,9\nRome,9,8,7,6,5,4,3,2,1,1\nOslo,1,0,0,0,0,0,0,0,0,9\n")
+    assert main(["diagnose", "sites.csv", "--data", "digits", "--save", "start.yaml"]) == 0
+    assert main(["run", "-c", "start.yaml", "--rounds", "1", "--local-epochs", "1", "-q", "--out", "run"]) == 0
+    about = json.loads(Path("run/about.json").read_text())
+    assert about["federation"]["label_counts"][0][:3] == [8, 9, 7], "columns go by their names"
+
+
+def test_no_stand_in_is_said_after_the_diagnosis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sites.csv").write_text("5,1,2\n1,9,0\n")
+    assert main(["diagnose", "sites.csv", "--save", "start.yaml"]) == 2
+    told = capsys.readouterr()
+    assert "Measures of skew" in told.out
+    assert "no dataset at hand has 3 classes" in told.err
+
+
+def test_neighbours_come_by_distance_and_among_equals_by_likeness(known: list[KnownSetting]) -> None:
+    found = nearest(Skew(np.array([[100, 0, 3], [0, 80, 0], [5, 5, 60]])), known, most=len(known))
+    distances = [neighbour.distance for neighbour in found]
+    assert distances == sorted(distances)
+    equal = [neighbour.setting.clients for neighbour in found if neighbour.distance == distances[0]]
+    assert equal == sorted(equal), "three clients are more like ten than like a hundred"
+
+
+def test_settings_with_another_share_of_the_clients_in_a_round_tell_nothing() -> None:
+    table = LabelCounts(tuple("abcde"), ("x", "y"), np.array([[9, 1]] * 5))
+    few, all_ = (KnownSetting("digits", "iid", (), 20, part) for part in (4, None))
+    skew = Skew(table.counts)
+    assert [n.setting for n in nearest(skew, [few, all_], participation=0.2)] == [few]
+    assert [n.setting for n in nearest(skew, [few, all_], participation=0.5)] == [all_]
+    assert len(nearest(skew, [few, all_])) == 2
+
+
+def test_how_many_take_part_is_asked_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    split = ["diagnose", "--partition", "dirichlet", "--beta", "0.05", "--clients", "20"]
+    assert main([*split, "--clients-per-round", "2", "--save", "start.yaml"]) == 0
+    assert "2 of 20 clients" in " ".join(capsys.readouterr().out.split())
+    assert load_yaml("start.yaml").clients_per_round == 2
+    assert main(split) == 0
+    assert "all clients" in " ".join(capsys.readouterr().out.split())
+    assert main([*split, "--clients-per-round", "30"]) == 2
+    assert "expected at most 20, the number of clients" in " ".join(capsys.readouterr().err.split())
+    Path("sites.csv").write_text("5,1,2\n1,9,0\n")
+    assert main(["diagnose", "sites.csv", "--clients-per-round", "3"]) == 2
+    assert "expected at most 2, the number of clients" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,123 @@
+"""Paper and rerun side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fedskew.experiment.config import Config
+from fedskew.lab.papers.cells import Cell, Choice, job, table_cells
+from fedskew.lab.papers.published import Number
+from fedskew.lab.papers.rerun import Rerun, order, rerun
+from fedskew.lab.papers.tables import json_of, row, title
+from fedskew.lab.sweep.record import Record
+from fedskew.lab.sweep.records_file import Records
+
+
+def again(method: str, printed: float | None, *values: float, metric: str = "best", rounds: int = 200) -> Rerun:
+    number = Number("table3", "cifar10", "dirichlet:0.05", "", method, metric, printed, None, "")
+    cell = Cell("fedlmd", "table3", "cifar10", "dirichlet:0.05", "", method, metric, number)
+    return Rerun(cell, values, tuple(record(rounds, rounds) for _ in values), 200)
+
+
+def record(wanted: int, done: int, **more: int) -> Record:
+    return Record({"rounds": [0, done], "config": Config(rounds=wanted).to_mapping(), **more})
+
+
+def test_an_update_of_a_model_that_was_trained_less_is_shortened() -> None:
+    one = again("FedAvg", 33.02, 44.0, rounds=1)
+    trained = Rerun(one.cell, one.values, (record(1, 1, start_rounds=40),), 200)
+    assert trained.shortened == 40
+    assert Rerun(one.cell, one.values, (record(1, 1, start_rounds=200),), 200).shortened is None
+
+
+def test_a_run_that_was_stopped_is_shown_and_compared_with_nothing() -> None:
+    full = [again("a", 30, 40), again("b", 50, 60)]
+    one = again("c", 90, 10)
+    stopped = Rerun(one.cell, one.values, (record(200, 21),), 200)
+    assert row(stopped)[2:4] == ("10.00 (stopped after 21 of 200 rounds)", "")
+    told = order([*full, stopped])
+    assert told is not None
+    assert told.pairs == 1
+    assert told.holds
+
+
+def test_what_was_never_reached_is_not_what_nobody_ran() -> None:
+    one = again("FedGR", 300, metric="rounds to FedAvg")
+    assert row(one)[2:] == ("–", "", "0")
+    assert row(replace(one, never=2))[2:] == ("never", "", "2")
+    some = replace(again("FedGR", 300, 200.0, metric="rounds to FedAvg"), never=2)
+    assert row(some)[2:] == ("200.00 (2 of 3 never)", "", "3"), "the lucky seeds are not the paper's mean"
+    assert order([some, again("FedLC", 400, 300.0, metric="rounds to FedAvg")]) is None
+
+
+@pytest.mark.parametrize(
+    ("fedavg", "fedgr", "shown"),
+    [
+        (range(11), [0.0] * 11, "never (10 of 1000 rounds)"),
+        (range(11), [0.0] * 6, "–"),
+        (range(6), [*range(6), *[5] * 995], "5.00 (5 of 1000 rounds)"),
+    ],
+)
+def test_rounds_to_fedavg_know_how_far_both_runs_went(fedavg: list[float], fedgr: list[float], shown: str) -> None:
+    """A run that ended before FedAvg's might have got there; where FedAvg's was short, so was the way."""
+    cells = {cell.method: cell for cell in table_cells("fedgr", "table4") if cell.metric == "rounds to FedAvg"}
+    done = Records(curve(cells[method], values) for method, values in (("FedAvg", fedavg), ("FedGR", fedgr)))
+    told = rerun(cells["FedGR"], [0], done, Choice())
+    assert row(told)[2] == shown
+    assert told.difference is None
+
+
+def curve(cell: Cell, accuracy: Sequence[float]) -> Record:
+    one = job(cell, 0, Choice(values={"rounds": len(accuracy) - 1}))
+    return Record({
+        "experiment": one.identity, "config": one.config.to_mapping(), "accuracy": accuracy,
+        "rounds": list(range(len(accuracy))),
+    })  # fmt: skip
+
+
+def test_rounds_to_what_fedavg_had_after_fewer_are_not_compared_with_the_papers() -> None:
+    for metric, difference in (("rounds to FedAvg", None), ("best", -100.0)):
+        assert again("FedGR", 300, 200.0, metric=metric, rounds=40).difference == difference
+    assert again("FedGR", 300, 200.0, metric="rounds to FedAvg").difference == -100.0
+
+
+def test_only_runs_of_equally_many_rounds_are_ranked() -> None:
+    shorter = [again(name, printed, value, rounds=40) for name, printed, value in (("a", 1, 1), ("b", 2, 2))]
+    told = order([*shorter, again("c", 3, 0)])
+    assert told is not None
+    assert told.pairs == 1
+
+
+def test_an_order_holds_if_every_pair_does() -> None:
+    told = order([again("a", 30, 40), again("b", 50, 60), again("c", 40, 50)])
+    assert told is not None
+    assert told.holds
+    assert str(told) == "3 of 3 pairs in the paper's order, the same best"
+
+
+def test_an_order_that_does_not_hold_names_the_best() -> None:
+    told = order([again("a", 30, 70), again("b", 50, 60), again("c", 40, 50), again("d", None, 99)])
+    assert told is not None
+    assert not told.holds
+    assert str(told) == "1 of 3 pairs in the paper's order, best is a, not b"
+
+
+def test_less_may_be_better() -> None:
+    told = order([again("a", 3, 4, metric="drift diversity"), again("b", 5, 6, metric="drift diversity")])
+    assert told is not None
+    assert told.best_printed == told.best_rerun == "a"
+
+
+def test_one_method_has_no_order() -> None:
+    assert order([again("a", 3, 4), again("b", 3)]) is None
+
+
+def test_a_row_tells_mean_difference_and_what_was_shortened() -> None:
+    assert row(again("FedAvg", 33.02, 44.0, 46.0)) == ("FedAvg", "33.02", "45.00 ± 1.00", "+11.98", "2")
+    assert row(again("FedAvg", 33.02, 44.0, rounds=40))[2] == "44.00 (40 of 200 rounds)"
+    assert row(again("FedNova", None))[1:] == ("illegible", "–", "", "0")
+    assert title([again("FedAvg", 33.02)]) == "fedlmd/table3: cifar10 dirichlet:0.05, best (%)"
+    assert json_of(again("FedAvg", 33.02, 44.0))["difference"] == 44.0 - 33.02

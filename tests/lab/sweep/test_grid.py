@@ -1,0 +1,78 @@
+"""A grid in YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedskew.errors import UserError
+from fedskew.lab.sweep.grid import read_grid
+from fedskew.lab.sweep.job import Job
+
+GRID = """
+data: digits
+rounds: 5
+partition: {rule: dirichlet, clients: 6}
+grid:
+  method: [fedavg, {name: fedvls, distill_weight: 0.5}]
+  partition.beta: [0.1, 0.5]
+seeds: 2
+"""
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.yaml"
+    path.write_text(GRID)
+    return path
+
+
+def test_every_combination_is_a_run_and_seeds_vary_slowest(grid: Path) -> None:
+    points = read_grid(grid, {}).points()
+    assert [tuple(point.place.values()) for point in points][:5] == [
+        ("fedavg", 0.1, 0), ("fedavg", 0.5, 0), ("fedvls(distill_weight=0.5)", 0.1, 0),
+        ("fedvls(distill_weight=0.5)", 0.5, 0), ("fedavg", 0.1, 1),
+    ]  # fmt: skip
+    assert len({point.job.identity for point in points}) == len(points) == 8
+    assert points[2].config.method_params == {"distill_weight": 0.5}
+    assert points[2].config.partition.clients == 6
+    assert points[1].job.label == "method fedavg, partition.beta 0.5, seed 0"
+
+
+def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
+    points = read_grid(grid, {"rounds": 2, "lr": 0.3}, 1).points()
+    assert {point.config.rounds for point in points} == {2}
+    assert {point.config.lr for point in points} == {0.3}
+    grid.write_text(GRID.replace("seeds: 2", "seeds: [4, 7]"))
+    assert {point.config.seed for point in read_grid(grid, {}).points()} == {4, 7}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("grid:", "grit:", r"no grid; expected a mapping such as"),
+        ("[0.1, 0.5]", "0.1", r"grid.partition.beta is 0.1; expected a list"),
+        ("partition.beta:", "partition.bet:", r"at method=fedavg, partition.bet=0.1: .*beta"),
+        ("fedavg,", "fedavgg,", r"at method=fedavgg.*did you mean 'fedavg'"),
+        ("partition.beta: [0.1, 0.5]", "seed: [1, 2]", r"expected the seeds beside the grid"),
+        ("seeds: 2", "seeds: 0", r"seeds is 0; expected"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_runs(grid: Path, old: str, new: str, complaint: str) -> None:
+    grid.write_text(GRID.replace(old, new))
+    with pytest.raises(UserError, match=complaint):
+        read_grid(grid, {}).points()
+
+
+def test_number_formats_that_are_compared_are_runs_of_their_own(grid: Path) -> None:
+    grid.write_text(GRID.replace("partition.beta: [0.1, 0.5]", "precision: [float32, float64]\n  rounds: [2, 5]"))
+    points = read_grid(grid, {}, 1).points()
+    assert len(points) == 8
+    assert len({point.job.identity for point in points}) == 4
+    assert {Job.from_json(point.job.to_json()).identity for point in points} == {p.job.identity for p in points}
+
+
+def test_a_key_is_in_the_grid_or_set(grid: Path) -> None:
+    with pytest.raises(UserError, match=r"partition.beta is set and in the grid"):
+        read_grid(grid, {"partition.beta": 0.3})

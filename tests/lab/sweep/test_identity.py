@@ -1,0 +1,51 @@
+"""Two runs are one experiment exactly if the longer contains the shorter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedskew.experiment.config import Config, with_values
+from fedskew.lab.sweep.identity import CIRCUMSTANCES, identity
+from fedskew.lab.sweep.job import Job
+
+OTHER = {
+    "data_dir": "/elsewhere", "rounds": 7, "engine": "plain", "device": "cpu", "precision": "float64",
+    "compile": "never", "eval_every": 3, "eval_local": True, "mean_last": 4, "checkpoint_every": 9,
+}  # fmt: skip
+
+
+def test_where_and_how_far_a_run_went_does_not_count() -> None:
+    assert set(OTHER) == set(CIRCUMSTANCES)
+    for key, value in OTHER.items():
+        assert identity(with_values(Config(), {key: value})) == identity(Config()), key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"lr": 0.2}, {"method.distill_weight": 0.2}, {"partition.beta": 0.2}, {"model": "dnn"},
+     {"clients_per_round": 2}, {"local_epochs": 3}, {"augment": ["flip"]}, {"average": "uniform"}],
+)  # fmt: skip
+def test_what_decides_the_numbers_counts(change) -> None:
+    assert identity(with_values(Config(), change)) != identity(Config())
+
+
+def test_defaults_spelled_out_are_the_same_experiment() -> None:
+    spelled = {"method.distill_weight": 0.1, "partition.beta": 0.1, "partition.clients": 20, "lr": 5e-2}
+    assert identity(with_values(Config(), spelled)) == identity(Config())
+
+
+def test_the_order_of_a_combination_does_not_count() -> None:
+    assert identity(Config(method="fedexp+fedvls")) == identity(Config(method="fedvls+fedexp"))
+
+
+def test_methods_that_plan_by_the_number_of_rounds_are_told_apart_by_it() -> None:
+    pkd = with_values(Config(), {"method": "pkd"})
+    assert identity(pkd) != identity(replace(pkd, rounds=7))
+
+
+def test_a_run_from_a_trained_model_is_another_experiment() -> None:
+    job = Job(Config(), "x")
+    assert replace(job, start=Config()).identity != job.identity
+    assert replace(job, start=Config()).identity != replace(job, start=Config(lr=0.3)).identity

@@ -1,0 +1,113 @@
+"""Worker processes: one that fails or dies ends nobody else's run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedskew.lab.sweep.job import Job, Outcome, Terms
+from fedskew.lab.sweep.pool import Watcher, run_jobs
+from fedskew.lab.sweep.worker_process import WorkerProcess
+
+
+class Noting(Watcher):
+    def __init__(self) -> None:
+        self.ended: dict[str, Outcome] = {}
+        self.progress: set[str] = set()
+
+    def on_progress(self, job: Job, done: int, total: int, accuracy: float | None) -> None:
+        self.progress.add(job.label)
+        assert 0 <= done <= total
+
+    def on_outcome(self, job: Job, outcome: Outcome) -> None:
+        self.ended[job.label] = outcome
+
+
+def test_jobs_of_two_processes_end_like_those_of_one(tiny_job, tmp_path: Path) -> None:
+    jobs = [tiny_job("a"), tiny_job("bad", model="mobilenetv3"), tiny_job("b", seed=1)]
+    apart, together = Noting(), Noting()
+    run_jobs(jobs, Terms(str(tmp_path / "runs")), 2, apart, tmp_path / "logs")
+    run_jobs(jobs, Terms(), 1, together, tmp_path / "logs")
+    for watcher in (apart, together):
+        assert {label: outcome.status for label, outcome in watcher.ended.items()} == {
+            "a": "finished", "bad": "failed", "b": "finished",
+        }  # fmt: skip
+        assert {"a", "b"} <= watcher.progress
+    for label in "ab":
+        one, other = apart.ended[label].record, together.ended[label].record
+        assert one is not None
+        assert other is not None
+        assert one.curve == other.curve
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"worker-0.log", "worker-1.log"}
+
+
+def test_two_processes_may_begin_with_the_same_trained_model(tiny_job, tmp_path: Path) -> None:
+    start = tiny_job(rounds=2).config
+    jobs = [replace(tiny_job(method, method=method, rounds=1), start=start) for method in ("fedavg", "fedprox")]
+    watcher = Noting()
+    run_jobs(jobs, Terms(str(tmp_path / "runs")), 2, watcher, tmp_path / "logs")
+    begun = [outcome.record.curve[0] for outcome in watcher.ended.values() if outcome.record is not None]
+    assert len(begun) == 2
+    assert begun[0] == begun[1]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Path, monkeypatch, together) -> None:
+    """Of two jobs as one, each is tried again by itself: then it shows which was the cause."""
+    killed: list[int] = []
+    give = WorkerProcess.give
+
+    def give_and_kill(self: WorkerProcess, bundle: Sequence[Job], terms: Terms) -> None:
+        give(self, bundle, terms)
+        if any(job.label == "doomed" for job in bundle):
+            killed.append(self._process.pid)
+            os.kill(self._process.pid, 9)
+
+    monkeypatch.setattr(WorkerProcess, "give", give_and_kill)
+    watcher = Noting()
+    jobs = [tiny_job("doomed"), tiny_job("a", seed=1), tiny_job("b", seed=2), tiny_job("c", seed=3)]
+    run_jobs(jobs, Terms(), 2, watcher, tmp_path / "logs", together)
+    assert len(killed) == together
+    assert watcher.ended["doomed"].status == "failed"
+    assert "killed by signal 9" in watcher.ended["doomed"].reason
+    assert {watcher.ended[label].status for label in "abc"} == {"finished"}
+
+
+def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path: Path, monkeypatch) -> None:
+    processes: dict[str, int] = {}
+    give, said = WorkerProcess.give, WorkerProcess.said
+
+    def noted(self: WorkerProcess, bundle: Sequence[Job], terms: Terms) -> None:
+        processes[bundle[0].label] = self._process.pid
+        give(self, bundle, terms)
+
+    def as_if_spent(self: WorkerProcess) -> Iterator[dict[str, Any]]:
+        for line in said(self):
+            assert line.get("spent", False) is False
+            yield line | {"spent": True} if "spent" in line else line
+
+    monkeypatch.setattr(WorkerProcess, "give", noted)
+    monkeypatch.setattr(WorkerProcess, "said", as_if_spent)
+    watcher = Noting()
+    run_jobs([tiny_job(str(seed), seed=seed) for seed in range(3)], Terms(), 2, watcher, tmp_path / "logs")
+    assert [outcome.status for outcome in watcher.ended.values()] == ["finished"] * 3
+    assert len(set(processes.values())) == 3
+
+
+def test_after_the_deadline_everything_is_stopped(tiny_job, tmp_path: Path) -> None:
+    watcher = Noting()
+    jobs = [tiny_job(str(seed), seed=seed) for seed in range(3)]
+    run_jobs(jobs, Terms(deadline=time.time() - 1000), 2, watcher, tmp_path / "logs")
+    assert [outcome.status for outcome in watcher.ended.values()] == ["stopped"] * 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_jobs_are_no_trouble(workers: int, tmp_path: Path) -> None:
+    run_jobs([], Terms(), workers, Noting(), tmp_path)

@@ -1,0 +1,132 @@
+"""A search by Optuna: judged on validation data, continued, and honest about failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedskew.errors import UserError
+from fedskew.lab.sweep.job import Job, Outcome, each_once
+from fedskew.lab.sweep.record import Record
+from fedskew.lab.sweep.search import read_search, search_with_optuna
+
+pytest.importorskip("optuna")
+
+SEARCH = """
+data: digits
+method: fedprox
+rounds: 2
+search:
+  method.mu: {low: 0.001, high: 1.0, log: true}
+  local_epochs: {low: 1, high: 3}
+  average: [samples, uniform]
+seeds: 2
+validation: 0.25
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "search.yaml"
+    path.write_text(SEARCH)
+    return path
+
+
+def judged(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+    """As if accuracy were best at three local epochs, and large μ failed."""
+
+    def outcome(job: Job) -> Outcome:
+        if job.config.method_params["mu"] > 0.3:
+            return Outcome("failed", reason="too strong")
+        accuracy = job.config.local_epochs / 10
+        return Outcome("finished", Record({"config": job.config.to_mapping(), "rounds": [1], "accuracy": [accuracy]}))
+
+    return {job.identity: outcome(job) for job in jobs}
+
+
+def test_the_best_point_of_all_trials_is_found_and_a_search_continues(file: Path, tmp_path: Path) -> None:
+    search = read_search(file, {})
+    ran: list[Job] = []
+
+    def run(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+        ran.extend(jobs)
+        return judged(jobs)
+
+    found = search_with_optuna(search, 12, 3, tmp_path / "s", run)
+    assert found.trials + found.failed == 12
+    assert len(ran) == 12 * 2
+    assert found.validation_accuracy == max(
+        job.config.local_epochs / 10 for job in ran if job.config.method_params["mu"] <= 0.3
+    )
+    assert {job.validation for job in ran} == {0.25}
+    assert all(0.001 <= job.config.method_params["mu"] <= 1 and 1 <= job.config.local_epochs <= 3 for job in ran)
+    assert {job.config.average for job in ran} == {"samples", "uniform"}
+    ran.clear()
+    again = search_with_optuna(search, 14, 3, tmp_path / "s", run)
+    assert len(ran) == 2 * 2
+    assert again.trials + again.failed == 14
+
+
+def test_the_last_word_has_the_test_set(file: Path) -> None:
+    search = read_search(file, {})
+    final = search.final_jobs({"method.mu": 0.5})
+    assert [job.validation for job in final] == [None, None]
+    assert [job.config.seed for job in final] == [0, 1]
+    assert final[0].config.method_params == {"mu": 0.5}
+
+
+def test_trials_of_the_same_point_share_a_run(file: Path, tmp_path: Path) -> None:
+    search = replace(read_search(file, {}), space={"method.mu": [0.1]})
+    found = search_with_optuna(search, 3, 3, tmp_path / "s", judged)
+    assert (found.trials, found.failed) == (3, 0)
+
+
+def test_points_of_other_rounds_are_judged_by_runs_of_their_own(file: Path) -> None:
+    search = read_search(file, {})
+    jobs = [job for number, rounds in enumerate((5, 10)) for job in search.jobs(number, {"rounds": rounds})]
+    assert [job.config.rounds for job in each_once(jobs)] == [5, 5, 10, 10]
+
+
+def test_what_was_tried_in_another_search_does_not_count(file: Path, tmp_path: Path) -> None:
+    short = read_search(file, {"rounds": 1})
+    search_with_optuna(short, 4, 4, tmp_path / "s", judged)
+    ran: list[Job] = []
+
+    def run(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+        ran.extend(jobs)
+        return judged(jobs)
+
+    search_with_optuna(read_search(file, {"rounds": 1, "device": "cpu"}), 4, 4, tmp_path / "s", run)
+    assert not ran, "where it runs makes no other search"
+    search_with_optuna(read_search(file, {"rounds": 2}), 4, 4, tmp_path / "s", run)
+    assert len(ran) == 4 * 2
+
+
+def test_a_search_that_is_stopped_counts_no_unfinished_trial(file: Path, tmp_path: Path) -> None:
+    search = read_search(file, {})
+    with pytest.raises(UserError, match="no trial came to its end"):
+        search_with_optuna(
+            search, 4, 2, tmp_path / "s", lambda jobs: {job.identity: Outcome("stopped") for job in jobs}
+        )
+    found = search_with_optuna(search, 4, 2, tmp_path / "s", judged)
+    assert found.trials + found.failed == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("search:", "grid:", r"no search; expected a mapping"),
+        ("low: 0.001", "low: 0", r"search.method.mu has log and low 0; expected low above 0"),
+        ("{low: 1, high: 3}", "3", r"search.local_epochs is 3; expected a list, or a range"),
+        ("method.mu", "method.nu", r"has no parameter 'nu'; did you mean 'mu'"),
+        ("0.25", "1.5", r"validation is 1.5; expected"),
+        ("seeds: 2", "seeds: none", r"seeds is 'none'; expected"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_runs(file: Path, old: str, new: str, complaint: str) -> None:
+    file.write_text(SEARCH.replace(old, new))
+    with pytest.raises(UserError, match=complaint):
+        read_search(file, {})
