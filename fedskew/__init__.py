@@ -35,7 +35,9 @@ if TYPE_CHECKING:
         load,
     )
     from fedskew.errors import UserError
-    from fedskew.experiment.run import Callback, Result, run
+    from fedskew.experiment.callbacks import Callback
+    from fedskew.experiment.result import Result
+    from fedskew.experiment.run import run
     from fedskew.methods import (
         Client,
         Objective,
@@ -78,7 +80,9 @@ _HOMES = {
         "load",
     ),
     "fedskew.errors": ("UserError",),
-    "fedskew.experiment.run": ("Callback", "Result", "run"),
+    "fedskew.experiment.callbacks": ("Callback",),
+    "fedskew.experiment.result": ("Result",),
+    "fedskew.experiment.run": ("run",),
     "fedskew.methods": (
         "Client",
         "Objective",

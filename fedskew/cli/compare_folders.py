@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedskew.errors import UserError
 from fedskew.experiment.compare import MethodResults
 from fedskew.experiment.config import differing_keys
-from fedskew.experiment.run import Result
+from fedskew.experiment.result import Result
 from fedskew.export.finished_run import read_run
 from fedskew.metrics.summary import CurveSummary
 from fedskew.report.recorded import RecordedRun, gather

@@ -12,8 +12,8 @@ import typer
 from fedskew.cli.flags import CONFIGURATION
 
 if TYPE_CHECKING:
+    from fedskew.experiment.callbacks import Callback
     from fedskew.experiment.preparation import Prepared
-    from fedskew.experiment.run import Callback
 
 Live = Annotated[
     bool, typer.Option("--live", help="serve the report on this machine (127.0.0.1) while the run goes on",

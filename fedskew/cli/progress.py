@@ -14,9 +14,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedskew.cli import INTERRUPTED
 from fedskew.cli.terminal import notice, stderr
+from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.result import Result
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.run import Callback, Result
 from fedskew.experiment.storage.history import Row
 from fedskew.experiment.storage.run_folder import RunFolder
 

@@ -13,7 +13,7 @@ from fedskew.cli.observing import Live, Log, Onlookers
 if TYPE_CHECKING:
     from fedskew.data import Federation
     from fedskew.experiment.config import Config
-    from fedskew.experiment.run import Result
+    from fedskew.experiment.result import Result
 
 EXAMPLES = (
     "fedskew run --method fedvls --beta 0.1 --clients-per-round 4 --rounds 20",

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.data import Federation
+from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import Config, run_name
 from fedskew.experiment.preparation import Prepared, build_federation, prepare
-from fedskew.experiment.run import Callback, Result, run_prepared
+from fedskew.experiment.result import Result
+from fedskew.experiment.run import run_prepared
 from fedskew.metrics.summary import MeanStd, mean_std
 
 

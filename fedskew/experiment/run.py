@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ from torch import nn
 from fedskew.data import Federation
 from fedskew.engine import Fetch, RoundResult
 from fedskew.errors import UserError
+from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.loop import RoundDone, RoundLoop
 from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.result import Result, accuracy_curve, evaluated_rows
 from fedskew.experiment.round.phases import RoundInProgress
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
@@ -28,90 +29,6 @@ from fedskew.methods import Method, Part, unpack
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary
 from fedskew.models.concatenation import encoders_of, side_by_side
-
-STATUS = "finished"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came out of a run."""
-
-    config: Config
-    history: list[Row]
-    """One row a round; row 0 is the initial model."""
-    evaluation: Evaluation
-    """Of the final global model."""
-    curve: CurveSummary
-    """Best, last and mean-of-last accuracy."""
-    model: nn.Module
-    seconds: float
-    engine: str
-    """What executed the local training: what `auto` came to, if that was asked for."""
-    folder: Path | None = None
-
-    @property
-    def accuracy(self) -> float:
-        """Of the final global model on the test set."""
-        return self.evaluation.accuracy
-
-    @property
-    def class_accuracy(self) -> tuple[float | None, ...]:
-        return self.evaluation.class_accuracy
-
-    @property
-    def accuracy_curve(self) -> list[tuple[int, float]]:
-        """The evaluated rounds of the global model and the accuracy after each."""
-        return _accuracy_curve(_evaluated(self.history))
-
-    @property
-    def domain_accuracy(self) -> dict[str, float]:
-        """Of the final global model on each domain's test samples, where the data have domains."""
-        told: dict[str, float] = _evaluated(self.history)[-1].get("domain_accuracy", {})
-        return told
-
-    @property
-    def diverged(self) -> int:
-        """How many client updates were not finite and were left out."""
-        return sum(len(row.get("diverged", ())) for row in self.history)
-
-    @property
-    def compute(self) -> float:
-        """Local computation in units of one plain local round of each participant."""
-        return float(sum(row.get("compute", 0.0) for row in self.history))
-
-    def summary(self) -> dict[str, Any]:
-        """The result as JSON."""
-        return {
-            "status": STATUS,
-            "method": self.config.method,
-            "seed": self.config.seed,
-            "rounds": len(self.history) - 1,
-            "accuracy": self.accuracy,
-            **self.curve.to_json(),
-            "final": self.evaluation.to_json(),
-            **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
-            "diverged": self.diverged,
-            "compute": self.compute,
-            "notes": self.history[-1].get("notes", {}),
-            "seconds": self.seconds,
-            "engine": self.engine,
-        }
-
-
-class Callback:
-    """Watches a run; every hook does nothing unless overridden."""
-
-    def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
-        """Before the first round, or before the first one after a resume."""
-
-    def on_round(self, row: Row, rounds_ahead: int) -> None:
-        """After each round."""
-
-    def on_notice(self, line: str) -> None:
-        """Something the user should know."""
-
-    def on_end(self, result: Result) -> None:
-        """After the last round."""
 
 
 def run(
@@ -331,24 +248,14 @@ class _Run:
         return result
 
     def _result(self, module: nn.Module, rows: list[Row], engine: str) -> Result:
-        evaluated = _evaluated(rows)
+        evaluated = evaluated_rows(rows)
         return Result(
             config=self._prepared.config,
             history=rows,
             evaluation=Evaluation.from_json(evaluated[-1]["evaluation"]),
-            curve=CurveSummary.of(_accuracy_curve(evaluated), self._prepared.config.mean_last),
+            curve=CurveSummary.of(accuracy_curve(evaluated), self._prepared.config.mean_last),
             model=module.to(torch.device("cpu")),
             seconds=sum(row["seconds"] for row in rows),
             engine=engine,
             folder=None if self._folder is None else self._folder.path,
         )
-
-
-def _evaluated(rows: list[Row]) -> list[Row]:
-    """The rows with an evaluation of the global model."""
-    return [row for row in rows if row.get("model", "global") == "global" and "evaluation" in row]
-
-
-def _accuracy_curve(evaluated: list[Row]) -> list[tuple[int, float]]:
-    """By round of the global model: experts' rounds in between do not count, as the papers count."""
-    return [(row.get("model_round", 0), row["evaluation"]["accuracy"]) for row in evaluated]

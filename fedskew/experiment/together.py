@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedskew.engine import RoundResult, StackedEngine, joinable, joint_work, shared_out
+from fedskew.experiment.result import Result
 from fedskew.experiment.round.phases import RoundInProgress
 from fedskew.experiment.round.server import Server
-from fedskew.experiment.run import Result, Rounds
+from fedskew.experiment.run import Rounds
 
 Trained = tuple[RoundResult, float]
 Ended = Result | Exception

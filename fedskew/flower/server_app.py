@@ -13,9 +13,11 @@ from flwr.serverapp import Grid, ServerApp
 from fedskew.data import load
 from fedskew.data.dataset import Dataset
 from fedskew.errors import UserError
+from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.result import Result
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.run import Callback, Result, run_prepared
+from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.history import Row
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import FederationServer, refuse_unfit

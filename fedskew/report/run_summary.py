@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedskew.experiment.run import Result
+from fedskew.experiment.result import Result
 
 BAR = 30
 MOST_CLASSES = 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedskew.errors import UserError
-from fedskew.experiment.run import Result
+from fedskew.experiment.result import Result
 from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
 from fedskew.report.charts.matplotlib_view import checked_formats, save_figure
 from fedskew.report.document import Document, document

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.result import Result
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.run import Callback, Result
 from fedskew.experiment.storage.history import Row
 
 FolderOf = Callable[[Prepared], Path]

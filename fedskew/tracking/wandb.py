@@ -8,7 +8,7 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.experiment.config import config_hash, run_name
 from fedskew.experiment.preparation import Prepared
-from fedskew.experiment.run import Result
+from fedskew.experiment.result import Result
 from fedskew.tracking.tracker import FolderOf, Tracker
 
 

@@ -20,8 +20,9 @@ from fedskew.engine.cost import estimated_seconds, multiplications
 from fedskew.engine.measurement import Trial, part_of, size_of_trial
 from fedskew.engine.rates_file import RatesFile, rates_key
 from fedskew.errors import UserError
+from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.round.server import Server
-from fedskew.experiment.run import Callback, run
+from fedskew.experiment.run import run
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -11,7 +11,7 @@ import torch
 import fedskew as fs
 from fedskew.experiment.config import load_yaml, with_values
 from fedskew.experiment.preparation import build_federation
-from fedskew.experiment.run import Result
+from fedskew.experiment.result import Result
 from fedskew.experiment.storage.history import Row
 from fedskew.experiment.storage.run_folder import RunFolder
 

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import fedskew as fs
-from fedskew.experiment.run import Callback
+from fedskew.experiment.callbacks import Callback
 
 
 class Net(nn.Sequential):

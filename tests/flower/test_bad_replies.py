@@ -13,7 +13,7 @@ from in_process import Meddle, case, small_data
 from fedskew.data import Dirichlet, Federation, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
-from fedskew.experiment.run import Result
+from fedskew.experiment.result import Result
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, Garbled, from_records

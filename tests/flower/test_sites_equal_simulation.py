@@ -13,7 +13,8 @@ from fedskew.data import Dirichlet, Federation, federation, load
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import prepare
-from fedskew.experiment.run import Result, run_prepared
+from fedskew.experiment.result import Result
+from fedskew.experiment.run import run_prepared
 from fedskew.flower.server_app import run_federation
 from fedskew.methods import METHODS
 

@@ -13,7 +13,7 @@ import pytest
 
 import fedskew as fs
 from fedskew.cli import main
-from fedskew.experiment.run import Callback
+from fedskew.experiment.callbacks import Callback
 from fedskew.live.process import live_page
 from fedskew.live.server import LiveServer
 from fedskew.live.state import LiveState

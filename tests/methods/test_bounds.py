@@ -24,9 +24,10 @@ from linear_clients import (
 from fedskew.cli import main
 from fedskew.data import Dirichlet
 from fedskew.data import federation as split
+from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.round.sampler import Enlistment
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.run import Callback, run
+from fedskew.experiment.run import run
 from fedskew.experiment.storage.history import Row
 from fedskew.methods import make_method
 

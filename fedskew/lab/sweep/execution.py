@@ -18,9 +18,11 @@ from torch import nn
 
 from fedskew.engine.auto import usual_engine
 from fedskew.errors import UserError
+from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import run_name
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.run import Callback, Result, run_prepared
+from fedskew.experiment.result import Result
+from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.about import machine, versions
 from fedskew.experiment.storage.history import Row
 from fedskew.experiment.storage.run_folder import RunFolder
