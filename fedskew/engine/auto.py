@@ -59,7 +59,7 @@ def fastest(rates: Mapping[str, float]) -> str:
     return next(name for name in ENGINES if rates.get(name, 0.0) * _WORTHWHILE >= best)
 
 
-class AutoEngine:
+class AutoEngine(Engine):
     """The fastest engine, from the first round on."""
 
     def __init__(self, network: Network, data: DeviceSamples, smallest_batch: int = 1) -> None:
@@ -83,7 +83,7 @@ class AutoEngine:
         return self._engine.train(work)
 
     def close(self) -> None:
-        if isinstance(self._engine, PoolEngine):
+        if self._engine is not None:
             self._engine.close()
 
     def _make(self, name: str) -> Engine:
@@ -109,11 +109,10 @@ class AutoEngine:
             return measured_rates(engines, work, self._smallest)
         finally:
             for engine in engines.values():
-                if isinstance(engine, PoolEngine):
-                    engine.close()
+                engine.close()
 
 
-class OneThread:
+class OneThread(Engine):
     """An engine that computes with one thread, unless OMP_NUM_THREADS says otherwise.
 
     Stacked small networks gain little from a second thread, and lose much where the other cores are busy.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedskew.engine.auto import AutoEngine, engine_of_name, usual_engine
-from fedskew.engine.contract import Engine, RoundWork
+from fedskew.engine.contract import Engine
 from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.model.network import Network
 from fedskew.engine.stacked.engine import StackedEngine
@@ -93,17 +93,3 @@ def make_engine(
     if name in ("auto", "stacked") and not on_cpu:
         return StackedEngine(network, data, smallest_batch, compile_steps=compile_steps)
     return engine_of_name(name, network, data, smallest_batch)
-
-
-def close_engine(engine: Engine) -> None:
-    """End the processes and threads that an engine may have."""
-    close = getattr(engine, "close", None)
-    if close is not None:
-        close()
-
-
-def foresee(engine: Engine, work: RoundWork) -> None:
-    """Let an engine that can make some of a round ready which will probably come."""
-    ready = getattr(engine, "foresee", None)
-    if ready is not None:
-        ready(work)

@@ -165,13 +165,23 @@ class RoundResult:
 
 
 class Engine(Protocol):
-    """Executes a round's local training."""
+    """Executes a round's local training. These are all the attributes and methods that callers use."""
 
     name: str
     notices: list[str]
-    """One line each on what the engine had to do differently from what was asked."""
+    """One line for each thing that the engine had to do differently from what the user chose."""
 
-    def train(self, work: RoundWork) -> RoundResult: ...
+    def train(self, work: RoundWork) -> RoundResult:
+        """Train the round's clients."""
+        ...
+
+    def prefetch(self, work: RoundWork) -> None:  # noqa: ARG002
+        """Prepare a round that probably comes next while the device is busy. By default nothing is prepared."""
+        return
+
+    def close(self) -> None:
+        """End the engine's processes and threads. By default it has none."""
+        return
 
 
 def sgd_(params: list[Tensor], velocity: list[Tensor], direction: list[Tensor], local: LocalTraining) -> None:

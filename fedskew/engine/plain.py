@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedskew.engine.contract import (
     Assignment,
+    Engine,
     RoundResult,
     RoundWork,
     clipped,
@@ -33,7 +34,7 @@ from fedskew.methods.parts import Half, Objective, Outputs, Tensors, Trained
 from fedskew.randomness import fold
 
 
-class PlainEngine:
+class PlainEngine(Engine):
     """Trains a round's clients one after another."""
 
     name = "plain"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fedskew.engine import RoundResult, RoundWork
+from fedskew.engine import Engine, RoundResult, RoundWork
 from fedskew.errors import UserError
 from fedskew.flower.model_message import needed_companions, work_tensors
 from fedskew.flower.privacy import noise_source, private_change
@@ -39,7 +39,7 @@ class _Ahead:
     answers: Mapping[int, Reply | Failure]
 
 
-class SitesEngine:
+class SitesEngine(Engine):
     """Trains on the sites."""
 
     name = "flower"

@@ -46,7 +46,7 @@ class Witness(fs.Solver):
         return opened | {f"closed {name}": t for name, t in trained.closing.items()}
 
 
-class Recording:
+class Recording(Engine):
     """The engine it is given, with every result kept."""
 
     def __init__(self, engine: Engine) -> None:

@@ -81,7 +81,7 @@ def played(server: Server) -> tuple[list[RunState], list[Row]]:
     return states, rows
 
 
-class Recording:
+class Recording(Engine):
     """The engine it is given, with every result kept."""
 
     def __init__(self, engine: Engine) -> None:

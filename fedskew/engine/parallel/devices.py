@@ -18,7 +18,7 @@ from fedskew.engine.parallel.shares import Share, balanced_shares, joined, local
 from fedskew.methods.parts import Tensors
 
 
-class DevicesEngine:
+class DevicesEngine(Engine):
     """Trains on several devices at a time, from one thread for each."""
 
     def __init__(self, engines: Sequence[Engine], devices: Sequence[torch.device]) -> None:

@@ -35,7 +35,7 @@ def usable_cores() -> int:
     return min(cores, int(limit)) if limit.isdecimal() and int(limit) else cores
 
 
-class PoolEngine:
+class PoolEngine(Engine):
     """Trains as many clients at a time as there are workers, each with an engine of its own."""
 
     def __init__(self, inner: Engine, workers: int | None = None) -> None:

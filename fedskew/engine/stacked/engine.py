@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.engine.contract import Assignment, RoundResult, RoundWork
+from fedskew.engine.contract import Assignment, Engine, RoundResult, RoundWork
 from fedskew.engine.data.batches import BatchPlan, plan_batches
 from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.model.network import Network
@@ -65,7 +65,7 @@ class NotTogetherError(Exception):
     """Clients of several runs that do not make one stack; each run's own may."""
 
 
-class StackedEngine:
+class StackedEngine(Engine):
     """Trains a round's clients together."""
 
     name = "stacked"
@@ -88,23 +88,23 @@ class StackedEngine:
         self._plain = PlainEngine(network, data, smallest_batch)
         self._abilities: dict[str, tuple[Sequence[Part], _Ability]] = {}
         self._slots: tuple[str, Slots] | None = None
-        self._foreseen: tuple[RoundWork, list[BatchPlan]] | None = None
+        self._prefetched: tuple[RoundWork, list[BatchPlan]] | None = None
         self._joint = False
         self.notices: list[str] = []
         self._said: set[str] = set()
 
-    def foresee(self, work: RoundWork) -> None:
+    def prefetch(self, work: RoundWork) -> None:
         """Draw the first batches of a round that will probably come, while the device is busy with the one before."""
         if self._joint:
             return  # it will be trained with those of other runs, as one work that is none of theirs
         plans = work.plans(self._smallest)
         for plan in plans:
             plan.draw(min(plan.steps, STAGED_STEPS))
-        self._foreseen = work, plans
+        self._prefetched = work, plans
 
     def _plans(self, work: RoundWork) -> list[BatchPlan]:
-        foreseen, self._foreseen = self._foreseen, None
-        return foreseen[1] if foreseen is not None and foreseen[0] is work else work.plans(self._smallest)
+        prefetched, self._prefetched = self._prefetched, None
+        return prefetched[1] if prefetched is not None and prefetched[0] is work else work.plans(self._smallest)
 
     def train(self, work: RoundWork) -> RoundResult:
         plans, self._joint = self._plans(work), work.is_joint

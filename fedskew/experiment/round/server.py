@@ -23,8 +23,6 @@ from fedskew.engine import (
     ModelState,
     RoundResult,
     arithmetic,
-    close_engine,
-    foresee,
     survey,
     worth_compiling,
 )
@@ -100,9 +98,9 @@ class Server:
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # a GPU on which something went wrong answers no more
                 torch.cuda.synchronize(self.device)
-        close_engine(self.engine)
+        self.engine.close()
         if self._wide is not None:
-            close_engine(self._wide[1].engine)
+            self._wide[1].engine.close()
 
     def resume_with(self, engine: str | None) -> None:
         """The engine that the run began with, where `auto` might take another now."""
@@ -228,7 +226,7 @@ class Server:
             return None
         try:
             ahead = self.begin(launched.guess.after)
-            foresee(ahead.engine, ahead.work)
+            ahead.engine.prefetch(ahead.work)
         except Exception:  # of a method's part, on a wrong guess; or it shows again when the round begins
             return None
         return replace(ahead, seconds=0.0)

@@ -87,11 +87,8 @@ class OwnEngine:
         return step if len(engine.notices) == said else None, clients * self._case.setting.batch_size
 
     def close(self) -> None:
-        """End the workers of an engine that has some."""
-        for owner in (self._server, self._server.engine):
-            if hasattr(owner, "close"):
-                owner.close()
-                return
+        """End the server's engine."""
+        self._server.close()
 
     def work(self) -> RoundWork:
         """A round's training of every participant, from the present model."""
