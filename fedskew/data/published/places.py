@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from fedskew.data.published.archives import SUFFIXES, extract
 from fedskew.data.published.download import RemoteFile, fetch
 from fedskew.errors import UserError
+from fedskew.locks import exclusive
 
 Layout = tuple[tuple[str, ...], ...]
 """The files (or folders) that a dataset consists of; each is a choice of name patterns, best first."""
@@ -82,17 +82,14 @@ def _fill_cache(published: Published, folders: list[Path], cache: Path) -> None:
 
 @contextmanager
 def _one_process_at_a_time(cache: Path, name: str) -> Iterator[None]:
-    """So that runs started together download and unpack once; a system without flock goes unguarded."""
+    """Let runs that start together download and unpack once."""
+    lock = cache / f".{name}.lock"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        lock = (cache / f".{name}.lock").open("wb")
+        lock.touch()
     except OSError as error:
         raise UserError(f"cannot write to the cache {cache}: {error.strerror or error}") from error
-    with lock:
-        if sys.platform != "win32":
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with exclusive(lock):
         yield
 
 

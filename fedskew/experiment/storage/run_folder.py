@@ -32,8 +32,8 @@ from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors,
 from fedskew.experiment.storage.background import Background
 from fedskew.experiment.storage.client_files import ClientFiles
 from fedskew.experiment.storage.history import RoundsFile, Row
-from fedskew.experiment.storage.lock import FolderLock
 from fedskew.experiment.storage.tensors import Unreadable, read_tensors, write_tensors
+from fedskew.locks import FolderLock
 
 _CHECKPOINTS_KEPT = 2
 _FORMAT = 2

@@ -27,10 +27,10 @@ from fedskew.experiment.storage.about import machine, versions
 from fedskew.experiment.storage.history import Row
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.lab.sweep.federations import shared_federation
-from fedskew.lab.sweep.file_lock import locked
 from fedskew.lab.sweep.identity import identity
 from fedskew.lab.sweep.job import Job, Outcome, Terms
 from fedskew.lab.sweep.record import Record
+from fedskew.locks import exclusive
 
 Tell = Callable[[int, int, float | None], None]
 """Takes the rounds done, the rounds in all and the last accuracy."""
@@ -150,7 +150,7 @@ def _trained(job: Job, terms: Terms) -> nn.Module:
         prepared = _prepared(before, terms)
         watch = _Watch(terms.deadline, lambda *_: None)
         folder = _folder(before, prepared, terms)
-        with contextlib.nullcontext() if folder is None else locked(folder.parent / f".{folder.name}.lock"):
+        with contextlib.nullcontext() if folder is None else exclusive(folder.parent / f".{folder.name}.lock"):
             _trained_models[name] = run_prepared(prepared, folder, [watch]).model
     return _trained_models[name]
 

@@ -23,8 +23,8 @@ from fedskew.data.published.places import cache_folder
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation, partition_rule
-from fedskew.lab.sweep.file_lock import locked
 from fedskew.lab.sweep.identity import experiment
+from fedskew.locks import exclusive
 
 _WORTH_KEEPING = 1.0
 """Seconds of drawing."""
@@ -70,7 +70,7 @@ def _kept(key: str, dataset: Dataset, config: Config) -> Federation:
     """From the cache, or drawn; one process draws, the others wait for it."""
     folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
     path = folder / f"{key}.json"
-    with locked(folder / f".{key}.lock"):
+    with exclusive(folder / f".{key}.lock"):
         if path.is_file():
             with contextlib.suppress(UserError):  # a damaged one is drawn again
                 indices = read_split(path, dataset.train.y)
