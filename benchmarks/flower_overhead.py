@@ -234,7 +234,7 @@ class Case:
                     marks.setdefault(number, (time.monotonic(), cpu_seconds(local)))
                 time.sleep(0.05)
             if self._rounds not in marks:
-                raise SystemExit(f"{app.name} did not finish:\n{run.last_lines(30)}")
+                raise SystemExit(f"{app.name} did not finish:\n{run.said()[-3000:]}")
         shutil.rmtree(self._folder / "flower")
         (began, spent), (ended, total) = marks[first], marks[self._rounds]
         rounds = self._rounds - first

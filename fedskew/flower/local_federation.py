@@ -12,6 +12,7 @@ FOLDER/
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,8 +73,8 @@ class LocalFederation:
         if self.superlink is not None:
             self.superlink.kill()
         keys = self.keys.folder.resolve()
-        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"]
-        command += ["--database", str(self._database)]
+        command = [sys.executable, "-m", "fedskew.flower.superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--enable-supernode-auth", "--database", str(self._database)]
         command += ["--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")]
         command += ["--ssl-keyfile", str(keys / "server.key")]
         self.superlink = self._started("superlink", command)
@@ -91,7 +92,7 @@ class LocalFederation:
         process = self._started(f"register-{site}", command)
         if process.wait(_START_SECONDS) != 0:
             process.kill()
-            raise UserError(f"the key of {site} was not registered: {process.last_lines(1)}")
+            raise UserError(f"the SuperLink did not register the key of {site}: {process.last_message()}")
 
     def node_config(self, site: str) -> str:
         """What the site's SuperNode tells its ClientApps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -68,14 +69,15 @@ class Process:
             file.seek(self.began_at)
             return file.read()
 
-    def last_lines(self, number: int = 5) -> str:
-        return "\n".join(self.said().strip().splitlines()[-number:])
+    def last_message(self) -> str:
+        """The last line that the program wrote, or the text of its last box."""
+        return last_message(self.said())
 
     def require_running(self) -> None:
         if not self.running:
-            said = self.last_lines(1)
             raise UserError(
-                f"{self.name} ended with status {self._process.returncode}; its log {self.log} ends: {said}"
+                f"{self.name} ended with status {self._process.returncode}; its log {self.log} ends: "
+                f"{self.last_message()}"
             )
 
     def ask_to_end(self) -> None:
@@ -93,6 +95,23 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_FRAME = "─━│┃╭╮╰╯┌┐└┘┏┓┗┛"
+
+
+def last_message(output: str) -> str:
+    """The last line of a program's output without colours; if that is the edge of a box, the text inside the box."""
+    lines = [line.strip() for line in _COLOUR.sub("", output).splitlines() if line.strip()]
+    if not lines or lines[-1].strip(_FRAME + " "):
+        return lines[-1] if lines else "it wrote nothing"
+    inside: list[str] = []
+    for line in reversed(lines[:-1]):
+        if not line.startswith(("│", "┃")):
+            break
+        inside.insert(0, line.strip(_FRAME + " "))
+    return " ".join(text for text in inside if text)
 
 
 def end_all(processes: Sequence[Process]) -> None:
