@@ -12,143 +12,90 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from fedskew import losses
-    from fedskew.data import (
-        IID,
-        Balanced,
-        Counts,
-        Dataset,
-        Dirichlet,
-        DoubleImbalance,
-        Federation,
-        LabelImbalance,
-        LabelsPerClient,
-        OneClass,
-        Partition,
-        Quantity,
-        QuantityImbalance,
-        Samples,
-        Saved,
-        Shards,
-        federation,
-        load,
-    )
-    from fedskew.errors import UserError
-    from fedskew.experiment.callbacks import Callback
-    from fedskew.experiment.result import Result
-    from fedskew.experiment.run import run
-    from fedskew.methods import (
-        Client,
-        Objective,
-        Outputs,
-        Regulariser,
-        Seen,
-        ServerRule,
-        Solver,
-        Tensors,
-        Trained,
-        Updates,
-        make_method,
-        method,
-    )
-    from fedskew.models import Classifier, make_model
-    from fedskew.report.writing import write_report
+if TYPE_CHECKING:  # for editors and type checkers; a test compares these imports with _NAMES
+    from fedskew import losses as losses
+    from fedskew.data import IID as IID
+    from fedskew.data import Balanced as Balanced
+    from fedskew.data import Counts as Counts
+    from fedskew.data import Dataset as Dataset
+    from fedskew.data import Dirichlet as Dirichlet
+    from fedskew.data import DoubleImbalance as DoubleImbalance
+    from fedskew.data import Federation as Federation
+    from fedskew.data import LabelImbalance as LabelImbalance
+    from fedskew.data import LabelsPerClient as LabelsPerClient
+    from fedskew.data import OneClass as OneClass
+    from fedskew.data import Partition as Partition
+    from fedskew.data import Quantity as Quantity
+    from fedskew.data import QuantityImbalance as QuantityImbalance
+    from fedskew.data import Samples as Samples
+    from fedskew.data import Saved as Saved
+    from fedskew.data import Shards as Shards
+    from fedskew.data import federation as federation
+    from fedskew.data import load as load
+    from fedskew.data import partitions as partitions
+    from fedskew.errors import UserError as UserError
+    from fedskew.experiment.callbacks import Callback as Callback
+    from fedskew.experiment.callbacks import EarlyStopping as EarlyStopping
+    from fedskew.experiment.config import Config as Config
+    from fedskew.experiment.result import Result as Result
+    from fedskew.experiment.run import run as run
+    from fedskew.methods import Client as Client
+    from fedskew.methods import Objective as Objective
+    from fedskew.methods import Outputs as Outputs
+    from fedskew.methods import Regulariser as Regulariser
+    from fedskew.methods import Schedule as Schedule
+    from fedskew.methods import Seen as Seen
+    from fedskew.methods import ServerRule as ServerRule
+    from fedskew.methods import Solver as Solver
+    from fedskew.methods import Stage as Stage
+    from fedskew.methods import Survey as Survey
+    from fedskew.methods import Tensors as Tensors
+    from fedskew.methods import Trained as Trained
+    from fedskew.methods import Updates as Updates
+    from fedskew.methods import make_method as make_method
+    from fedskew.methods import method as method
+    from fedskew.methods import pack as pack
+    from fedskew.methods import unpack as unpack
+    from fedskew.models import Classifier as Classifier
+    from fedskew.models import make_model as make_model
+    from fedskew.report.writing import write_report as write_report
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "fedskew": ("losses",),
+_NAMES = {
+    "fedskew": "losses",
     "fedskew.data": (
-        "IID",
-        "Balanced",
-        "Counts",
-        "Dataset",
-        "Dirichlet",
-        "DoubleImbalance",
-        "Federation",
-        "LabelImbalance",
-        "LabelsPerClient",
-        "OneClass",
-        "Partition",
-        "Quantity",
-        "QuantityImbalance",
-        "Samples",
-        "Saved",
-        "Shards",
-        "federation",
-        "load",
+        "IID Balanced Counts Dataset Dirichlet DoubleImbalance Federation LabelImbalance LabelsPerClient OneClass "
+        "Partition Quantity QuantityImbalance Samples Saved Shards federation load partitions"
     ),
-    "fedskew.errors": ("UserError",),
-    "fedskew.experiment.callbacks": ("Callback",),
-    "fedskew.experiment.result": ("Result",),
-    "fedskew.experiment.run": ("run",),
+    "fedskew.errors": "UserError",
+    "fedskew.experiment.callbacks": "Callback EarlyStopping",
+    "fedskew.experiment.config": "Config",
+    "fedskew.experiment.result": "Result",
+    "fedskew.experiment.run": "run",
     "fedskew.methods": (
-        "Client",
-        "Objective",
-        "Outputs",
-        "Regulariser",
-        "Seen",
-        "ServerRule",
-        "Solver",
-        "Tensors",
-        "Trained",
-        "Updates",
-        "make_method",
-        "method",
+        "Client Objective Outputs Regulariser Schedule Seen ServerRule Solver Stage Survey Tensors Trained Updates "
+        "make_method method pack unpack"
     ),
-    "fedskew.models": ("Classifier", "make_model"),
-    "fedskew.report.writing": ("write_report",),
+    "fedskew.models": "Classifier make_model",
+    "fedskew.report.writing": "write_report",
 }
-"""Where each public name lives: it is imported when first used, so that `fedskew --help` need not wait for torch."""
+"""The public names by module. Each is imported when first used, so `fedskew --help` does not wait for torch."""
+
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
+
+if not TYPE_CHECKING:  # so that type checkers see a misspelt name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
+        module = _MODULES[name]
+        value = import_module(f"fedskew.{name}") if module == "fedskew" else getattr(import_module(module), name)
+        globals()[name] = value
+        return value
 
 
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            value = import_module("fedskew.losses") if name == "losses" else getattr(import_module(home), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
-
-
-__all__ = [
-    "IID",
-    "Balanced",
-    "Callback",
-    "Classifier",
-    "Client",
-    "Counts",
-    "Dataset",
-    "Dirichlet",
-    "DoubleImbalance",
-    "Federation",
-    "LabelImbalance",
-    "LabelsPerClient",
-    "Objective",
-    "OneClass",
-    "Outputs",
-    "Partition",
-    "Quantity",
-    "QuantityImbalance",
-    "Regulariser",
-    "Result",
-    "Samples",
-    "Saved",
-    "Seen",
-    "ServerRule",
-    "Shards",
-    "Solver",
-    "Tensors",
-    "Trained",
-    "Updates",
-    "UserError",
-    "federation",
-    "load",
-    "losses",
-    "make_method",
-    "make_model",
-    "method",
-    "run",
-    "write_report",
-]
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

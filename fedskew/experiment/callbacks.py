@@ -1,7 +1,11 @@
-"""Hooks that watch a run."""
+"""Callbacks: hooks that watch a run and may stop it early."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from fedskew.errors import UserError, unknown
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.state import RunState
@@ -12,13 +16,66 @@ class Callback:
     """Watches a run; every hook does nothing unless overridden."""
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
-        """Before the first round, or before the first one after a resume."""
+        """Called before the first round, or before the first round after a resume."""
 
-    def on_round(self, row: Row, rounds_ahead: int) -> None:
-        """After each round."""
+    def on_resume(self, rows: Sequence[Row]) -> bool | None:
+        """Called after `on_start` when a run is resumed, with the rows recorded so far. Return True to stop at once."""
+
+    def on_round(self, row: Row, rounds_ahead: int) -> bool | None:
+        """Called after each round. Return True to stop the run after this round."""
 
     def on_notice(self, line: str) -> None:
-        """Something the user should know."""
+        """Called with a line that the user should see."""
 
     def on_end(self, result: Result) -> None:
-        """After the last round."""
+        """Called after the last round."""
+
+
+class EarlyStopping(Callback):
+    """Stops a run whose test metric no longer improves.
+
+    Only evaluations of the global model count. The metric is measured on the test set, so the accuracy of a run
+    that was stopped by it is slightly optimistic, like the best accuracy of any run.
+    """
+
+    METRICS = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class")
+
+    def __init__(self, patience: int = 10, metric: str = "accuracy", min_delta: float = 0.0) -> None:
+        """Stop after `patience` evaluations in a row that beat the best one before by no more than `min_delta`."""
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise UserError(f"patience is {patience!r}; expected a number of evaluations, at least 1")
+        if isinstance(min_delta, bool) or not isinstance(min_delta, int | float) or not 0 <= min_delta < math.inf:
+            raise UserError(f"min_delta is {min_delta!r}; expected a number, 0 or more")
+        if metric not in self.METRICS:
+            raise unknown("metric", str(metric), self.METRICS)
+        self.patience, self.metric, self.min_delta = patience, metric, min_delta
+        self._reset()
+
+    def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:  # noqa: ARG002
+        self._reset()
+
+    def on_resume(self, rows: Sequence[Row]) -> bool:
+        for row in rows:
+            self._observe(row)
+        return self._exhausted
+
+    def on_round(self, row: Row, rounds_ahead: int) -> bool:  # noqa: ARG002
+        self._observe(row)
+        return self._exhausted
+
+    @property
+    def _exhausted(self) -> bool:
+        return self._without_gain >= self.patience
+
+    def _reset(self) -> None:
+        self._best = -math.inf
+        self._without_gain = 0
+
+    def _observe(self, row: Row) -> None:
+        if "evaluation" not in row or row.get("model", "global") != "global" or row["round"] == 0:
+            return
+        value = float(row["evaluation"][self.metric])
+        if value > self._best + self.min_delta:
+            self._best, self._without_gain = value, 0
+        else:
+            self._without_gain += 1

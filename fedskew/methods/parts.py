@@ -39,10 +39,12 @@ Reveals = Literal["nothing", "label presence", "label counts", "label presence, 
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Put tensors under a common name, so that a state can hold several sets of tensors shaped like the model."""
     return {f"{name}/{key}": value for key, value in tensors.items()}
 
 
 def unpack(name: str, packed: Mapping[str, Tensor]) -> Tensors:
+    """The tensors that `pack` put under `name`, without that name."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): value for key, value in packed.items() if key.startswith(prefix)}
 
