@@ -10,7 +10,7 @@ from fedskew.cli.flags import Json
 from fedskew.cli.run import examples
 
 if TYPE_CHECKING:
-    from fedskew.methods import Entry, Part
+    from fedskew.methods import Entry
 
 EXAMPLES = (
     "fedskew methods",
@@ -38,14 +38,14 @@ def _command(
     """List the methods. Join several with +: one objective, one regulariser, one solver, one server rule."""
     from fedskew.cli.terminal import print_json
     from fedskew.errors import unknown
-    from fedskew.methods import METHODS, joined, listing
+    from fedskew.methods import METHODS, combined_entry, matching_entries
 
     if combinations:
-        from fedskew.methods.combinations import table
+        from fedskew.methods.compatibility import table
 
         typer.echo(table(), nl=False)
         return
-    entries = [joined(pattern)] if {"+", ":"} & set(pattern) else listing(pattern)
+    entries = [combined_entry(pattern)] if {"+", ":"} & set(pattern) else matching_entries(pattern)
     if not entries:
         raise unknown("method", pattern, [name for e in METHODS.values() for name in (e.name, *e.aliases)])
     if as_json:
@@ -56,26 +56,11 @@ def _command(
         _show(entries)
 
 
-def kinds(entry: Entry) -> list[str]:
-    """Which parts of a method the entry sets."""
-    return ["bound"] if entry.stands_alone else [_kind(part) for part in entry.parts]
-
-
-def _kind(part: type[Part]) -> str:
-    from fedskew.methods import Regulariser, Schedule, ServerRule, Solver
-
-    kinds = ((Schedule, "stages"), (Regulariser, "regulariser"), (Solver, "solver"), (ServerRule, "server rule"))
-    for kind, name in kinds:
-        if issubclass(part, kind):
-            return name
-    return "objective"
-
-
 def _json(entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "aliases": list(entry.aliases),
-        "kinds": kinds(entry),
+        "kinds": list(entry.kinds),
         "summary": entry.summary,
         "paper": entry.paper,
         "sends": entry.sends,
@@ -122,7 +107,7 @@ def _show(entries: list[Entry]) -> None:
         if parameters := _parameters(entry, ", ", "="):
             does.append(f"\n{parameters}", style="cyan")
         what.add_row(name, does)
-        cost.add_row(name, ", ".join(kinds(entry)) or "-", entry.sends, entry.reveals, entry.extra_compute)
+        cost.add_row(name, ", ".join(entry.kinds) or "-", entry.sends, entry.reveals, entry.extra_compute)
     console = stdout()
     console.print(what)
     console.print(cost)
@@ -139,7 +124,7 @@ def _show_one(entry: Entry) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = {
         "names": ", ".join((entry.name, *entry.aliases)),
-        "sets": ", ".join(kinds(entry)) or "-",
+        "sets": ", ".join(entry.kinds) or "-",
         "paper": entry.paper,
         "leaves the client": entry.sends,
         "server learns of labels": entry.reveals,

@@ -21,7 +21,7 @@ from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.model.channels_last import Layout
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.losses import IGNORE, cross_entropy
-from fedskew.methods.hooks import asks_for
+from fedskew.methods.hooks import uses_hook
 from fedskew.methods.parts import Client, Outputs, Seen, Tensors, pack
 from fedskew.randomness import fold
 
@@ -40,7 +40,7 @@ class Pass:
 
     @property
     def wanted(self) -> bool:
-        return any(asks_for(part, self.when) for part in self.work.parts)
+        return any(uses_hook(part, self.when) for part in self.work.parts)
 
     @property
     def takes_gradients(self) -> bool:
@@ -134,7 +134,7 @@ def stacked_sums(network: Network, data: DeviceSamples, this: Pass, stack: Stack
 
     def one(out: Tensors, y: Tensor, keys: Tensor, gradient: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
         own, client = replace(this, work=this.work.as_given(state)), this.work.client(label_counts, state)
-        return own.of_batch(Seen(Outputs.of(out), y, keys, gradient), client)
+        return own.of_batch(Seen(Outputs.from_tensors(out), y, keys, gradient), client)
 
     sums: Tensors = {}
     for numbers in torch.from_numpy(batches).to(device):

@@ -29,7 +29,7 @@ from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.passes import Pass, When, client_sums
 from fedskew.errors import UserError
-from fedskew.methods.hooks import asks_for
+from fedskew.methods.hooks import uses_hook
 from fedskew.methods.parts import Half, Objective, Outputs, Tensors, Trained
 from fedskew.randomness import fold
 
@@ -154,7 +154,7 @@ class _ClientRun:
     def _perturbation(self, y: Tensor, key: Tensor) -> Between | None:
         """What the objective does to the features, if it does anything."""
         objective = self._work.objective
-        if not asks_for(objective, "perturbed"):
+        if not uses_hook(objective, "perturbed"):
             return None
         return lambda features: objective.perturbed(features, y, self._client, perturbation_key(key))
 

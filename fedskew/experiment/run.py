@@ -28,7 +28,7 @@ from fedskew.experiment.storage.run_folder import Checkpoint, RunFolder
 from fedskew.methods import Method, Part, unpack
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary
-from fedskew.models.concatenation import encoders_of, side_by_side
+from fedskew.models.concatenation import count_encoders, with_encoders
 
 
 def run(
@@ -221,7 +221,7 @@ class _Run:
         module = self._server.module(state)
         result = self._result(module, self._rows, self._server.engine.name)
         if self._folder is not None:
-            tensors, encoders = {**state.model.params, **state.model.buffers}, encoders_of(module)
+            tensors, encoders = {**state.model.params, **state.model.buffers}, count_encoders(module)
             about: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
             if encoders:
                 tensors, about = {**dict(module.named_parameters()), **tensors}, {**about, "encoders": encoders}
@@ -235,9 +235,9 @@ class _Run:
         """The result of a run that was finished before."""
         tensors, meta = folder.load_model()
         network = self._server.network
-        module = side_by_side(network.module(network.state()), meta.get("encoders", 0))
+        module = with_encoders(network.module(network.state()), meta.get("encoders", 0))
         buffers = dict(module.named_buffers())
-        own = dict(module.named_parameters()) if encoders_of(module) else network.state().params
+        own = dict(module.named_parameters()) if count_encoders(module) else network.state().params
         self._check_model(own, {name: t for name, t in tensors.items() if name not in buffers})
         module.load_state_dict({name: t.to(self._server.device) for name, t in tensors.items()}, strict=False)
         engine = (folder.summary() or {}).get("engine", self._prepared.config.engine)

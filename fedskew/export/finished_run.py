@@ -16,7 +16,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods import make_method
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models import MODELS, Inputs, check_model, make_model
-from fedskew.models.concatenation import encoders_of, side_by_side
+from fedskew.models.concatenation import count_encoders, with_encoders
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FinishedRun:
     @property
     def encoders(self) -> int:
         """How many encoders the model has side by side (FedConcat); 0 if it is no such model."""
-        return encoders_of(self.model)
+        return count_encoders(self.model)
 
     @property
     def sites(self) -> list[str]:
@@ -104,7 +104,7 @@ def read_run(path: str | Path, model: nn.Module | None = None) -> FinishedRun:
     module = _fresh(config, inputs, folder.path) if model is None else copy.deepcopy(model)
     check_model(module, inputs)
     tensors, noted = folder.load_model()
-    module = side_by_side(module, noted.get("encoders", 0)).to("cpu", torch.float32)
+    module = with_encoders(module, noted.get("encoders", 0)).to("cpu", torch.float32)
     _fill(module, tensors, folder.model_path)
     rows = folder.rounds()
     return FinishedRun(folder.path, config, summary, about, module.eval(), rows[-1] if rows else {})

@@ -32,7 +32,7 @@ from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
 from fedskew.models import make_model
-from fedskew.models.concatenation import concatenated
+from fedskew.models.concatenation import concatenate
 
 Answer = tuple[Facts, bytes]
 
@@ -159,7 +159,7 @@ class Workplace:
         encoders = {name: t for name, t in tensors.items() if name.startswith("companion:")}
         if self._wide is None or not _same(encoders, self._wide[0]):
             models = [self._bench.network.module(model_of(f"companion:{name}", tensors)) for name in frozen]
-            self._wide = encoders, self.workshop.bench(concatenated(models), "plain")
+            self._wide = encoders, self.workshop.bench(concatenate(models), "plain")
         return self._wide[1]
 
     def stage(self, facts: Facts) -> Stage:

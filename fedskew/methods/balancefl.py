@@ -43,7 +43,7 @@ class BalanceFL(Objective):
     """How many noise vectors a client draws a round."""
 
     needs_features = True
-    extra_compute = "1 forward of each sample a round"
+    extra_compute = "1 forward of each sample per round"
 
     def __post_init__(self) -> None:
         fit = all(0 <= p <= 1 for p in self.probability)

@@ -23,7 +23,7 @@ from fedskew.methods.parts import Reveals
 from fedskew.methods.stages import Notes, Schedule, Stage
 
 
-@method("centralised", "centralized", paper="a bound, no federated method")
+@method("centralised", "centralized", paper="a reference bound, not a federated method")
 @dataclass(frozen=True)
 class Centralised(Schedule):
     """One model on all the data, at the compute of FedAvg: what federated methods hope to reach."""
@@ -36,7 +36,7 @@ class Centralised(Schedule):
         return [Stage("train", rounds, CrossEntropy(), cohort="pooled")]
 
 
-@method("local-only", paper="a bound, no federated method")
+@method("local-only", paper="a reference bound, not a federated method")
 @dataclass(frozen=True)
 class LocalOnly(Schedule):
     """Every client for itself, tested on everyone's classes: what federated methods must beat."""

@@ -1,4 +1,8 @@
-"""The catalogue of methods: names, papers, parts, and what each costs and reveals."""
+"""The catalogue of methods: their names, papers and parts, and what each sends, reveals and costs.
+
+`@method("name")` enters a class with one part, `register` a method with several. A user's own method is also found
+without registration, as `package.module:Class`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from fedskew.user_code import user_module
 
 @dataclass(frozen=True)
 class Entry:
-    """A method as the user picks it by name."""
+    """A method in the catalogue."""
 
     name: str
     parts: tuple[type[Part], ...]
@@ -25,51 +29,57 @@ class Entry:
     summary: str
     aliases: tuple[str, ...] = ()
     document: str = ""
-    """What its file says of it."""
+    """The docstring of the method's file."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its parts, in words; `bound` alone for a bound."""
+        return ("bound",) if self.stands_alone else tuple(_kind(part) for part in self.parts)
 
     @property
     def stands_alone(self) -> bool:
-        """Whether it is a bound to compare methods with, rather than a method."""
+        """Whether it is a reference bound, which cannot be combined with anything, rather than a federated method."""
         return any(issubclass(part, Schedule) and part.stands_alone for part in self.parts)
 
     @property
     def reveals(self) -> str:
-        told = [what for part in self.parts if part.reveals != "nothing" for what in part.reveals.split(", ")]
-        return ", ".join(dict.fromkeys(told)) or "nothing"
+        """What the server learns about a client's labels."""
+        learned = [what for part in self.parts if part.reveals != "nothing" for what in part.reveals.split(", ")]
+        return ", ".join(dict.fromkeys(learned)) or "nothing"
 
     @property
     def sends(self) -> str:
+        """Everything that leaves the client."""
         if self.stands_alone:
             return ", ".join(part.sends for part in self.parts if part.sends) or "nothing"
         return ", ".join(dict.fromkeys(["model, sample count", *(part.sends for part in self.parts if part.sends)]))
 
     @property
     def extra_compute(self) -> str:
+        """What a local step costs besides FedAvg's forward and backward pass."""
         return ", ".join(part.extra_compute for part in self.parts if part.extra_compute) or "none"
 
 
 METHODS: dict[str, Entry] = {}
-
-
-def is_bound(name: str) -> bool:
-    """Whether a method of that name is a bound, which no comparison can win."""
-    return name in METHODS and METHODS[name].stands_alone
-
-
 _ALIASES: dict[str, str] = {}
 
 P = TypeVar("P", bound=type[Part])
 
 
+def is_bound(name: str) -> bool:
+    """Whether `name` is a reference bound, which is shown in comparisons but never ranked."""
+    return name in METHODS and METHODS[name].stands_alone
+
+
 def register(
     name: str, *aliases: str, parts: tuple[type[Part], ...], paper: str, summary: str, document: str | None = None
 ) -> Entry:
-    """Enter a method made of `parts` in the catalogue; `document`, or else their module's docstring, tells more."""
+    """Enter a method with these parts in the catalogue, documented by `document`, or their module's docstring."""
     for part in parts:
         check_class(part)
     for spelled in (name, *aliases):
-        fit = spelled == spelled.strip().lower() != "" and not {"+", ":"} & set(spelled)
-        expect(fit, "a method's name", spelled, "lower-case text without + and :, which have a meaning")
+        valid = spelled == spelled.strip().lower() != "" and not {"+", ":"} & set(spelled)
+        expect(valid, "a method's name", spelled, "lower-case text without + and :, which have a meaning")
     taken = [n for n in (name, *aliases) if n in METHODS or n in _ALIASES]
     if taken:
         raise UserError(f"method name {taken[0]!r} is taken; choose another")
@@ -82,7 +92,7 @@ def register(
 
 
 def method(name: str, *aliases: str, paper: str = "") -> Callable[[P], P]:
-    """Enter a part as a method of its own; the first line of its docstring is the summary."""
+    """Class decorator: enter this one part as a method. The first line of its docstring is the summary."""
 
     def enter(part: P) -> P:
         register(name, *aliases, parts=(part,), paper=paper, summary=_summary(part))
@@ -92,9 +102,9 @@ def method(name: str, *aliases: str, paper: str = "") -> Callable[[P], P]:
 
 
 def find(name: str) -> Entry:
-    """The entry of a name or alias, or of a user's own method, named `package.module:Class`."""
+    """Return the entry for a name, an alias or a user's `package.module:Class`."""
     if ":" in name:
-        return _users_own(name.strip())
+        return _find_user_method(name.strip())
     key = name.strip().lower()
     key = _ALIASES.get(key, key)
     if key not in METHODS:
@@ -102,8 +112,8 @@ def find(name: str) -> Entry:
     return METHODS[key]
 
 
-def _users_own(name: str) -> Entry:
-    """A part in a module of the user's, or a method that importing the module registers."""
+def _find_user_method(name: str) -> Entry:
+    """Import the user's module and return its class, or the method that it registers under that name."""
     module, attribute = user_module("method", name, "Class")
     found = getattr(module, attribute, None) or _registered_by(module.__name__, attribute)
     if isinstance(found, Entry):
@@ -111,48 +121,60 @@ def _users_own(name: str) -> Entry:
     if found is None:
         raise unknown(f"method in module {module.__name__!r}:", attribute, _parts_in(vars(module)))
     if not isinstance(found, type) or not issubclass(found, Part):
-        raise UserError(f"method {name!r} is a {type(found).__name__}; expected a class derived from Objective, say")
+        raise UserError(f"method {name!r} is a {type(found).__name__}; expected a subclass of a part such as Objective")
     check_class(found)
     return Entry(name, (found,), paper="", summary=_summary(found))
 
 
 def _registered_by(module: str, name: str) -> Entry | None:
-    """The method of that name, if the user's package, not ours, entered it."""
+    """Return the method of that name if a part of it is defined in the user's package."""
     entry = METHODS.get(_ALIASES.get(name.lower(), name.lower()))
     package = module.partition(".")[0]
     return entry if entry and any(part.__module__.partition(".")[0] == package for part in entry.parts) else None
 
 
 def _parts_in(names: dict[str, object]) -> list[str]:
-    """What one could have meant."""
+    """The names of the parts in a module, as suggestions."""
     return [name for name, value in names.items() if isinstance(value, type) and issubclass(value, Part)]
 
 
-_HOOKS: tuple[tuple[type[Part], str], ...] = (
+_REQUIRED_HOOKS: tuple[tuple[type[Part], str], ...] = (
     (Objective, "loss"),
     (Schedule, "stages"),
     (Regulariser, "term"),
     (ServerRule, "aggregate"),
 )
-"""What a part of each kind must have."""
 
 
 def check_part(part: type[Part]) -> None:
-    """Refuse a class whose objects cannot be a part of a method."""
+    """Refuse a class that is not a kind of part, or that lacks the hook its kind requires."""
     if not issubclass(part, Objective | Schedule | Regulariser | Solver | ServerRule):
         kinds = "an Objective, Schedule, Regulariser, Solver or ServerRule"
-        raise UserError(f"{part.__name__} is no part of a method; expected {kinds}")
-    for kind, hook in _HOOKS:
+        raise UserError(f"{part.__name__} is not a part of a method; expected {kinds}")
+    for kind, hook in _REQUIRED_HOOKS:
         if issubclass(part, kind) and getattr(part, hook) is getattr(kind, hook):
-            raise UserError(f"{part.__name__} has no {hook}(); a part derived from {kind.__name__} needs one")
+            raise UserError(f"{part.__name__} has no {hook}(); a subclass of {kind.__name__} needs one")
 
 
 def check_class(part: type[Part]) -> None:
-    """The same for a class that is to be found by name: it must know its own defaults."""
+    """Like `check_part`, for a class that is chosen by name: all its hyper-parameters must have defaults."""
     check_part(part)
     for parameter in fields(part):
         if parameter.default is MISSING and parameter.default_factory is MISSING:
             raise UserError(f"hyper-parameter {parameter.name!r} of {part.__name__} has no default; expected one")
+
+
+_KINDS: tuple[tuple[type[Part], str], ...] = (
+    (Objective, "objective"),
+    (Schedule, "stages"),
+    (Regulariser, "regulariser"),
+    (Solver, "solver"),
+    (ServerRule, "server rule"),
+)
+
+
+def _kind(part: type[Part]) -> str:
+    return next(name for kind, name in _KINDS if issubclass(part, kind))
 
 
 def _summary(part: type[Part]) -> str:
@@ -160,8 +182,8 @@ def _summary(part: type[Part]) -> str:
     return lines[0] if lines else ""
 
 
-def listing(pattern: str = "*") -> list[Entry]:
-    """The entries whose name or alias matches a wildcard pattern, by name."""
+def matching_entries(pattern: str = "*") -> list[Entry]:
+    """Return the entries whose name or alias matches a wildcard pattern, sorted by name."""
     return [
         entry
         for name, entry in sorted(METHODS.items())

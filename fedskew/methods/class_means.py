@@ -1,4 +1,4 @@
-"""A client's mean feature of each of its classes, and what methods share that send it at a round's end."""
+"""A client's mean feature per class, for methods that use it as a centre or send it to the server as a prototype."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedskew.losses import class_masks
-from fedskew.methods.linear_head import expect_linear_head
-from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained
+from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained, expect_linear_head
 from fedskew.methods.regularisers import Regulariser
 
 
 def class_sums(seen: Seen, client: Client) -> Tensors:
-    """Of one batch in a pass over the client's data: its features by class, added up, and how many there are."""
+    """The sum and the number of the batch's features per class, for `opening` or `closing`."""
     features = seen.out.known_features.flatten(1)
     members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
     return {"feature_sums": members.T @ features, "feature_counts": members.sum(dim=0)}
 
 
 def class_means(sums: Tensors) -> Tensor:
-    """`[C, d]`, from the sums over all batches; zeros for a class that the client lacks."""
+    """`[C, d]`: the mean feature per class, from the sums over all batches; zeros for a vacant class."""
     return sums["feature_sums"] / sums["feature_counts"].clamp(min=1).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
 class SendsClassMeans(Regulariser):
-    """`prototypes[C, d]` and `prototype_known[C]` go up: zeros and False for a class that the client lacks."""
+    """A regulariser whose clients send their class means as prototypes.
+
+    The uplink is `prototypes[C, d]` and `prototype_known[C]`: zeros and False for a vacant class.
+    """
 
     needs_features = True
     sends = "mean feature of each class"
     reveals: ClassVar[Reveals] = "label presence, prototypes"
-    extra_compute = "1 forward of each sample a round"
+    extra_compute = "1 forward of each sample per round"
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
         expect_linear_head("a method with prototypes", params, classes)

@@ -1,4 +1,7 @@
-"""`fedlmd+fedprox+fedavgm`: one objective (or schedule), one regulariser, one solver, one server rule by name."""
+"""Composition: `fedlmd+fedprox+fedavgm` is FedLMD's objective, FedProx's solver and FedAvgM's server rule.
+
+`make_method` turns such a name, or a part that the user made, into a `Method` with one part in each slot.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 
 @dataclass(frozen=True)
 class Method:
-    """A complete method."""
+    """A complete method. What its name does not set is FedAvg's."""
 
     name: str
     objective: Objective | Schedule = field(default_factory=CrossEntropy)
@@ -30,36 +33,37 @@ class Method:
     regulariser: Regulariser | None = None
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
-        """The stages known so far; one for a method without a schedule."""
+        """Return the stages known so far, which is a single one for a method without a schedule."""
         if isinstance(self.objective, Schedule):
-            return [self._regularised(stage) for stage in self.objective.stages(rounds, local_epochs, notes)]
-        return [self._regularised(Stage("train", rounds, self.objective))]
+            return [self._regularise(stage) for stage in self.objective.stages(rounds, local_epochs, notes)]
+        return [self._regularise(Stage("train", rounds, self.objective))]
 
-    def _regularised(self, stage: Stage) -> Stage:
+    def _regularise(self, stage: Stage) -> Stage:
         if self.regulariser is None:
             return stage
         return replace(stage, objective=Regularised(stage.objective, self.regulariser))
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:
-        """What a surveyed stage taught."""
+        """Return what the schedule concludes from the survey at the end of `stage`."""
         return self.objective.conclude(stage, survey) if isinstance(self.objective, Schedule) else {}
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Those that it has; `members` are the parts of which these are made."""
+        """The parts in their slots: objective or schedule, regulariser if any, solver, server rule."""
         return tuple(getattr(self, slot) for slot, _ in _SLOTS if getattr(self, slot) is not None)
 
     @property
     def members(self) -> tuple[Part, ...]:
+        """The parts, with those that composition joined taken apart."""
         return tuple(member for part in self.parts for member in part.members)
 
     @property
     def params(self) -> dict[str, object]:
-        """Every hyper-parameter with its value, defaults included; `make_method` takes them back.
+        """Every hyper-parameter and its value, defaults included, as `make_method` accepts them.
 
-        One whose name two parts share is spelled with its slot, as in `server.beta`.
+        A name that two parts share is prefixed with the slot, as in `server.beta`.
         """
-        named = [(slot_of(type(part)), f.name, part) for part in self.parts for f in fields(part)]
+        named = [(slot_name(type(part)), f.name, part) for part in self.parts for f in fields(part)]
         owners = Counter(name for _, name, _ in named)
         return {f"{slot}.{name}" if owners[name] > 1 else name: getattr(part, name) for slot, name, part in named}
 
@@ -74,47 +78,48 @@ _ORDER = [slot for slot, _ in _SLOTS]
 
 
 def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = None) -> Method:
-    """The method that `name` spells; `params` are its hyper-parameters (`PART.NAME` where two share one).
+    """Make the method that `name` describes, such as `fedvls+fedsam`, with these hyper-parameters.
 
-    Its own name is the same for every order in which its parts can be given: objective, regulariser, solver, server.
+    A hyper-parameter that two parts share is written `METHOD.NAME`. The name of the result lists the parts in a fixed
+    order (objective, regulariser, solver, server rule), whatever the order in `name`.
     """
     if not isinstance(name, str):
         return _from_object(name, params)
     entries = [find(part) for part in name.split("+")]
-    _refuse_beside_others(entries, name)
+    _refuse_combined_bound(entries, name)
     chosen: dict[str, tuple[Entry, Part]] = {}
     for entry in entries:
         for part in entry.parts:
-            slot = slot_of(part)
+            slot = slot_name(part)
             if slot in chosen:
                 raise UserError(
                     f"{chosen[slot][0].name!r} and {entry.name!r} both set the {slot}, so they cannot be combined; "
                     f"drop one of them from {name!r}"
                 )
             chosen[slot] = (entry, part())
-    _assign(name, chosen, dict(params or {}))
-    spelled = "+".join(entry.name for entry in _in_order(entries))
-    return Method(name=spelled, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
+    _set_parameters(name, chosen, dict(params or {}))
+    canonical = "+".join(entry.name for entry in _sort_entries(entries))
+    return Method(name=canonical, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
 
 
 def canonical_name(name: str) -> str:
-    """What a name that can be spelled in several ways is called everywhere; one that is refused stays as it is."""
+    """Return the name in its fixed order (`fpl+fedvls` is `fedvls+fpl`). An invalid name is returned unchanged."""
     try:
         return make_method(name).name
     except UserError:
         return name
 
 
-def _in_order(entries: list[Entry]) -> list[Entry]:
-    """In the order of what they set; what sets nothing, FedAvg, adds nothing to others."""
-    adding = [entry for entry in entries if entry.parts] or entries[:1]
-    return sorted(adding, key=lambda entry: min((_ORDER.index(slot_of(part)) for part in entry.parts), default=0))
+def _sort_entries(entries: list[Entry]) -> list[Entry]:
+    """Sort by slot, and drop FedAvg, which sets nothing, unless it is the only one."""
+    setting = [entry for entry in entries if entry.parts] or entries[:1]
+    return sorted(setting, key=lambda entry: min((_ORDER.index(slot_name(part)) for part in entry.parts), default=0))
 
 
-def joined(name: str) -> Entry:
-    """What the methods that `name` joins with + set, send, reveal and cost together."""
-    method = make_method(name)  # refuses those that do not combine
-    entries = _in_order([find(part) for part in name.split("+")])
+def combined_entry(name: str) -> Entry:
+    """Return one entry for the methods joined by + in `name`: what they set, send, reveal and cost together."""
+    method = make_method(name)  # refuses methods that do not combine
+    entries = _sort_entries([find(part) for part in name.split("+")])
     return Entry(
         method.name,
         tuple(part for entry in entries for part in entry.parts),
@@ -124,17 +129,17 @@ def joined(name: str) -> Entry:
     )
 
 
-def _refuse_beside_others(entries: list[Entry], name: str) -> None:
+def _refuse_combined_bound(entries: list[Entry], name: str) -> None:
     for entry in entries:
         if entry.stands_alone and len(entries) > 1:
             raise UserError(
-                f"{entry.name!r} is a bound, no federated method, so nothing can be combined with it; "
+                f"{entry.name!r} is a reference bound, not a federated method, and combines with nothing; "
                 f"expected {entry.name!r} alone instead of {name!r}"
             )
 
 
 def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:
-    """A method or part that the user made, hyper-parameters and all."""
+    """Make a method of a method or part that the user made, with its hyper-parameters set."""
     if not isinstance(given, Method | Part):
         raise UserError(f"method {given!r}; expected a name, or an object such as FedVLS(distill_weight=0.5)")
     if params:
@@ -144,15 +149,15 @@ def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:
     check_part(type(given))
     registered = (entry.name for entry in METHODS.values() if entry.parts == (type(given),))
     name = next(registered, type(given).__name__.lower())
-    return Method(name, **{slot_of(type(given)): given})  # type: ignore[arg-type]
+    return Method(name, **{slot_name(type(given)): given})  # type: ignore[arg-type]
 
 
-def slot_of(part: type[Part]) -> str:
-    """The slot of a method that a part of this class fills."""
+def slot_name(part: type[Part]) -> str:
+    """Return the slot of `Method` that a part of this class fills."""
     return next(slot for slot, kinds in _SLOTS if issubclass(part, kinds))
 
 
-def _assign(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, Any]) -> None:
+def _set_parameters(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, Any]) -> None:
     """Set each hyper-parameter on the part that has it."""
     for key, value in params.items():
         owner, _, bare = key.rpartition(".")
@@ -175,23 +180,23 @@ def _assign(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, 
 
 
 def _coerce(part: Part, name: str, value: Any) -> Any:
-    """`value` as the type that the part's field declares, or a UserError that says what was expected."""
+    """Convert `value` to the type that the part's field declares, or raise a UserError that says what was expected."""
     kind: type = type(part)
-    return _fit(_types(kind)[name], value, f"parameter {name!r}")
+    return _convert(_field_types(kind)[name], value, f"parameter {name!r}")
 
 
 @cache
-def _types(part: type) -> dict[str, Any]:
-    """What its fields declare; Python compiles the annotations anew each time."""
+def _field_types(part: type) -> dict[str, Any]:
+    """The declared types of a part's fields. Cached, because Python evaluates the annotations on every call."""
     return get_type_hints(part)
 
 
-def _fit(kind: Any, value: Any, what: str) -> Any:
+def _convert(kind: Any, value: Any, what: str) -> Any:
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        return _fit(next(a for a in args if a is not type(None)), value, what)
+        return _convert(next(a for a in args if a is not type(None)), value, what)
     if origin is Literal:
         if value in args:
             return value
@@ -199,7 +204,7 @@ def _fit(kind: Any, value: Any, what: str) -> Any:
         meant = f"; did you mean {hint!r}?" if hint else ""
         raise UserError(f"{what} is {value!r}; expected one of {', '.join(map(repr, args))}{meant}")
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_fit(args[0], v, what) for v in value)
+        return tuple(_convert(args[0], v, what) for v in value)
     if kind is bool and isinstance(value, bool):
         return value
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
@@ -210,9 +215,9 @@ def _fit(kind: Any, value: Any, what: str) -> Any:
                 return number
     if kind is str and isinstance(value, str):
         return value
-    wanted = (
+    expected = (
         "a list"
         if origin is tuple
         else {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
     )
-    raise UserError(f"{what} is {value!r}; expected {wanted}")
+    raise UserError(f"{what} is {value!r}; expected {expected}")

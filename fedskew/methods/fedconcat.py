@@ -22,10 +22,9 @@ from torch import Tensor
 
 from fedskew.errors import expect
 from fedskew.methods.catalogue import method
+from fedskew.methods.clustering import cluster_by_labels
 from fedskew.methods.fedavg import CrossEntropy
-from fedskew.methods.label_clusters import label_clusters
-from fedskew.methods.linear_head import expect_linear_head
-from fedskew.methods.parts import Reveals
+from fedskew.methods.parts import Reveals, expect_linear_head
 from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 
 
@@ -87,4 +86,4 @@ class FedConcat(Schedule):
         return [first, *encoders, head]
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
-        return {"clusters": label_clusters(survey.label_counts, self.clusters, self.largest)}
+        return {"clusters": cluster_by_labels(survey.label_counts, self.clusters, self.largest)}

@@ -34,7 +34,7 @@ class FedCurv(Solver):
     """λ; 1 mostly, 2 for the most skewed splits in FedLMD's tables."""
 
     sends = "change of Fisher information (two models)"
-    extra_compute = "1 forward and backward of each sample a round"
+    extra_compute = "1 forward and backward of each sample per round"
     needs_gradient = True
 
     def __post_init__(self) -> None:

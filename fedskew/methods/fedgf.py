@@ -20,7 +20,7 @@ import torch
 
 from fedskew.errors import expect
 from fedskew.methods.catalogue import register
-from fedskew.methods.fedsam import FedSAM, ascended
+from fedskew.methods.fedsam import FedSAM, ascend
 from fedskew.methods.parts import (
     Client,
     Gradient,
@@ -41,7 +41,7 @@ class InterpolatedPerturbation(FedSAM):
     """The gradient between the client's own worst point and the server's."""
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
-        own, common = ascended(params, gradient(params), self.rho), unpack("perturbed", client.downlink)
+        own, common = ascend(params, gradient(params), self.rho), unpack("perturbed", client.downlink)
         share = client.downlink["global_share"]
         return gradient({name: share * common[name] + (1 - share) * v for name, v in own.items()})
 
@@ -81,7 +81,7 @@ class PerturbedMean(ServerRule):
         path = updates.lr * updates.uplink["local_steps"].double().mean()
         limit = _DRIFT_OF_PATH * path if self.threshold is None else self.threshold
         drifted = torch.cat([state["drifted"][1:], (drift > limit).to(state["drifted"].dtype).view(1)])
-        perturbed = ascended(mean, {name: w - mean[name] for name, w in sent.items()}, self.global_rho)
+        perturbed = ascend(mean, {name: w - mean[name] for name, w in sent.items()}, self.global_rho)
         rounds = state["rounds"] + 1
         return mean, {**state, "drifted": drifted, "rounds": rounds, **pack("perturbed", perturbed)}
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from fedskew.errors import expect
 from fedskew.losses import GammaMode, VacantMode, gravitation, unbalanced_cross_entropy
 from fedskew.methods.catalogue import method, register
-from fedskew.methods.linear_head import expect_linear_head
 from fedskew.methods.parts import (
     Client,
     Objective,
@@ -32,6 +31,7 @@ from fedskew.methods.parts import (
     Tensors,
     Trained,
     Updates,
+    expect_linear_head,
     weighted_mean,
 )
 

@@ -39,7 +39,7 @@ class FedLF(Objective):
     """m is at most this."""
 
     needs_features = True
-    extra_compute = "1 forward of each sample a round"
+    extra_compute = "1 forward of each sample per round"
 
     def __post_init__(self) -> None:
         expect(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")

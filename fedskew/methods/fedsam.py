@@ -33,7 +33,7 @@ from fedskew.methods.parts import (
 _PAPER = "Qu et al., ICML 2022"
 
 
-def ascended(params: Tensors, grads: Tensors, rho: float) -> Tensors:
+def ascend(params: Tensors, grads: Tensors, rho: float) -> Tensors:
     """The point at distance ρ along the gradient; where that is zero, the point itself."""
     norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt().clamp(min=1e-12)
     return {name: v + rho * grads[name] / norm for name, v in params.items()}
@@ -56,7 +56,7 @@ class FedSAM(Solver):
         return 2
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
-        return gradient(ascended(params, gradient(params), self.rho))
+        return gradient(ascend(params, gradient(params), self.rho))
 
 
 @dataclass(frozen=True)

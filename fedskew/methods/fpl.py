@@ -25,7 +25,7 @@ from fedskew.errors import expect
 from fedskew.losses import prototype_contrast, prototype_distance
 from fedskew.methods.catalogue import method
 from fedskew.methods.class_means import SendsClassMeans
-from fedskew.methods.finch import finch
+from fedskew.methods.clustering import finch
 from fedskew.methods.parts import Client, Outputs, Tensors, Updates
 
 

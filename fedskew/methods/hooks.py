@@ -1,4 +1,4 @@
-"""What several parts do together: the server's step, and the passes over clients' data that they ask for."""
+"""What the engines and the server ask of all parts together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedskew.methods.parts import Objective, Part, ServerRule, Tensors, Updates
 def server_step(
     rule: ServerRule, parts: Sequence[Part], sent: Tensors, updates: Updates, state: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """The next global parameters by the rule, and the server's next state by all parts."""
+    """Return the next global parameters, from the server rule, and the next server state, from all parts."""
     params, after = rule.aggregate(sent, updates, state)
     after = {**state, **after}
     for part in parts:
@@ -20,20 +20,24 @@ def server_step(
 
 
 Hook = Literal["opening", "closing", "perturbed"]
+"""The hooks that cost something even if they do nothing; the engines skip them unless a part overrides them."""
 
 
-def asks_for(part: Part, hook: Hook) -> bool:
-    """Whether a part, or one that it is made of, does something in this hook."""
+def uses_hook(part: Part, hook: Hook) -> bool:
+    """Whether the part, or one of its members, overrides this hook."""
     return any(_overrides(member, hook) for member in part.members)
 
 
 def _overrides(part: Part, hook: Hook) -> bool:
-    owner = Objective if hook == "perturbed" else Part
-    return getattr(type(part), hook, None) not in (None, getattr(owner, hook))
+    base = Objective if hook == "perturbed" else Part
+    return getattr(type(part), hook, None) not in (None, getattr(base, hook))
 
 
 def pass_visits(parts: Sequence[Part]) -> float:
-    """What the passes over a client's data cost, a sample, in forward and backward passes of a local step."""
+    """The cost per sample of the passes over a client's data, in units of one local step on that sample.
+
+    A local step is a forward and a backward pass, and a forward pass is a third of it.
+    """
     members = [member for part in parts for member in part.members]
     closing = [member for member in members if _overrides(member, "closing")]
     forward = 1 / 3

@@ -1,14 +1,29 @@
-"""The parts a method is made of, each the maths of one client or of one server step.
+"""The parts of a method. Each part is the maths of one client or of one server step.
 
-A method is an **objective** (the local loss), a **local solver** (how a client descends) and a **server rule**
-(how updates become the next global model); a **schedule** (stages.py) replaces the objective by a list of stages. A
-part is a frozen dataclass of hyper-parameters and a few pure functions of named tensors. It never knows how many
-clients there are, on which device they run or how they are reached: that is the engine's business.
+A method has up to four parts:
 
-A part that must know a client's data as a whole asks for a pass over it: `opening`, by the model as received, for what
-the local training then uses; `closing`, by the model as trained, for what the client sends or keeps.
+    objective     the local loss of one client on one batch                   `Objective`
+    regulariser   a term added to the loss of any objective                   `Regulariser` (regularisers.py)
+    solver        the direction in which a client steps                       `Solver`
+    server rule   how the clients' models become the next global model        `ServerRule`
 
-State is a flat mapping of named tensors. `pack` and `unpack` keep several model-shaped entries in one mapping.
+A method in stages has a `Schedule` (stages.py) in place of the objective.
+
+A part is a frozen dataclass. Its fields are the hyper-parameters, and its methods ("hooks") are pure functions of named
+tensors. A part never knows how many clients there are, on which device they run or how they are reached; the engine
+does.
+
+The hooks of a part, in the order of a round:
+
+    server   downlink                                     what the server sends besides the model
+    client   opening                                      a pass over the client's data by the received model
+             loss, term, direction                        local training, batch by batch
+             closing                                      a pass over the client's data by the trained model
+             uplink, next_state                           what the client sends besides the model, and what it keeps
+    server   aggregate, next_server_state                 the next global model, and what the server keeps
+
+State is a flat mapping from names to tensors. `pack` and `unpack` store several model-shaped sets of tensors in one
+mapping.
 """
 
 from __future__ import annotations
@@ -23,88 +38,100 @@ from torch import Tensor
 from fedskew.errors import UserError
 
 Tensors = dict[str, Tensor]
-"""Named tensors: a model's parameters, or anything that travels with them."""
+"""Named tensors: the parameters of a model, state, or anything that clients and server send each other."""
 
 Half = Literal["first", "second"]
 
 
 class Gradient(Protocol):
-    """The gradient of the objective on the current batch, or on one half of its samples, at any parameters."""
+    """Computes the gradient of the objective on the current batch, or on one half of it, at the given parameters."""
 
     def __call__(self, at: Tensors, half: Half | None = None, /) -> Tensors: ...
 
 
 Mode = Literal["eval", "train"]
+"""Whether BatchNorm uses its running statistics (`eval`) or those of the batch (`train`)."""
+
 Reveals = Literal["nothing", "label presence", "label counts", "label presence, prototypes", "all labels"]
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Put tensors under a common name, so that a state can hold several sets of tensors shaped like the model."""
+    """Prefix every key with `name/`, so that several sets of tensors fit in one mapping.
+
+    `{**pack("first_moment", m), **pack("second_moment", v)}` is a state with two tensors per parameter.
+    """
     return {f"{name}/{key}": value for key, value in tensors.items()}
 
 
 def unpack(name: str, packed: Mapping[str, Tensor]) -> Tensors:
-    """The tensors that `pack` put under `name`, without that name."""
+    """Return the tensors that `pack(name, …)` stored in `packed`, under their original keys."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): value for key, value in packed.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model says of a batch: `logits[B, C]`, `features[B, d]` (None for a model without an encoder),
-    and the same of the frozen models that the objective asked for."""
+    """The outputs of a model on a batch of B samples."""
 
     logits: Tensor
+    """[B, C]."""
     features: Tensor | None = None
+    """[B, d], the input of the head; None for a model that is not a `Classifier(encoder, head)`."""
     companions: Mapping[str, Outputs] = field(default_factory=dict)
+    """The outputs of the frozen models that `Objective.companions` names, on the same batch."""
 
     def tensors(self) -> Tensors:
-        """Logits and, where there are any, features by name: what can be lifted over clients."""
+        """Return logits and features, if any, by name, so that `vmap` can map over them."""
         return {"logits": self.logits} if self.features is None else {"logits": self.logits, "features": self.features}
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Outputs:
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Outputs:
+        """The inverse of `tensors`."""
         return cls(tensors["logits"], tensors.get("features"))
 
     @property
     def known_features(self) -> Tensor:
-        """The features, for an objective with `needs_features`."""
+        """The features, never None; for parts that declare `needs_features`."""
         if self.features is None:
             raise UserError("the method needs features; expected a model that is a fedskew.Classifier(encoder, head)")
         return self.features
 
     @property
     def teacher(self) -> Outputs:
-        """The global model that the client received this round."""
+        """The outputs of the global model that the client received this round."""
         return self.companions["teacher"]
 
 
 @dataclass(frozen=True)
 class Client:
-    """What the maths of one client may use besides the batch."""
+    """What a hook may know about the client besides the current batch."""
 
     label_counts: Tensor
+    """[C]: the client's number of training samples per class."""
     received: Tensors
-    """The parameters that the server sent this round."""
+    """The global parameters that the server sent this round."""
     downlink: Tensors = field(default_factory=dict)
-    """What the server sent beside them."""
+    """What the server sent besides the parameters: the result of `Part.downlink`."""
     state: Tensors = field(default_factory=dict)
-    """What this client kept from the last round it took part in."""
+    """What the client kept from the last round in which it took part."""
     opening: Tensors = field(default_factory=dict)
-    """What its parts' `opening` came to, over all its samples."""
+    """The sums of `Part.opening` over the client's batches."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A batch in a pass over a client's own training data: each sample once, not augmented, the model in eval mode."""
+    """One batch of a pass over a client's training data.
+
+    A pass sees each sample once, without augmentation, with the model in eval mode.
+    """
 
     out: Outputs
     y: Tensor
-    """Rows whose target is `losses.IGNORE` pad the batch and count for nothing."""
+    """[B]: the labels. Rows with the target `losses.IGNORE` are padding and must be ignored."""
     keys: Tensor
-    """[B]: of each row, for `randomness.uniform`."""
+    """[B]: a random key per sample, for `randomness.uniform`."""
     gradient: Tensors = field(default_factory=dict)
-    """Of the batch's mean cross entropy, for a part with `needs_gradient`."""
+    """The gradient of the batch's mean cross entropy; only for parts that declare `needs_gradient`."""
 
 
 @dataclass(frozen=True)
@@ -113,41 +140,43 @@ class Trained:
 
     params: Tensors
     steps: Tensor
-    """How many steps it took."""
+    """The number of local steps."""
     lr: float
     momentum: float
     closing: Tensors = field(default_factory=dict)
-    """What its parts' `closing` came to, over all its samples."""
+    """The sums of `Part.closing` over the client's batches."""
 
     def effective_steps(self) -> Tensor:
-        """‖A‖₁: by how many plain steps momentum SGD moved along a constant gradient."""
+        """‖A‖₁: the number of steps without momentum that would move as far along a constant gradient."""
         rho = self.momentum
         return (self.steps - rho * (1 - rho**self.steps) / (1 - rho)) / (1 - rho)
 
 
 @dataclass(frozen=True)
 class Updates:
-    """What the server received in one round; every tensor has a leading axis of participants, in client order."""
+    """What the server received in one round. The first axis of every tensor is the participants, in client order."""
 
     params: Tensors
     weights: Tensor
-    """Of each participant in a mean; they sum to 1."""
+    """[K]: each participant's weight in a mean; they sum to 1."""
     uplink: Tensors
-    """What the clients sent beside their models."""
+    """What the clients sent besides their models: the results of `Part.uplink`, stacked."""
     lr: float
+    """The clients' learning rate in this round."""
     participation: float
-    """Participants over all clients of the federation."""
+    """The participants' share of all clients in the federation."""
 
     def mean(self) -> Tensors:
+        """FedAvg's weighted mean of the participants' models."""
         return weighted_mean(self.params, self.weights)
 
     def changes(self, sent: Tensors) -> Tensors:
-        """How far each participant moved from the model it was sent."""
+        """Each participant's update: its model minus the model it was sent."""
         return {name: self.params[name] - w for name, w in sent.items()}
 
 
 def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
-    """Σ_k a_k·w_k for each tensor; whole-number entries (BatchNorm's counters) are rounded."""
+    """Σ_k a_k·w_k for each tensor. Integer tensors (BatchNorm's counters) are rounded."""
     in_dtype = {dtype: weights.to(dtype) for dtype in {t.dtype for t in stacked.values()} if dtype.is_floating_point}
 
     def mean(tensor: Tensor) -> Tensor:
@@ -160,62 +189,62 @@ def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
 
 
 def squared_norms(stacked: Mapping[str, Tensor]) -> Tensor:
-    """[K], in float64: each participant's ‖·‖² over all its tensors together."""
+    """[K], in float64: each participant's ‖·‖² over all its tensors."""
     rows = [t.double().reshape(len(t), t.shape[1:].numel()) for t in stacked.values()]
     return torch.stack([r.square().sum(dim=1) for r in rows]).sum(dim=0)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What all parts declare."""
+    """The declarations and hooks that all parts share. Every hook has a default that does nothing."""
 
     reveals: ClassVar[Reveals] = "nothing"
-    """What the server learns of a client's labels, beyond the model and the number of samples."""
+    """What the server learns about a client's labels, besides the model and the number of samples."""
     sends: ClassVar[str] = ""
-    """What leaves the client beside the model, in words; empty: nothing."""
+    """What the client sends besides the model, in words. A Flower site withholds what is sent but not declared."""
     extra_compute: ClassVar[str] = ""
-    """Per local step, beside one forward and one backward pass; empty: none."""
+    """What a local step costs besides one forward and one backward pass, in words."""
     needs_gradient: ClassVar[bool] = False
-    """Whether `closing` uses the gradient of each batch."""
+    """Whether `closing` uses `seen.gradient`."""
 
     @property
     def members(self) -> tuple[Part, ...]:
-        """The parts that this one is made of: itself, but for what composition joins."""
+        """The parts that composition joined into this one; by default only the part itself."""
         return (self,)
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        """Refuse, before any training, a model or a number of classes that the part cannot work with."""
+        """Raise `UserError` if the part cannot work with this model or number of classes. Called before training."""
 
     def client_state(self, params: Tensors) -> Tensors:  # noqa: ARG002
-        """What a client keeps between its rounds, as it is before its first."""
+        """The state of a client before its first round."""
         return {}
 
     def server_state(self, params: Tensors) -> Tensors:  # noqa: ARG002
-        """What the server keeps between rounds, as it is before the first."""
+        """The state of the server before the first round."""
         return {}
 
     def downlink(self, server_state: Tensors) -> Tensors:  # noqa: ARG002
-        """What the server sends beside the model."""
+        """What the server sends to clients besides the model; they find it in `client.downlink`."""
         return {}
 
     def opening(self, seen: Seen, client: Client) -> Tensors:  # noqa: ARG002
-        """Of one batch, by the model as received; the sums over all batches are `client.opening`."""
+        """Statistics of one batch by the received model. Their sums over all batches are `client.opening`."""
         return {}
 
     def closing(self, seen: Seen, client: Client) -> Tensors:  # noqa: ARG002
-        """Of one batch, by the model as trained; the sums over all batches are `trained.closing`."""
+        """Statistics of one batch by the trained model. Their sums over all batches are `trained.closing`."""
         return {}
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
-        """What the client sends beside the model."""
+        """What the client sends besides the model; the server finds it in `updates.uplink`, stacked."""
         return {}
 
     def next_state(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
-        """What the client keeps for its next round."""
+        """The client's state after the round."""
         return {}
 
     def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:  # noqa: ARG002
-        """What the server keeps for the next round of what clients sent for this part, whatever the server rule."""
+        """What the server keeps for this part after the round, whichever server rule is used."""
         return {}
 
 
@@ -224,52 +253,60 @@ class Objective(Part):
     """The local loss of one client on one batch."""
 
     needs_features: ClassVar[bool] = False
-    """Whether it uses features, which only a model of an encoder and a head has."""
+    """Whether the loss uses features. Then the model must be a `Classifier(encoder, head)`."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        """A scalar, the mean over the batch; rows whose target is `losses.IGNORE` count for nothing."""
+        """Return a scalar, the mean over the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""
         raise NotImplementedError
 
     def companions(self) -> dict[str, Mode]:
-        """The frozen models whose outputs the loss uses, and whether their BatchNorm takes the batch's statistics.
+        """Name the frozen models whose outputs the loss uses, each with the mode of its BatchNorm.
 
-        `teacher` is the model received this round; `state/NAME` one that this client keeps; any other name a
-        model that an earlier stage left.
+        `teacher` is the model received this round, `state/NAME` a model that this client keeps as `NAME`, and any other
+        name a model that an earlier stage trained.
         """
         return {}
 
     def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:  # noqa: ARG002
-        """What the head is given instead of the features, in training; `key` is the step's, for randomness.
+        """Return what the head receives in training instead of the features; `key` is the random key of the step.
 
-        Only for an objective with `needs_features`; what the loss finds in `out.features` is what the encoder made.
+        Only for objectives with `needs_features`. `out.features` in the loss remains the encoder's output.
         """
         return features
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:  # noqa: ARG002
-        """Numbers to add up over all batches of a round and to report."""
+        """Counts of one batch. They are summed over the round and recorded."""
         return {}
 
     def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:  # noqa: ARG002
-        """Forward passes of companions in a round with so many sample visits, for the account of computation."""
+        """Forward passes of the companions in a round that visits `visits` samples, for the recorded computation."""
         return visits * len(self.companions())
 
 
 @dataclass(frozen=True)
 class Solver(Part):
-    """How a client descends; the engine applies SGD with momentum and weight decay to the direction."""
+    """The direction of a local step. The engine clips it, adds weight decay and hands it to the local optimiser."""
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
+        """Return what the optimiser uses in place of the gradient at `params`; `gradient` may be called repeatedly."""
         return gradient(params)
 
     def gradients(self) -> int:
-        """How many gradients a step takes, for the account of computation."""
+        """The number of gradients per step, for the recorded computation."""
         return 1
 
 
 @dataclass(frozen=True)
 class ServerRule(Part):
-    """How the round's updates become the next global parameters. Buffers are always averaged."""
+    """How the clients' models become the next global model. BatchNorm's statistics are always averaged."""
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
-        """The next parameters and the server's next state."""
+        """Return the next global parameters and the next server state; `sent` are the current global parameters."""
         raise NotImplementedError
+
+
+def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) -> None:
+    """For `Part.check`: refuse a model whose last layer is not a linear layer `head` with one row per class."""
+    rows = params.get("head.weight")
+    if rows is None or rows.dim() != 2 or len(rows) != classes:
+        raise UserError(f"{method} needs a model that ends in a linear layer 'head'; choose one of fedskew's models")

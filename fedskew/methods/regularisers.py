@@ -1,4 +1,4 @@
-"""A term that is added to the loss of any objective."""
+"""Regularisers: terms that are added to the loss of any objective."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fedskew.methods.parts import Client, Mode, Objective, Outputs, Part, Tensor
 
 @dataclass(frozen=True)
 class Regulariser(Part):
-    """What a method adds to the loss, whichever that is; alone, to cross entropy."""
+    """A term added to the loss of any objective; without an objective, to cross entropy."""
 
     needs_features: ClassVar[bool] = False
-    """Whether it uses features, which only a model of an encoder and a head has."""
+    """Whether the term uses features. Then the model must be a `Classifier(encoder, head)`."""
 
     def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        """A scalar, the mean over the batch; rows whose target is `losses.IGNORE` count for nothing."""
+        """Return a scalar, the mean over the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Regularised(Objective):
-    """An objective with a regulariser's term."""
+    """An objective and the regulariser that is added to it. `members` are both, so that each keeps its hooks."""
 
     objective: Objective
     regulariser: Regulariser

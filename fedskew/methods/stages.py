@@ -1,4 +1,8 @@
-"""Methods in stages: what each stage trains, on whom, and what is concluded after it."""
+"""Methods in stages: a `Schedule` lists `Stage`s, and may decide on later stages from a `Survey` of the clients.
+
+PKD (pkd.py) warms up, trains one expert per group of confused classes, and distils. FedConcat (fedconcat.py) trains one
+encoder per cluster of clients, and then a head on all of them.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,16 @@ from fedskew.methods.parts import Objective, Part
 
 @dataclass(frozen=True)
 class Survey:
-    """What the clients told the server of their own training data, once."""
+    """What all clients report about their training data at the end of a stage that has a `survey`."""
 
     label_counts: npt.NDArray[np.int64]
-    """[clients, C]."""
+    """[clients, C]: the number of samples per class of each client."""
     probability: npt.NDArray[np.float64] | None = None
-    """[C, C]: mean predicted probability of each class over all samples of a true class; NaN rows: no sample. Only of a
-    survey of predictions."""
+    """[C, C]: for each true class (row), the mean predicted probability of every class; NaN for a class without
+    samples. None in a survey of labels."""
 
     def recorded(self) -> dict[str, Any]:
-        """What a round's row tells of it, to be looked at: the probabilities, and nobody's label counts."""
+        """What the run records of the survey: the mean probabilities, but no client's label counts."""
         if self.probability is None:
             return {}
         rows = [[float(f"{p:.6g}") if np.isfinite(p) else None for p in row] for row in self.probability]
@@ -32,53 +36,58 @@ class Survey:
 
 @dataclass(frozen=True)
 class Stage:
-    """Some rounds with one objective, from one model to the next."""
+    """A number of rounds with one objective."""
 
     name: str
+    """The stage's name in the records of the run."""
     rounds: int
     objective: Objective
     model: str = "global"
-    """The model that is trained; a name not met before starts as a copy of the global model."""
+    """Which model to train. A new name starts as a copy of the global model and stays available to later stages."""
     concatenates: tuple[str, ...] = ()
-    """Train only a head on the frozen encoders of these models, side by side: from here on, that is `model`."""
+    """Train only a head on the frozen, concatenated encoders of these models. The result becomes `model`."""
     new_head: bool = False
-    """Whether that head starts anew, rather than as the models' heads side by side."""
+    """Whether that head starts at random. Otherwise it starts as the concatenation of the models' heads."""
     labels: tuple[int, ...] | None = None
-    """Train on samples of these labels only; clients without any stay out."""
+    """Train only on samples with these labels. Clients without any do not take part."""
     clients: tuple[int, ...] | None = None
-    """Only these take part, as many a round as is their share of the clients of a round, and at least one."""
+    """Draw participants from these clients only: per round their share of `clients_per_round`, at least one."""
     cohort: Literal["clients", "pooled", "alone"] = "clients"
-    """`pooled`: in place of a round's clients, one that has as many samples as they, drawn from all clients' samples.
-    `alone`: each client goes on from its own model; none are averaged, and what is tested are all clients' models."""
+    """Who trains in a round.
+
+    `clients`: the round's clients, as in any federated method. `pooled`: one model, on as many samples as the round's
+    clients have, drawn from the samples of all clients. `alone`: each client continues its own model, without
+    averaging, and the clients' models are evaluated.
+    """
     local_epochs: int | None = None
-    """Instead of the run's."""
+    """Overrides the run's `local_epochs`."""
     local_batches: int | None = None
-    """Once over so many batches, drawn anew each round, instead of epochs over all of the client's samples."""
+    """Train on this many batches, drawn anew each round, instead of `local_epochs` over all samples."""
     average: Literal["samples", "uniform"] | None = None
-    """Instead of the run's."""
+    """Overrides the run's `average`."""
     cost: float = 1.0
-    """Of a sample's visit, in forward and backward passes of the whole model."""
+    """The cost of training on one sample, in forward and backward passes of the whole model."""
     survey: Literal["labels", "predictions"] | None = None
-    """What every client reports at the end; the schedule concludes from it."""
+    """What every client reports at the end of the stage, for `Schedule.conclude`."""
 
 
 Notes = dict[str, Any]
-"""What a schedule concluded so far: JSON, kept in the checkpoint."""
+"""What a schedule has concluded so far. It is JSON, and checkpoints save it."""
 
 
 @dataclass(frozen=True)
 class Schedule(Part):
-    """A method in stages; it takes the place of the objective."""
+    """A method in stages, in place of an objective."""
 
     needs_features: ClassVar[bool] = False
-    """As an objective's."""
+    """As in `Objective`."""
     stands_alone: ClassVar[bool] = False
-    """Whether it sets the solver and the server rule, too, so that nothing can be combined with it."""
+    """Whether no solver, server rule or regulariser can be combined with it."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
-        """The stages as far as they are known: called again after each, with what was concluded."""
+        """Return the stages known so far. Called again after each stage, with all conclusions in `notes`."""
         raise NotImplementedError
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
-        """What a surveyed stage taught."""
+        """Draw conclusions from the survey at the end of `stage`; they are added to `notes`."""
         return {}

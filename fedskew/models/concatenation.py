@@ -30,7 +30,7 @@ class ConcatenatedEncoders(nn.Module):
         return torch.cat([encoder(x) for encoder in self.encoders], dim=-1)
 
 
-def concatenated(models: Sequence[nn.Module], head_seed: int | None = None) -> Classifier:
+def concatenate(models: Sequence[nn.Module], head_seed: int | None = None) -> Classifier:
     """One classifier on the encoders of all models.
 
     Its head starts as theirs side by side, so that its logits are the sum of theirs; with a seed, as a new one.
@@ -49,14 +49,14 @@ def concatenated(models: Sequence[nn.Module], head_seed: int | None = None) -> C
     return Classifier(ConcatenatedEncoders([copy.deepcopy(model.get_submodule("encoder")) for model in models]), head)
 
 
-def encoders_of(model: nn.Module) -> int:
+def count_encoders(model: nn.Module) -> int:
     """How many encoders stand side by side in it; 0 in any other model."""
     return len(model.encoder.encoders) if has_features(model) and _are_many(model.encoder) else 0
 
 
-def side_by_side(model: nn.Module, encoders: int) -> nn.Module:
+def with_encoders(model: nn.Module, encoders: int) -> nn.Module:
     """The architecture of so many models' concatenation, to be filled with saved tensors; with none, the model's."""
-    return concatenated([model] * encoders) if encoders else model
+    return concatenate([model] * encoders) if encoders else model
 
 
 def _are_many(encoder: nn.Module) -> TypeGuard[ConcatenatedEncoders]:

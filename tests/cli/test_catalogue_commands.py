@@ -64,7 +64,7 @@ def test_a_combination_is_shown_as_one_method(cli):
     assert entry["sends"].startswith(
         "model, sample count, label presence, mean feature of each class, change of Fisher"
     )
-    assert entry["extra_compute"].startswith("1 forward of each sample a round, 1 forward and backward")
+    assert entry["extra_compute"].startswith("1 forward of each sample per round, 1 forward and backward")
     assert {"gravity", "temperature", "curvature_weight"} <= set(entry["parameters"])
     shown = cli("methods", "fedlmd+mofedsam").out
     for told in ("ACM Multimedia 2023", "ICML 2022", "objective.beta = 1.0", "solver.beta = 0.1"):

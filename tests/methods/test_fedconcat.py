@@ -33,9 +33,9 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.sampler import Enlistment
 from fedskew.experiment.run import run
 from fedskew.methods import make_method
-from fedskew.methods.label_clusters import label_clusters
+from fedskew.methods.clustering import cluster_by_labels
 from fedskew.models import Classifier
-from fedskew.models.concatenation import concatenated, encoders_of
+from fedskew.models.concatenation import concatenate, count_encoders
 
 PAIRED = np.array([[5, 2, 0, 0], [0, 0, 4, 2], [4, 3, 0, 0], [0, 0, 3, 3]])
 
@@ -48,31 +48,31 @@ def slope(at: Array, site: Site) -> Array:
 
 
 def test_clients_of_like_labels_are_together() -> None:
-    assert label_clusters(PAIRED, 2) == [[0, 2], [1, 3]]
-    assert label_clusters(PAIRED * 100, 2) == [[0, 2], [1, 3]]  # distributions count, not sizes
-    assert label_clusters(PAIRED, 1) == [[0, 1, 2, 3]]
+    assert cluster_by_labels(PAIRED, 2) == [[0, 2], [1, 3]]
+    assert cluster_by_labels(PAIRED * 100, 2) == [[0, 2], [1, 3]]  # distributions count, not sizes
+    assert cluster_by_labels(PAIRED, 1) == [[0, 1, 2, 3]]
 
 
 def test_there_are_no_more_clusters_than_different_clients() -> None:
-    assert label_clusters(np.array([[1, 0], [2, 0], [0, 3]]), 5) == [[0, 1], [2]]
+    assert cluster_by_labels(np.array([[1, 0], [2, 0], [0, 3]]), 5) == [[0, 1], [2]]
 
 
 def test_clients_without_samples_are_in_no_cluster() -> None:
-    assert label_clusters(np.array([[1, 0], [0, 0], [0, 3]]), 2) == [[0], [2]]
+    assert cluster_by_labels(np.array([[1, 0], [0, 0], [0, 3]]), 2) == [[0], [2]]
 
 
 def test_clusters_cover_the_clients_and_do_not_depend_on_their_order() -> None:
     counts = split("digits", Dirichlet(20, 0.1), 0).label_counts
-    found = label_clusters(counts, 5)
+    found = cluster_by_labels(counts, 5)
     assert sorted(itertools.chain(*found)) == list(range(20))
     assert len(found) == 5
-    assert found == label_clusters(counts, 5)
+    assert found == cluster_by_labels(counts, 5)
 
 
 @pytest.mark.parametrize("largest", [1.0, 1.2, 2.0])
 def test_no_cluster_is_larger_than_allowed(largest: float) -> None:
     counts = np.vstack([np.tile([9, 1, 0], (9, 1)) + np.arange(9)[:, None], [[0, 0, 5]], [[0, 5, 0]]])
-    free, limited = label_clusters(counts, 3), label_clusters(counts, 3, largest)
+    free, limited = cluster_by_labels(counts, 3), cluster_by_labels(counts, 3, largest)
     assert max(map(len, limited)) <= max(int(largest * 11 / 3), 4) < max(map(len, free)) or largest == 2.0
     assert sorted(itertools.chain(*limited)) == list(range(11))
 
@@ -81,7 +81,7 @@ def test_no_cluster_is_larger_than_allowed(largest: float) -> None:
 def test_clusters_are_as_tight_as_those_of_many_starts(seed: int) -> None:
     counts = np.random.default_rng(seed).multinomial(40, np.random.default_rng(seed).dirichlet([0.3] * 6, 30))
     points = counts / counts.sum(axis=1, keepdims=True)
-    groups = label_clusters(counts, 5)
+    groups = cluster_by_labels(counts, 5)
     spread = sum(((points[group] - points[group].mean(axis=0)) ** 2).sum() for group in groups)
     best = KMeans(5, n_init=50, random_state=0).fit(points).inertia_
     assert spread == pytest.approx(best, rel=0.05)
@@ -132,10 +132,10 @@ def test_one_cluster_is_fedavg_and_then_head_training() -> None:
 def test_the_head_starts_anew_from_the_run_s_seed() -> None:
     changed = {"federation": federation(PAIRED), "rounds": 1, "lr": 1e-12}
     states, _ = played(serve("fedconcat", {"clusters": 2}, **changed))
-    start = concatenated([linear_model(), linear_model()], settings().seed).head.weight
+    start = concatenate([linear_model(), linear_model()], settings().seed).head.weight
     np.testing.assert_allclose(states[-1].model.params["head.weight"].numpy(), start.detach().numpy(), atol=1e-9)
     states, _ = played(serve("fedconcat", {"clusters": 2, "head_start": "joined"}, **changed))
-    joined = concatenated([linear_model(), linear_model()]).head.weight
+    joined = concatenate([linear_model(), linear_model()]).head.weight
     np.testing.assert_allclose(states[-1].model.params["head.weight"].numpy(), joined.detach().numpy(), atol=1e-9)
 
 
@@ -168,7 +168,7 @@ def test_a_cluster_s_control_variate_is_the_mean_over_its_own_clients() -> None:
 def test_clusters_share_out_the_clients_of_a_round() -> None:
     fed = split("digits", Dirichlet(20, 0.1), 0)
     enlisted = Enlistment(fed, settings(clients_per_round=10))
-    clusters = label_clusters(fed.label_counts, 5)
+    clusters = cluster_by_labels(fed.label_counts, 5)
     stages = make_method("fedconcat").stages(4, 1, {"clusters": clusters})
     drawn = [enlisted.of(stage, 0).clients for stage in stages[1:-1]]
     for clients, cluster in zip(drawn, clusters, strict=True):
@@ -204,14 +204,14 @@ def models(classes: int = 3) -> list[Classifier]:
 
 def test_the_joined_head_adds_up_the_models_logits() -> None:
     parts, x = [m.eval() for m in models()], torch.randn(7, 4)
-    wide = concatenated(parts).eval()
+    wide = concatenate(parts).eval()
     torch.testing.assert_close(wide(x), sum(m(x) for m in parts))
-    assert encoders_of(wide) == 3
-    assert encoders_of(parts[0]) == 0
+    assert count_encoders(wide) == 3
+    assert count_encoders(parts[0]) == 0
 
 
 def test_train_mode_does_not_reach_the_encoders() -> None:
-    wide, x = concatenated(models()), torch.randn(7, 4)
+    wide, x = concatenate(models()), torch.randn(7, 4)
     before = {name: b.clone() for name, b in wide.named_buffers()}
     wide.train()
     features = wide.encoder(x)
@@ -221,7 +221,7 @@ def test_train_mode_does_not_reach_the_encoders() -> None:
 
 
 def test_a_new_head_is_drawn_from_the_seed() -> None:
-    first, again, other = (concatenated(models(), seed).head.weight for seed in (1, 1, 2))
+    first, again, other = (concatenate(models(), seed).head.weight for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -243,7 +243,7 @@ def test_the_wide_model_is_evaluated_saved_and_recalled(engine: str, tmp_path: P
     with torch.no_grad():
         told = (made.model(x).argmax(dim=1).numpy() == test.y).mean()
     assert told == pytest.approx(made.accuracy, abs=1 / len(test))
-    assert encoders_of(made.model) == 2
+    assert count_encoders(made.model) == 2
     recalled = run(
         fed,
         "fedconcat",
@@ -264,7 +264,7 @@ def test_a_model_without_a_linear_head_is_refused_before_training() -> None:
     with pytest.raises(UserError, match="needs"):
         run(fed, "fedconcat", headless, rounds=1)
     deep = Classifier(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10)))
-    with pytest.raises(UserError, match="fedconcat needs a model with a linear layer 'head'"):
+    with pytest.raises(UserError, match="fedconcat needs a model that ends in a linear layer 'head'"):
         run(fed, "fedconcat", deep, rounds=1)
 
 

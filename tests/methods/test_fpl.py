@@ -19,7 +19,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE, calibrated_cross_entropy, prototype_contrast, prototype_distance
 from fedskew.methods import Client, Outputs, make_method
-from fedskew.methods.finch import finch
+from fedskew.methods.clustering import finch
 from fedskew.methods.fpl import FPL
 from fedskew.models import Classifier
 

@@ -31,7 +31,7 @@ from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.losses import IGNORE
 from fedskew.methods import Client, Tensors, make_method
-from fedskew.methods.fedsam import ascended
+from fedskew.methods.fedsam import ascend
 from fedskew.methods.parts import Half
 from fedskew.methods.perfedavg import PerFedAvg
 from fedskew.models import Classifier
@@ -91,7 +91,7 @@ def test_with_its_own_defaults_it_is_not_fedavg(method: str) -> None:
 
 def test_where_the_gradient_is_zero_nothing_is_climbed() -> None:
     params = {"w": torch.tensor([1.0, 2.0])}
-    assert torch.equal(ascended(params, {"w": torch.zeros(2)}, 0.5)["w"], params["w"])
+    assert torch.equal(ascend(params, {"w": torch.zeros(2)}, 0.5)["w"], params["w"])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])

@@ -10,9 +10,19 @@ import pytest
 from linear_clients import played, serve
 
 from fedskew.errors import UserError
-from fedskew.methods import METHODS, Method, ServerRule, Tensors, Updates, canonical_name, find, joined, make_method
+from fedskew.methods import (
+    METHODS,
+    Method,
+    ServerRule,
+    Tensors,
+    Updates,
+    canonical_name,
+    combined_entry,
+    find,
+    make_method,
+)
 from fedskew.methods.catalogue import _ALIASES, register
-from fedskew.methods.composition import slot_of
+from fedskew.methods.composition import slot_name
 from fedskew.methods.fedlmd import FedLMD, FedLMDTf
 from fedskew.methods.fedprox import FedProx
 from fedskew.methods.fedvls import FedVLS
@@ -22,7 +32,7 @@ PAIRS = list(itertools.combinations((name for name in METHODS if name not in BOU
 
 
 def clash(first: str, second: str) -> set[str]:
-    return {slot_of(part) for part in find(first).parts} & {slot_of(part) for part in find(second).parts}
+    return {slot_name(part) for part in find(first).parts} & {slot_name(part) for part in find(second).parts}
 
 
 @pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if clash(*pair)])
@@ -58,7 +68,7 @@ def test_parts_of_different_kinds_combine_in_any_order(first: str, second: str) 
     ],
 )
 def test_a_combination_has_one_name_objective_regulariser_solver_server(given: str, name: str) -> None:
-    assert make_method(given).name == canonical_name(given) == joined(given).name == name
+    assert make_method(given).name == canonical_name(given) == combined_entry(given).name == name
 
 
 def test_what_is_refused_has_no_other_name() -> None:
@@ -70,7 +80,7 @@ def test_what_is_refused_has_no_other_name() -> None:
 def test_nothing_is_combined_with_a_bound(bound: str) -> None:
     for name in METHODS:
         for both in (f"{bound}+{name}", f"{name}+{bound}"):
-            with pytest.raises(UserError, match="is a bound, no federated method, so nothing can be combined with it"):
+            with pytest.raises(UserError, match="is a reference bound, not a federated method"):
                 make_method(both)
 
 

@@ -1,4 +1,4 @@
-"""The catalogue: names, listing, and whether what an entry declares is what a round really does."""
+"""The catalogue: names, matching_entries, and whether what an entry declares is what a round really does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from linear_clients import Recording, federation, played, serve
 
 from fedskew.errors import UserError
-from fedskew.methods import METHODS, Objective, Part, Schedule, Solver, find, listing, make_method, register
+from fedskew.methods import METHODS, Objective, Part, Schedule, Solver, find, make_method, matching_entries, register
 from fedskew.methods.catalogue import _ALIASES
 from fedskew.methods.hooks import pass_visits
 
@@ -102,7 +102,7 @@ def test_the_label_presence_that_is_sent_is_the_clients() -> None:
     assert recording.results[0][1].uplink["label_presence"].tolist() == (fed.label_counts > 0).tolist()
 
 
-PASSES = {1 / 3: "1 forward of each sample a round", 1.0: "1 forward and backward of each sample a round"}
+PASSES = {1 / 3: "1 forward of each sample per round", 1.0: "1 forward and backward of each sample per round"}
 
 
 @every_method
@@ -132,10 +132,10 @@ def test_an_alias_is_the_method() -> None:
 
 
 def test_listing_takes_wildcards_over_names_and_aliases() -> None:
-    assert [entry.name for entry in listing("fedlmd*")] == ["fedlmd", "fedlmd-switch", "fedlmd-tf"]
-    assert [entry.name for entry in listing("FedED")] == ["fedvls"]
-    assert [entry.name for entry in listing()] == sorted(METHODS)
-    assert listing("zzz*") == []
+    assert [entry.name for entry in matching_entries("fedlmd*")] == ["fedlmd", "fedlmd-switch", "fedlmd-tf"]
+    assert [entry.name for entry in matching_entries("FedED")] == ["fedvls"]
+    assert [entry.name for entry in matching_entries()] == sorted(METHODS)
+    assert matching_entries("zzz*") == []
 
 
 def test_an_unknown_name_is_told_the_nearest() -> None:
@@ -162,7 +162,7 @@ def test_a_part_of_no_kind_is_refused() -> None:
     class Loose(Part):
         pass
 
-    with pytest.raises(UserError, match="Loose is no part of a method"):
+    with pytest.raises(UserError, match="Loose is not a part of a method"):
         make_method(Loose())
 
 

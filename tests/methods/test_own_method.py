@@ -148,7 +148,7 @@ def test_half_the_gradient_is_half_the_learning_rate(counting: None) -> None:
 
 def test_fedgr_refuses_a_model_without_a_linear_head_before_training() -> None:
     bare = torch.nn.Sequential(torch.nn.Linear(3, 4))
-    with pytest.raises(UserError, match="needs a model with a linear layer 'head'"):
+    with pytest.raises(UserError, match="needs a model that ends in a linear layer 'head'"):
         prepare(settings(method="fedgr"), federation(), model=bare)
 
 

@@ -142,7 +142,7 @@ class Network:
         tensors, new = torch.func.vmap(one)(params, buffers, x, valid, keys)
         if versions != [b._version for b in buffers.values()]:
             raise RuntimeError("the model writes into its buffers")
-        return Outputs.of(tensors), {name: t.detach() for name, t in new.items()}
+        return Outputs.from_tensors(tensors), {name: t.detach() for name, t in new.items()}
 
     def _call(
         self,

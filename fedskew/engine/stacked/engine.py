@@ -328,11 +328,14 @@ class _Trial:
         def told(count: int) -> Tensors:
             leaves = {kind: t[:count].clone().requires_grad_() for kind, t in out.items()}
             others = {kind: t[:count].roll(1, dims=-1) for kind, t in out.items()}  # not to agree with the student
-            frozen = {name: Outputs.of(others) for name in work.objective.companions()}
-            loss = work.objective.loss(replace(Outputs.of(leaves), companions=frozen), y[:count], client)
+            frozen = {name: Outputs.from_tensors(others) for name in work.objective.companions()}
+            loss = work.objective.loss(replace(Outputs.from_tensors(leaves), companions=frozen), y[:count], client)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             seen = Seen(
-                Outputs.of({kind: t[:count] for kind, t in out.items()}), y[:count], rows[:count], work.sent.params
+                Outputs.from_tensors({kind: t[:count] for kind, t in out.items()}),
+                y[:count],
+                rows[:count],
+                work.sent.params,
             )
             passes = {f"{when} {n}": t for when in _WHEN for n, t in Pass(work, when).of_batch(seen, client).items()}
             told = {kind: g[:samples] for kind, g in zip(leaves, grads, strict=True)}

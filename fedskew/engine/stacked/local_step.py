@@ -24,7 +24,7 @@ from fedskew.engine.contract import (
 )
 from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import Network
-from fedskew.methods.hooks import asks_for
+from fedskew.methods.hooks import uses_hook
 from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained
 
 
@@ -164,7 +164,7 @@ class _Descent:
     def _perturbation(self, y: Tensor) -> Between | None:
         """What the objective does to all clients' features, if it does anything."""
         work, batches = self._work, self._batches
-        if not asks_for(work.objective, "perturbed"):
+        if not uses_hook(work.objective, "perturbed"):
             return None
 
         def one(features: Tensor, y: Tensor, label_counts: Tensor, state: Tensors, key: Tensor) -> Tensor:
@@ -189,8 +189,8 @@ class _Descent:
     ) -> tuple[Tensor, Tensors]:
         """One client's loss and tally, which `vmap` lifts."""
         own, client = self._work.as_given(state), self._work.client(label_counts, state)
-        companions = {name: Outputs.of(tensors) for name, tensors in frozen.items()}
-        outputs = replace(Outputs.of(out), companions=companions)
+        companions = {name: Outputs.from_tensors(tensors) for name, tensors in frozen.items()}
+        outputs = replace(Outputs.from_tensors(out), companions=companions)
         return own.objective.loss(outputs, y, client), own.objective.tally(outputs, y)
 
 

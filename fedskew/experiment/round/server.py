@@ -48,7 +48,7 @@ from fedskew.experiment.round.workbench import Workbench, Workshop
 from fedskew.experiment.storage.history import Row
 from fedskew.methods import Method, Stage, Survey
 from fedskew.metrics.confusion import Evaluation
-from fedskew.models.concatenation import concatenated
+from fedskew.models.concatenation import concatenate
 
 
 class Server:
@@ -119,7 +119,7 @@ class Server:
         models = [state.trainees[name].model for name in stage.concatenates]
         if self._wide is None or not all(map(operator.is_, models, self._wide[0])):
             seed = self._config.seed if stage.new_head else None
-            wide = concatenated([self.network.module(model) for model in models], seed)
+            wide = concatenate([self.network.module(model) for model in models], seed)
             bench = self._workshop.bench(wide, self.engine.name if self.engine.name in ENGINES else self._config.engine)
             bench.engine.notices = self.engine.notices
             self._wide = models, bench

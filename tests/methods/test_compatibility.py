@@ -13,7 +13,7 @@ from linear_clients import played, serve
 from fedskew.cli import main
 from fedskew.errors import UserError
 from fedskew.methods import METHODS, make_method
-from fedskew.methods.combinations import clash, kind, table
+from fedskew.methods.compatibility import clash, kind, table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
 
