@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+import fedskew as fs
 
 torch.set_num_threads(1)
 # No test depends on how fast the machine is, hence no deadline and no complaint about slow examples.
@@ -36,3 +39,20 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("FEDSKEW_DATA names no folder with the real datasets")
     return Path(folder)
+
+
+SMALL_RUN: dict[str, Any] = {"rounds": 3, "clients_per_round": 3, "local_epochs": 1, "eval_local": True}
+
+
+@pytest.fixture(scope="session")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FedAvg and FedVLS with two seeds, and PKD with one."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        fed = fs.federation("digits", fs.Dirichlet(clients=6, beta=0.3), seed)
+        for method in ("fedavg", "fedvls"):
+            fs.run(fed, method, out=folder / f"{method}-{seed}", **SMALL_RUN)
+    fed = fs.federation("digits", fs.Dirichlet(clients=6, beta=0.3), 0)
+    params = {"warmup_rounds": 1, "expert_rounds": 1}
+    fs.run(fed, "pkd", out=folder / "pkd-0", method_params=params, **SMALL_RUN)
+    return folder

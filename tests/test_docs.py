@@ -14,15 +14,15 @@ A comment `# → TEXT` in Python says that TEXT is printed.
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from doc_blocks import Block, blocks
 
 import fedskew as fs
 from fedskew.cli import main
@@ -34,36 +34,6 @@ from fedskew.methods import METHODS, catalogue, make_method
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a document."""
-
-    line: int
-    language: str
-    marks: tuple[str, ...]
-    text: str
-
-    @property
-    def file(self) -> str | None:
-        return next((mark.removeprefix("file=") for mark in self.marks if mark.startswith("file=")), None)
-
-    @property
-    def commands(self) -> list[list[str]]:
-        """The arguments of the `fedskew` commands in it."""
-        if self.language != "bash":
-            return []
-        lines = self.text.replace("\\\n", " ").splitlines()
-        words = [shlex.split(line, comments=True) for line in lines]
-        return [line[1:] for line in words if line and line[0] == "fedskew"]
-
-
-def blocks(document: Path) -> Iterator[Block]:
-    text = document.read_text(encoding="utf-8")
-    for match in re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        language, *marks = match[1].split() or [""]
-        yield Block(text.count("\n", 0, match.start()) + 1, language, tuple(marks), match[2])
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engine_agreement import JOINED, KEEP_MOVES, PARAMS, TOLERANCE
+from method_cases import JOINED, KEEP_MOVES, PARAMS, TOLERANCE
 from torch import Tensor, nn
 from toy_runs import config, distance, finished, image_federation, linear, moved, norm_and_dropout
 

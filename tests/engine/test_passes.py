@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_devices_engine import spread
+from parallel_engines import spread
 from torch import Tensor, nn
 from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, server
 

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import typer
-from test_docs import Block, blocks
+from doc_blocks import Block, blocks
 
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import load_site

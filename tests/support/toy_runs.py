@@ -1,4 +1,4 @@
-"""Small federations with exactly known label counts, and whole runs over them, for the tests beside this file."""
+"""Small federations with exactly known label counts, and whole runs over them."""
 
 from __future__ import annotations
 

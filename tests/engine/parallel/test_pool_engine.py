@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine_agreement import PARAMS
+from method_cases import PARAMS
+from parallel_engines import pooled
 from torch import Tensor, nn
 from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, same_bits, server, text_federation
 
 import fedskew as fs
 from fedskew.engine import PlainEngine, StackedEngine
-from fedskew.engine.parallel.pool import PoolEngine
 from fedskew.errors import UserError
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
@@ -31,14 +31,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="torch with a GPU cannot take gradients in a forked process"),
 ]
 
-HERE = Path(__file__).parent
-
-
-def pooled(this: Server, inner: type[PlainEngine] | type[StackedEngine] = PlainEngine, workers: int = 2) -> PoolEngine:
-    """Give a server an engine of two workers, however many cores there are."""
-    smallest = this.network.smallest_batch(this._workshop.train.inputs(torch.zeros(1, dtype=torch.int64)))
-    this.engine = engine = PoolEngine(inner(this.network, this._workshop.train, smallest), workers)
-    return engine
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def in_a_pool(this: Server, inner: type[PlainEngine] | type[StackedEngine] = PlainEngine) -> tuple[RunState, list[Row]]:
@@ -191,8 +184,8 @@ def test_no_process_outlives_its_engine() -> None:
 SCRIPT = """
 import os, signal, sys, time
 from dataclasses import dataclass
-sys.path.insert(0, {here!r})
-from test_pool_engine import pooled
+sys.path.insert(0, {support!r})
+from parallel_engines import pooled
 from toy_runs import image_federation, linear, server
 import fedskew as fs
 
@@ -219,7 +212,7 @@ def heed_interrupts() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_parent_in_the_middle_of_a_round(number: signal.Signals) -> None:
     """Its output ends only when the last process that could write to it is gone."""
-    script = SCRIPT.format(here=str(HERE))
+    script = SCRIPT.format(support=str(SUPPORT))
     parent = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True, preexec_fn=heed_interrupts
     )

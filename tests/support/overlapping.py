@@ -1,4 +1,4 @@
-"""Servers whose rounds overlap, as on a GPU, and their rounds by the loop, for the tests beside this file."""
+"""Servers whose rounds overlap, as on a GPU, and their rounds by the loop."""
 
 from __future__ import annotations
 

@@ -6,25 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine_agreement import PARAMS
+from method_cases import PARAMS
+from parallel_engines import CPU, spread
 from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, same_bits, server
 
-from fedskew.engine import DeviceSamples, DevicesEngine, Network, PlainEngine, StackedEngine
+from fedskew.engine import PlainEngine, StackedEngine
 from fedskew.engine.choice import choose_devices
 from fedskew.errors import UserError
 from fedskew.experiment.round.server import Server
-
-CPU = torch.device("cpu")
-
-
-def spread(this: Server, model: torch.nn.Module, engine: type[PlainEngine] | type[StackedEngine]) -> DevicesEngine:
-    """Give a server an engine of two devices, each with a network and data of its own."""
-    data = this._federation.dataset
-    engines = [
-        engine(Network(model, torch.float64), DeviceSamples(data, data.train, CPU, torch.float64), 2) for _ in range(2)
-    ]
-    this.engine = spread = DevicesEngine(engines, [CPU, CPU])
-    return spread
 
 
 @pytest.mark.parametrize("method", ["fedvls", "scaffold", "fedgr", "pkd", "fpl+fedcurv"])

@@ -1,0 +1,102 @@
+"""A user's own folder of images, one folder per class."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from fedskew.data import load
+from fedskew.errors import UserError
+
+
+def save(path: Path, size: tuple[int, int] = (6, 5), mode: str = "RGB", value: int = 50) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (size[1], size[0]), value if mode in ("L", "I;16") else (value,) * len(mode)).save(path)
+
+
+def test_a_folder_of_images_by_class(tmp_path: Path) -> None:
+    for name in ("dog", "cat"):
+        for i in range(5):
+            save(tmp_path / "pets" / name / "deep" / f"{i}.png")
+    (tmp_path / "pets" / "newt").mkdir()
+    (tmp_path / "pets" / "dog" / "notes.txt").write_text("no image")
+    (tmp_path / "pets" / ".hidden").mkdir()
+    data = load(tmp_path / "pets")
+    assert data.classes == ("cat", "dog", "newt")  # no newts: vacant
+    assert data.input_shape == (3, 6, 5)
+    assert (len(data.train), len(data.test)) == (8, 2)
+    assert sorted(data.test.y.tolist()) == [0, 1]
+    assert data.name == "pets"
+
+
+@pytest.mark.parametrize("test", ["test", "val", "valid"])
+def test_train_and_test_folders_are_the_split(tmp_path: Path, test: str) -> None:
+    for part, names in (("train", "ab"), (test, "ac")):
+        for name in names:
+            save(tmp_path / part / name / "1.bmp", mode="L" if part == "train" else "RGB")
+    data = load(tmp_path)
+    assert data.classes == ("a", "b", "c")
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1], [0, 2])
+    assert data.train.x.shape == (2, 3, 6, 5)  # grey beside colour
+
+
+def test_grey_images_stay_grey_unless_one_is_coloured(tmp_path: Path) -> None:
+    for i in range(5):
+        save(tmp_path / "a" / f"{i}.png", mode="L", value=7)
+        save(tmp_path / "b" / f"{i}.png", mode="I;16", value=7 * 256)
+    data = load(tmp_path)
+    assert data.input_shape == (1, 6, 5)
+    assert np.unique(data.train.x).tolist() == [7]
+    save(tmp_path / "b" / "3.png", mode="RGBA", value=9)
+    data = load(tmp_path)
+    assert data.input_shape == (3, 6, 5)
+    assert np.unique(np.concatenate([data.train.x, data.test.x])).tolist() == [7, 9]
+
+
+def test_images_of_different_sizes_need_an_image_size(tmp_path: Path) -> None:
+    for i in range(5):
+        save(tmp_path / "a" / f"{i}.png")
+        save(tmp_path / "b" / f"{i}.png", size=(8, 8) if i == 2 else (6, 5))
+    with pytest.raises(UserError, match=r"b/2.png: 8x8 pixels, but .*a/0.png has 6x5; .*give image_size"):
+        load(tmp_path)
+    for size, shape in ((4, (3, 4, 4)), ("4x7", (3, 4, 7)), ([3, 9], (3, 3, 9))):
+        assert load(tmp_path, image_size=size).input_shape == shape
+    for wrong in ("big", 0, -3, (1, 2, 3), 2.5, True):
+        with pytest.raises(UserError, match="image_size is"):
+            load(tmp_path, image_size=wrong)
+
+
+def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
+    for name in "ab":
+        save(tmp_path / name / "1.jpg", size=(64, 64))
+    content = (tmp_path / "b" / "1.jpg").read_bytes()
+    for broken in (b"", b"text", content[: len(content) // 2]):
+        (tmp_path / "b" / "1.jpg").write_bytes(broken)
+        with pytest.raises(UserError, match=r"b/1.jpg: unreadable image"):
+            load(tmp_path)
+
+
+def test_a_folder_without_classes_or_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="class list is empty"):
+        load(tmp_path)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UserError, match="no images; expected one folder of images per class"):
+        load(tmp_path)
+    with pytest.raises(UserError, match=r"unknown option .*'label'"):
+        load(tmp_path, label="a")
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "pets" / "cat" / "1.png")
+    pq.write_table(pa.table({"a": [1.0], "y": [0]}), tmp_path / "own.parquet")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for path, package in ((tmp_path / "pets", "Pillow"), (tmp_path / "own.parquet", "pyarrow")):
+        with pytest.raises(UserError, match=rf"needs {package}: pip install 'fedskew\[data\]'"):
+            load(path)

@@ -1,0 +1,147 @@
+"""A user's own CSV or Parquet table, with numbers, text or images."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from own_data import encoded
+
+from fedskew.data import load
+from fedskew.errors import UserError
+
+
+def csv_file(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+IRIS = "width,height,label\n" + "".join(f"{i},{i * 0.5},{'ab'[i % 2]}\n" for i in range(10))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_csv_of_numbers_is_a_table(tmp_path: Path, packed: bool) -> None:
+    path = csv_file(tmp_path / "iris.csv", IRIS)
+    if packed:
+        path = tmp_path / "iris.csv.xz"
+        path.write_bytes(lzma.compress(IRIS.encode()))
+    data = load(path)
+    assert (data.kind, data.classes, data.input_shape) == ("table", ("a", "b"), (2,))
+    assert data.columns == ("width", "height")
+    assert (len(data.train), len(data.test)) == (8, 2)
+    np.testing.assert_allclose(data.train.x[:, 0], data.train.x[:, 1], rtol=1e-6)
+
+
+def test_the_label_column_is_told_or_found_by_its_usual_names(tmp_path: Path) -> None:
+    assert load(csv_file(tmp_path / "1.csv", IRIS.replace("label", "Target"))).classes == ("a", "b")
+    path = csv_file(tmp_path / "2.csv", IRIS.replace("label", "species"))
+    assert load(path, label="species").classes == ("a", "b")
+    with pytest.raises(UserError, match=r"label=NAME; columns: width, height, species"):
+        load(path)
+    with pytest.raises(UserError, match="'specis'; did you mean 'species'"):
+        load(path, label="specis")
+
+
+def test_numeric_labels_of_a_csv_are_sorted_as_numbers(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{(2, 10)[i % 2]}\n" for i in range(10))
+    assert load(csv_file(tmp_path / "n.csv", "a,y\n" + rows)).classes == ("2", "10")
+
+
+def test_labels_may_be_names_that_mostly_look_like_numbers(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{('1', '2', 'other')[i % 3]}\n" for i in range(30))
+    assert load(csv_file(tmp_path / "n.csv", "a,kind\n" + rows), label="kind").classes == ("1", "2", "other")
+
+
+def test_a_column_of_strings_is_text(tmp_path: Path) -> None:
+    rows = "".join(f'"some words, {i}","{"ab"[i % 2]}"\n' for i in range(10))
+    data = load(csv_file(tmp_path / "t.csv", "review,label\n" + rows), length=4)
+    assert (data.kind, data.input_shape) == ("text", (4,))
+    assert data.train.x[:, :2].tolist() == [[2, 3]] * 8
+    rows = "".join(f'{i},"some words","{"ab"[i % 2]}"\n' for i in range(10))
+    path = csv_file(tmp_path / "u.csv", "id,review,label\n" + rows)
+    with pytest.raises(UserError, match=r"'review' holds strings; .*text=NAME"):
+        load(path)
+    assert load(path, text="review").kind == "text"
+    with pytest.raises(UserError, match="'revue'; did you mean 'review'"):
+        load(path, text="revue")
+
+
+def test_a_folder_with_train_and_test_tables_is_the_split(tmp_path: Path) -> None:
+    csv_file(tmp_path / "train.csv", IRIS)
+    csv_file(tmp_path / "test.csv", "label,height,width\na,1,2\n")  # in another order
+    data = load(tmp_path)
+    assert (len(data.train), len(data.test)) == (10, 1)
+    np.testing.assert_allclose(data.test.x[0], (np.array([2, 1]) - [4.5, 2.25]) / [8.25**0.5, 8.25**0.5 / 2], rtol=1e-6)
+    csv_file(tmp_path / "test.csv", "label,height\na,1\n")
+    with pytest.raises(UserError, match=r"test.csv: no column 'width', which the training data has"):
+        load(tmp_path)
+    csv_file(tmp_path / "test.csv", "label,height,width\na,1,2\nb,2,3\nb,2,wide\n")
+    with pytest.raises(UserError, match=r"test.csv: 'wide' in column 'width', line 4; expected a number"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (IRIS.replace("3,1.5", "x,1.5"), r"own.csv: 'x' in column 'width', line 5; expected a number"),
+        (IRIS.replace("3,1.5", ",1.5"), r"an empty cell in column 'width', line 5"),
+        (IRIS.replace("3,1.5", "nan,1.5"), r"own.csv: NaN or infinite value in column 'width', line 5"),
+        (IRIS.replace("3,1.5", "3,1.5,1"), r"line 5 has 4 cells; expected 3"),
+        (IRIS.replace("2.5,b", "2.5,"), r"no label in line 7"),
+        (IRIS.replace("height", "width"), r"column 'width' appears twice"),
+        ("a,label\n", r"no rows"),
+        ("", r"no rows"),
+        ("label\na\nb\n", r"no column beside the label 'label'"),
+    ],
+)
+def test_a_bad_cell_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        load(csv_file(tmp_path / "own.csv", text))
+
+
+def test_parquet_columns_keep_their_types(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "a": pa.array(range(10), pa.int16()),
+            "b": pa.array([[i, -i] for i in range(10)], pa.list_(pa.float32())),
+            "label": pa.array(["x", "y"] * 5).dictionary_encode(),
+        }
+    )
+    pq.write_table(table, tmp_path / "own.parquet")
+    data = load(tmp_path / "own.parquet")
+    assert (data.kind, data.classes, data.input_shape) == ("table", ("x", "y"), (3,))
+    np.testing.assert_allclose(data.train.x[:, 1], -data.train.x[:, 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        ({"a": [1.0, None, 3.0], "y": [0, 1, 0]}, r"no value in column 'a', row 1"),
+        ({"a": [1.0, 2.0, float("inf")], "y": [0, 1, 0]}, r"infinite value in column 'a', row 2"),
+        ({"a": [[1], [2, 3], [4]], "y": [0, 1, 0]}, r"unequal length in column 'a', row 1"),
+        ({"a": [[[1, 2]], [[3, 4]], [[5]]], "y": [0, 1, 0]}, r"unequal length in column 'a', row 2"),
+        ({"a": pa.array([1, 2, 3], pa.timestamp("s")), "y": [0, 1, 0]}, r"column 'a' holds timestamp"),
+    ],
+)
+def test_a_bad_parquet_value_is_named(tmp_path: Path, columns: dict[str, Any], complaint: str) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "own.parquet")
+    with pytest.raises(UserError, match=complaint):
+        load(tmp_path / "own.parquet")
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.parquet").write_bytes(b"hello")
+    with pytest.raises(UserError, match=r"own.parquet: cannot be read"):
+        load(tmp_path / "own.parquet")
+
+
+def test_an_unreadable_image_in_a_table_is_named_by_row(tmp_path: Path) -> None:
+    files = [encoded(i) for i in range(9)] + [b"broken"]
+    pq.write_table(pa.table({"image": pa.array(files, pa.binary()), "label": [0, 1] * 5}), tmp_path / "own.parquet")
+    with pytest.raises(UserError, match=r"own.parquet row 9: unreadable image"):
+        load(tmp_path / "own.parquet")
