@@ -26,12 +26,6 @@ TimeLimit = Annotated[
     typer.Option("--time-limit", metavar="SECONDS", help="stop then; the same command continues",
                  rich_help_panel=MACHINE, show_default=False),
 ]  # fmt: skip
-Together = Annotated[
-    str | None,
-    typer.Option("--together", metavar="N", help="runs that differ in seed, split and numbers of the method alone, "
-                 "trained as one in a process (default: up to 8 on a GPU; 1: each by itself)", rich_help_panel=MACHINE,
-                 show_default=False),
-]  # fmt: skip
 NoFolders = Annotated[
     bool,
     typer.Option("--no-folders", help="keep results only: no run folders, no checkpoints; a stopped run begins again",

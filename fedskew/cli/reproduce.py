@@ -11,7 +11,6 @@ import typer
 from fedskew.cli.campaigns import (
     NoFolders,
     TimeLimit,
-    Together,
     Workers,
     absolute,
     conclude,
@@ -94,7 +93,6 @@ def _command(
     device: _Device = None,
     precision: _Precision = None,
     workers: Workers = None,
-    together: Together = None,
     time_limit: TimeLimit = None,
     no_folders: NoFolders = False,
     results: _Results = RESULTS,
@@ -129,7 +127,6 @@ def _command(
         whole("workers", workers),
         positive("time_limit", time_limit),
         command(),
-        together=whole("together", together),
     )
     run_campaign(campaign, jobs, as_json or quiet)
     _report(selections, campaign, as_json)

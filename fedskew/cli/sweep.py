@@ -11,7 +11,6 @@ import typer
 from fedskew.cli.campaigns import (
     NoFolders,
     TimeLimit,
-    Together,
     Workers,
     absolute,
     conclude,
@@ -78,7 +77,6 @@ def _command(
     precision: _Precision = None,
     out: _Out = None,
     workers: Workers = None,
-    together: Together = None,
     time_limit: TimeLimit = None,
     no_folders: NoFolders = False,
     ray: _Ray = None,
@@ -103,7 +101,7 @@ def _command(
     kept = RecordsFile(folder / RECORDS)
     campaign = Campaign(
         lambda _: kept, Records(kept.read()), folder, not no_folders, whole("workers", workers),
-        positive("time_limit", time_limit), command(), ray, together=whole("together", together),
+        positive("time_limit", time_limit), command(), ray,
     )  # fmt: skip
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)

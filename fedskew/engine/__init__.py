@@ -15,7 +15,6 @@ from fedskew.engine.cost import estimated_seconds
 from fedskew.engine.data.batches import RoundKey
 from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.data.transfer import Fetch, on_host, to_device
-from fedskew.engine.joint import joinable, joint_work, shared_out
 from fedskew.engine.model.evaluation import Evaluator, survey
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.parallel.devices import DevicesEngine
@@ -46,12 +45,9 @@ __all__ = [
     "choose_devices",
     "choose_engine",
     "estimated_seconds",
-    "joinable",
-    "joint_work",
     "make_engine",
     "number_format",
     "on_host",
-    "shared_out",
     "survey",
     "to_device",
     "worth_compiling",

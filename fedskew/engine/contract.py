@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +13,12 @@ from torch import Tensor
 
 from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.model.network import ModelState
-from fedskew.engine.part_numbers import numbers_of, with_numbers
 from fedskew.losses import IGNORE
-from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, pack, unpack
+from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
 from fedskew.randomness import fold
 
 OPENING = "opening"
 """Under this name the sums of a client's opening pass go with what it keeps."""
-GIVEN = "given"
-"""Under this name what its own run gives it does, where clients of several runs are trained together."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,6 @@ class Assignment:
     state: Tensors
     start: ModelState | None = None
     """Where it starts, on the host; None: at the model that is sent."""
-    given: RoundWork | None = None
-    """The work of its own run, where those of several runs are trained together (`joint`)."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +60,6 @@ class RoundWork:
     assignments: Sequence[Assignment]
     local: LocalTraining
     key: RoundKey
-    varied: tuple[str, ...] = ()
-    """Where the parts of runs that are trained together differ, in numbers (`part_numbers`), which go with clients."""
 
     @property
     def parts(self) -> tuple[Part, Part, Part]:
@@ -77,51 +70,10 @@ class RoundWork:
         """The parts, those of which others are made one by one."""
         return [member for part in self.parts for member in part.members]
 
-    @property
-    def is_joint(self) -> bool:
-        """Whether the clients may be those of several runs."""
-        return any(a.given is not None for a in self.assignments)
-
-    def of(self, assignment: Assignment) -> RoundWork:
-        """The work as the client's own run has it."""
-        return self if assignment.given is None else assignment.given
-
-    def belongings(self, assignment: Assignment) -> Tensors:
-        """What goes with a client into a stack: what it keeps, and what its own run gives it, if it is not alone."""
-        given = assignment.given
-        return assignment.state if given is None else {**assignment.state, **given.packed(self.varied)}
-
-    def packed(self, varied: Sequence[str] = ()) -> Tensors:
-        """All that the run gives to its clients, as it goes with one: what the server sent, and those numbers."""
-        like = next(iter(self.sent.params.values()))
-        numbers = {where: like.new_full((), number) for where, number in numbers_of(self.parts, varied).items()}
-        tensors = _packed_model("sent", self.sent) | pack("downlink", self.downlink) | pack("numbers", numbers)
-        for name in self.objective.companions():
-            if name in self.companions:
-                tensors |= _packed_model(f"companion {name}", self.companions[name])
-        return pack(GIVEN, tensors)
-
-    def as_given(self, state: Tensors) -> RoundWork:
-        """The work as one client has it, or a stack of them: with what goes with them in the place of what is here."""
-        given = unpack(GIVEN, state)
-        if not given:
-            return self
-        companions = {name: _unpacked_model(f"companion {name}", given) for name in self.companions}
-        sent, downlink = _unpacked_model("sent", given), unpack("downlink", given)
-        own = replace(self, sent=sent, downlink=downlink, companions=companions)
-        return own.with_parts(with_numbers(self.parts, unpack("numbers", given)))
-
-    def with_parts(self, parts: Sequence[Part]) -> RoundWork:
-        objective, solver, server = parts
-        return replace(
-            self, objective=cast(Objective, objective), solver=cast(Solver, solver), server=cast(ServerRule, server)
-        )
-
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
         """What the maths of a client may use, from all that goes with it."""
-        own = self.as_given(state)
-        kept = {name: t for name, t in state.items() if not name.startswith((f"{OPENING}/", f"{GIVEN}/"))}
-        return Client(label_counts, own.sent.params, own.downlink, kept, unpack(OPENING, state))
+        kept = {name: t for name, t in state.items() if not name.startswith(f"{OPENING}/")}
+        return Client(label_counts, self.sent.params, self.downlink, kept, unpack(OPENING, state))
 
     def end(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
         """What one client sends beside its model, and what it keeps."""
@@ -137,17 +89,8 @@ class RoundWork:
         largest = max(len(a.samples) for a in self.assignments)
         width = min(self.local.batch_size, largest)
         return [
-            plan_batches(a.samples, a.client, self.local.epochs, width, smallest, self.of(a).key)
-            for a in self.assignments
+            plan_batches(a.samples, a.client, self.local.epochs, width, smallest, self.key) for a in self.assignments
         ]
-
-
-def _packed_model(name: str, model: ModelState) -> Tensors:
-    return pack(f"{name}:params", model.params) | pack(f"{name}:buffers", model.buffers)
-
-
-def _unpacked_model(name: str, tensors: Tensors) -> ModelState:
-    return ModelState(unpack(f"{name}:params", tensors), unpack(f"{name}:buffers", tensors))
 
 
 @dataclass(frozen=True)
@@ -213,14 +156,8 @@ def targets_of(y: Tensor, half: Half | None) -> Tensor:
     return torch.where((inside != IGNORE).any(dim=-1, keepdim=True), inside, y)
 
 
-def carries_given(state: Tensors) -> bool:
-    """Whether what the server of its own run sent goes with each client of a stack."""
-    return any(name.startswith(f"{GIVEN}/") for name in state)
-
-
 def companion(name: str, work: RoundWork, state: Tensors) -> ModelState:
     """The frozen model that an objective calls `name`."""
-    work = work.as_given(state)
     if name == "teacher":
         return work.sent
     if name.startswith("state/"):

@@ -133,8 +133,7 @@ def stacked_sums(network: Network, data: DeviceSamples, this: Pass, stack: Stack
     batches = _padded([plan.whole for plan in stack.plans])
 
     def one(out: Tensors, y: Tensor, keys: Tensor, gradient: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
-        own, client = replace(this, work=this.work.as_given(state)), this.work.client(label_counts, state)
-        return own.of_batch(Seen(Outputs.from_tensors(out), y, keys, gradient), client)
+        return this.of_batch(Seen(Outputs.from_tensors(out), y, keys, gradient), this.work.client(label_counts, state))
 
     sums: Tensors = {}
     for numbers in torch.from_numpy(batches).to(device):
@@ -158,8 +157,7 @@ def stacked_opening(network: Network, data: DeviceSamples, work: RoundWork, plan
         own, some = plans[first : first + _AT_ONCE], work.assignments[first : first + _AT_ONCE]
         model = _starts(work, some, device)
         counts = torch.from_numpy(np.stack([a.label_counts for a in some])).to(device)
-        belongings = [work.belongings(a) for a in some]
-        state = {name: torch.stack([own[name].to(device) for own in belongings]) for name in belongings[0]}
+        state = {name: torch.stack([a.state[name].to(device) for a in some]) for name in some[0].state}
         sums = stacked_sums(network, data, this, Stack(own, model.params, model.buffers, counts, state))
         each += [{name: t[row] for name, t in sums.items()} for row in range(len(own))]
     return opened(work, each)
@@ -167,7 +165,7 @@ def stacked_opening(network: Network, data: DeviceSamples, work: RoundWork, plan
 
 def _starts(work: RoundWork, some: Sequence[Assignment], device: torch.device) -> ModelState:
     """The models that these clients start with, stacked."""
-    own = [a.start or work.of(a).sent for a in some if a.start is not None or a.given is not None]
+    own = [a.start for a in some if a.start is not None]
     if own:
         params, buffers = (
             {

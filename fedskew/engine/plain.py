@@ -49,7 +49,7 @@ class PlainEngine(Engine):
     def train(self, work: RoundWork) -> RoundResult:
         plans = work.plans(self._smallest)
         runs = [
-            _ClientRun(self._network, self._data, self._layout, work.of(assignment), assignment, plan).train()
+            _ClientRun(self._network, self._data, self._layout, work, assignment, plan).train()
             for assignment, plan in zip(work.assignments, plans, strict=True)
         ]
         ends = [run.end() for run in runs]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shlex
 from pathlib import Path
 
@@ -57,22 +56,6 @@ def test_a_grown_grid_runs_what_is_new(cli, grid: Path) -> None:
     assert len(list(csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines()))) == 6
 
 
-def test_seeds_as_one_make_the_same_table(cli, grid: Path) -> None:
-    one_lr = GRID.replace("[0.05, 0.1]", "[0.05]")
-    grid.write_text(one_lr.replace("seeds: 1", "seeds: 3\nmodel: dnn\nprecision: float64"))
-    tables = {}
-    for together in ("3", "1"):
-        outcome = cli("sweep", "grid.yaml", "--workers", "1", "--together", together, "--out", together, "--json")
-        assert outcome.status == 0, outcome.err
-        tables[together] = [{key: value for key, value in line.items() if key != "seconds"} for line in outcome.json]
-        records = [json.loads(line) for line in Path(together, "runs.jsonl").read_text().splitlines()]
-        assert [record.get("together", 1) for record in records] == [int(together)] * 6
-        assert len(list(Path(together).glob("digits-*"))) == 6
-    assert tables["3"] == tables["1"]
-    again = cli("sweep", "grid.yaml", "--workers", "1", "--out", "3")
-    assert "6 of 6 runs are done already" in again.err
-
-
 def test_a_failed_run_is_listed_and_fails_the_command(cli, grid: Path) -> None:
     grid.write_text(GRID.replace("lr: [0.05, 0.1]", "model: [dnn, mobilenetv3]"))
     outcome = cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--no-folders")
@@ -101,7 +84,6 @@ def test_the_examples_of_the_help_work(cli, grid: Path, example: str) -> None:
     ("arguments", "complaint"),
     [
         (("--workers", "0"), "workers is '0'; expected"),
-        (("--together", "0"), "together is '0'; expected"),
         (("--time-limit", "-3"), "time_limit is '-3'; expected"),
         (("--set", "lrr=1"), "unknown key 'lrr'; did you mean 'lr'"),
     ],

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,10 +60,6 @@ class _Ability:
     """How many fit the device's memory at a time."""
 
 
-class NotTogetherError(Exception):
-    """Clients of several runs that do not make one stack; each run's own may."""
-
-
 class StackedEngine(Engine):
     """Trains a round's clients together."""
 
@@ -89,14 +84,11 @@ class StackedEngine(Engine):
         self._abilities: dict[str, tuple[Sequence[Part], _Ability]] = {}
         self._slots: tuple[str, Slots] | None = None
         self._prefetched: tuple[RoundWork, list[BatchPlan]] | None = None
-        self._joint = False
         self.notices: list[str] = []
         self._said: set[str] = set()
 
     def prefetch(self, work: RoundWork) -> None:
         """Draw the first batches of a round that will probably come, while the device is busy with the one before."""
-        if self._joint:
-            return  # it will be trained with those of other runs, as one work that is none of theirs
         plans = work.plans(self._smallest)
         for plan in plans:
             plan.draw(min(plan.steps, STAGED_STEPS))
@@ -107,14 +99,12 @@ class StackedEngine(Engine):
         return prefetched[1] if prefetched is not None and prefetched[0] is work else work.plans(self._smallest)
 
     def train(self, work: RoundWork) -> RoundResult:
-        plans, self._joint = self._plans(work), work.is_joint
+        plans = self._plans(work)
         if not any(plan.steps for plan in plans):
             return self._plain.train(work)
         opened = self._opened(work, plans)
         ability = _Ability(stackable=False) if opened is None else self._ability(opened, plans)
         if opened is None or not ability.stackable or (_pads(plans) and not ability.paddable):
-            if work.is_joint:
-                raise NotTogetherError("their clients do not make one stack")
             return self._plain.train(work)
         return self._on_slots(opened, plans, lambda slots, table, width: slots.train(opened, plans, table, width))
 
@@ -134,7 +124,7 @@ class StackedEngine(Engine):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of a user's hook, as in `_tried`
-            self._take_note(work, error)
+            self._note_unstackable(error)
             return None
 
     # -- slots -------------------------------------------------------------------------------------------
@@ -143,7 +133,6 @@ class StackedEngine(Engine):
         steps = [plan.steps for plan in plans]
         while True:
             ability = self._ability(work, plans)
-            _expect_room_for_a_run(work, ability.fitting)
             most = min(ability.most, ability.fitting, len(plans))
             number = slots_for(steps, most, coarse=self._compile)
             with contextlib.suppress(torch.OutOfMemoryError):  # it would hold what the attempt took
@@ -204,7 +193,7 @@ class StackedEngine(Engine):
             tally, paddable = trial.tally(), trial.padding_is_harmless()
             fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
         except Exception as error:  # a user's model or method may fail in any way; if it is wrong, plain will say so
-            self._take_note(work, error)
+            self._note_unstackable(error)
             return _Ability(stackable=False)
         return _Ability(True, paddable, tally, self._most_clients(work), fitting)
 
@@ -227,15 +216,13 @@ class StackedEngine(Engine):
         except torch.OutOfMemoryError:
             return 1
         each = max(two - one, one // 2) + 4 * layouts.params.row_bytes
-        each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes + 2 * layouts.given.row_bytes
+        each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
         of_round = layouts.params.row_bytes + layouts.buffers.row_bytes + 2 * layouts.state.row_bytes
         return max(1, (spare - clients * of_round) // max(each, 1))
 
-    def _take_note(self, work: RoundWork, error: Exception) -> None:
-        """That the work cannot be stacked; clients of several runs may still be, run by run."""
-        if work.is_joint:
-            raise NotTogetherError(_reason(error)) from error
-        self._notice(f"this model or method cannot be stacked, clients run one after another: {_reason(error)}")
+    def _note_unstackable(self, error: Exception) -> None:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self._notice(f"this model or method cannot be stacked, clients run one after another: {reason}")
 
     def _notice(self, line: str) -> None:
         if line not in self._said:
@@ -312,7 +299,7 @@ class _Trial:
     def _belongings(self, clients: int) -> tuple[Tensor, Tensors]:
         """Label counts and state, of one client again and again."""
         device = self._data.y.device
-        state = {name: _copies(t.to(device), clients) for name, t in self._work.belongings(self._few).items()}
+        state = {name: _copies(t.to(device), clients) for name, t in self._few.state.items()}
         return _copies(torch.tensor(self._few.label_counts, device=device), clients), state
 
     def _number_does_not_count(self, few: Assignment) -> bool:
@@ -322,8 +309,8 @@ class _Trial:
         with torch.no_grad():
             out = self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)).tensors()
         y = torch.where(torch.arange(len(rows), device=device) < samples, self._data.y[rows], IGNORE)
-        state = {name: t.to(device) for name, t in work.belongings(few).items()}
-        client, work = work.client(torch.tensor(few.label_counts, device=device), state), work.as_given(state)
+        state = {name: t.to(device) for name, t in few.state.items()}
+        client = work.client(torch.tensor(few.label_counts, device=device), state)
 
         def told(count: int) -> Tensors:
             leaves = {kind: t[:count].clone().requires_grad_() for kind, t in out.items()}
@@ -344,23 +331,11 @@ class _Trial:
         return _close(told(samples), told(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
 
 
-def _expect_room_for_a_run(work: RoundWork, fitting: int) -> None:
-    """Where not even one run's clients fit at a time beside what those of all come back with, each is better alone."""
-    largest = max(Counter(id(assignment.given) for assignment in work.assignments).values())
-    if work.is_joint and fitting < largest:
-        raise NotTogetherError(f"{fitting} of their clients fit the memory at a time, and a run has {largest}")
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _kind(work: RoundWork) -> str:
     """Works of one kind differ in their clients and numbers only."""
     companions = sorted(work.objective.companions().items())
     given = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
-    joint = work.is_joint, work.varied
-    return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {given!r} {joint!r}"
+    return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {given!r}"
 
 
 def _pads(plans: Sequence[BatchPlan]) -> bool:

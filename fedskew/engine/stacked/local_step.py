@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedskew.engine.contract import (
     RoundWork,
-    carries_given,
     clipped,
     companion,
     companion_key,
@@ -69,7 +68,7 @@ def ends(
         params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
     ) -> tuple[Tensors, Tensors]:
         trained = Trained(params, steps, work.local.lr, work.local.momentum, closing)
-        return work.as_given(state).end(trained, work.client(label_counts, state))
+        return work.end(trained, work.client(label_counts, state))
 
     of_all: tuple[Tensors, Tensors] = torch.func.vmap(end)(params, steps, label_counts, state, closing)
     return of_all
@@ -89,8 +88,6 @@ class _Frozen:
         model, x = companion(name, self._work, self._batches.state), self._batches.x
         keys, clients = companion_key(self._batches.keys), len(x)
         valid = self._batches.valid
-        if carries_given(self._batches.state):
-            return self._stacked(model.params, model.buffers, x, valid, mode, keys)
         if name.startswith("state/"):
             buffers = {n: b.expand(clients, *b.shape) for n, b in model.buffers.items()}
             return self._stacked(model.params, buffers, x, valid, mode, keys)
@@ -136,8 +133,8 @@ class _Descent:
             grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_, half), *at.values())  # type: ignore[no-untyped-call]
             return dict(zip(at, grads, strict=True))
 
-        own, client = self._work.as_given(state), self._work.client(label_counts, state)
-        return self._clipped(own.solver.direction(gradient, params, client))
+        client = self._work.client(label_counts, state)
+        return self._clipped(self._work.solver.direction(gradient, params, client))
 
     def _clipped(self, direction: Tensors) -> Tensors:
         return clipped(direction, self._work.local.clip_norm)
@@ -168,8 +165,7 @@ class _Descent:
             return None
 
         def one(features: Tensor, y: Tensor, label_counts: Tensor, state: Tensors, key: Tensor) -> Tensor:
-            own, client = work.as_given(state), work.client(label_counts, state)
-            return own.objective.perturbed(features, y, client, key)
+            return work.objective.perturbed(features, y, work.client(label_counts, state), key)
 
         def of_all(features: Tensor) -> Tensor:
             keys = perturbation_key(batches.keys)
@@ -188,10 +184,10 @@ class _Descent:
         self, out: Tensors, y: Tensor, label_counts: Tensor, state: Tensors, frozen: dict[str, Tensors]
     ) -> tuple[Tensor, Tensors]:
         """One client's loss and tally, which `vmap` lifts."""
-        own, client = self._work.as_given(state), self._work.client(label_counts, state)
+        objective, client = self._work.objective, self._work.client(label_counts, state)
         companions = {name: Outputs.from_tensors(tensors) for name, tensors in frozen.items()}
         outputs = replace(Outputs.from_tensors(out), companions=companions)
-        return own.objective.loss(outputs, y, client), own.objective.tally(outputs, y)
+        return objective.loss(outputs, y, client), objective.tally(outputs, y)
 
 
 class _AllClients(torch.autograd.Function):

@@ -22,8 +22,6 @@ class Layouts:
     params: RowLayout
     buffers: RowLayout
     state: RowLayout
-    given: RowLayout
-    """Of what goes with each client of several runs; nothing where there is one run."""
     downlink: RowLayout
     companions: Mapping[str, tuple[RowLayout, RowLayout]]
     tally: Mapping[str, torch.dtype]
@@ -35,7 +33,6 @@ class Layouts:
             params=RowLayout(work.sent.params),
             buffers=RowLayout(work.sent.buffers),
             state=RowLayout(work.assignments[0].state),
-            given=RowLayout(work.of(work.assignments[0]).packed(work.varied) if work.is_joint else {}),
             downlink=RowLayout(work.downlink),
             companions={
                 name: (RowLayout(work.companions[name].params), RowLayout(work.companions[name].buffers))

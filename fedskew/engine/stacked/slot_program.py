@@ -55,7 +55,7 @@ class SlotStep:
         work = self.layouts.work(self.work, memory)
         valid = None if self.full else now["y"] != IGNORE
         x = now["x"].movedim(-1, 2) if self.channels_last else now["x"]
-        state = self.layouts.state.views(memory["state"]) | self.layouts.given.views(memory["given"])
+        state = self.layouts.state.views(memory["state"])
         batches = Batches(x, now["y"], valid, now["keys"], memory["label_counts"][""], state)
         params = self.layouts.params.views(memory["params"])
         buffers = self.layouts.buffers.views(memory["buffers"])

@@ -13,7 +13,6 @@ from fedskew.engine.contract import RoundResult, RoundWork
 from fedskew.engine.data.batches import BatchPlan
 from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.data.transfer import all_to_device, to_device
-from fedskew.engine.joint import SentByRuns
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.passes import Pass, Stack, stacked_sums
 from fedskew.engine.stacked.execution import Memory
@@ -55,7 +54,6 @@ class SlotRound:
             device,
         )
         self._moves = _Moves(table, moves)
-        self._runs = SentByRuns(layouts, work, device) if work.is_joint else None
         clients = len(plans)
         self._results: Memory = {
             "params": layouts.params.zeros(clients, device),
@@ -96,18 +94,15 @@ class SlotRound:
 
     def _enter(self, slots: Places, clients: Places, numbers: npt.NDArray[np.int64]) -> None:
         memory = self._program.memory
-        self._start(memory, slots, clients, numbers)
+        self._start(memory, slots, numbers)
         for kind in ("velocity", "sums"):
             for tensor in memory[kind].values():
                 tensor[slots] = 0
         memory["label_counts"][""][slots] = self._label_counts[clients]
         for name, flat in self._states(numbers).items():
             memory["state"][name][slots] = flat
-        if self._runs is not None:
-            for name, flat in self._runs.of("given", clients).items():
-                memory["given"][name][slots] = flat
 
-    def _start(self, memory: Memory, rows: Places, clients: Places, numbers: npt.NDArray[np.int64]) -> None:
+    def _start(self, memory: Memory, rows: Places, numbers: npt.NDArray[np.int64]) -> None:
         """These rows of params and buffers as the clients start: with what is sent, or with models of their own."""
         starts = [self._work.assignments[number].start for number in numbers]
         own = [start for start in starts if start is not None]
@@ -116,8 +111,6 @@ class SlotRound:
             ("buffers", "sent buffers", self._layouts.buffers),
         ):
             flats = self._program.memory[source]
-            if self._runs is not None:
-                flats = self._runs.of(kind, clients)
             if own:
                 names = getattr(own[0], kind)
                 flats = layout.flat(
@@ -147,7 +140,7 @@ class SlotRound:
         idle = [number for number, plan in enumerate(self._plans) if not plan.steps]
         if idle:
             rows = to_device(torch.tensor(idle), self._device)
-            self._start(self._results, rows, rows, np.array(idle))
+            self._start(self._results, rows, np.array(idle))
 
     @torch.no_grad()
     def _end(self) -> RoundResult:
@@ -172,15 +165,12 @@ class SlotRound:
         for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._table.slots)):
             rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
             own, statistics = ({name: t[rows] for name, t in part.items()} for part in (params, buffers))
-            state = self._states_again(numbers) | self._given(rows)
+            state = self._states_again(numbers)
             stack = Stack(self._plans[rows], own, statistics, self._label_counts[rows], state)
             sent, kept = ends(self._work, own, steps[rows], stack.label_counts, stack.state, self._closing(stack))
             uplinks.append(sent)
             states.append(kept)
         return _joined(uplinks), _joined(states)
-
-    def _given(self, clients: slice) -> Tensors:
-        return {} if self._runs is None else self._layouts.given.views(self._runs.of("given", clients))
 
     def _closing(self, stack: Stack) -> Tensors:
         this = Pass(self._work, "closing")

@@ -27,7 +27,7 @@ STAGED_STEPS = 16
 _WINDOWS = {"cpu": 1, "cuda": 2}
 """How many such lots of batches there is room for: a GPU makes one while it steps through the other."""
 
-_PER_SLOT = ("params", "velocity", "buffers", "state", "given", "sums", "label_counts")
+_PER_SLOT = ("params", "velocity", "buffers", "state", "sums", "label_counts")
 """The kinds of memory with a row for each slot."""
 
 
@@ -58,7 +58,6 @@ class Slots:
             "velocity": layouts.params.zeros(rows, self._device),
             "buffers": layouts.buffers.zeros(rows, self._device),
             "state": layouts.state.zeros(rows, self._device),
-            "given": layouts.given.zeros(rows, self._device),
             "sums": sums,
             "label_counts": {"": torch.zeros(rows, data.classes, dtype=torch.int64, device=self._device)},
             "rates": {"lr": torch.zeros((), dtype=torch.float32, device=self._device)},

@@ -32,8 +32,6 @@ class Campaign:
     command: str = ""
     ray: str | None = None
     """The address of a Ray cluster to run on, instead of this machine."""
-    together: int | None = None
-    """How many runs of a kind (`bundles`) share a stack at most; None: what suits the machine."""
     failures: dict[str, str] = field(default_factory=dict)
     """By label, the reason."""
     stopped: list[str] = field(default_factory=list)
@@ -63,7 +61,7 @@ class Campaign:
             run_jobs_on_ray(todo, terms, self.ray, keeping)
             return
         workers = usual_workers(todo[0].config.device, len(todo)) if self.workers is None else self.workers
-        run_jobs(todo, terms, workers, keeping, self.folder / "logs", self.together)
+        run_jobs(todo, terms, workers, keeping, self.folder / "logs")
 
     def take(self, job: Job, outcome: Outcome) -> None:
         self.outcomes[job.identity] = outcome

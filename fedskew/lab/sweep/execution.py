@@ -58,8 +58,6 @@ class Attempt:
         self._job, self._terms = job, terms
         self._prepared: Prepared | None = None
         self.watch = _Watch(terms.deadline, tell)
-        self.together = 1
-        """How many runs are trained as one with it, itself among them."""
 
     def prepare(self) -> Prepared:
         """The run, ready to start, if there is time for it."""
@@ -108,7 +106,6 @@ class Attempt:
             "clients": federation.clients,
             **({} if job.config.model == config.model else {"asked_model": job.config.model}),
             **({} if job.start is None else {"start_rounds": job.start.rounds}),
-            **({} if self.together == 1 else {"together": self.together}),
             "command": self._terms.command,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": dict(machine(config.device)),

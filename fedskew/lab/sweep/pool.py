@@ -13,14 +13,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from fedskew.engine.parallel.pool import usable_cores
-from fedskew.lab.sweep.bundles import Bundle, bundled
+from fedskew.lab.sweep.execution import execute
 from fedskew.lab.sweep.job import Job, Outcome, Terms
-from fedskew.lab.sweep.joint_execution import execute_together
 from fedskew.lab.sweep.worker_process import WorkerProcess
 
 GPU_WORKERS = 4
@@ -45,25 +45,14 @@ def usual_workers(device: str, jobs: int) -> int:
     return max(1, min(jobs, GPU_WORKERS * gpus if gpus else usable_cores()))
 
 
-def run_jobs(
-    jobs: Sequence[Job], terms: Terms, workers: int, watcher: Watcher, logs: Path, together: int | None = None
-) -> None:
-    """Run them all, the first ones first; at most `together` of a kind as one (`bundles`)."""
-    bundles = bundled(jobs, workers, together)
-    if workers == 1 or len(bundles) <= 1:
-        for bundle in bundles:
-            _run_here(bundle, terms, watcher)
+def run_jobs(jobs: Sequence[Job], terms: Terms, workers: int, watcher: Watcher, logs: Path) -> None:
+    """Run them all, the first ones first."""
+    if workers == 1 or len(jobs) <= 1:
+        for job in jobs:
+            watcher.on_outcome(job, execute(job, terms, partial(watcher.on_progress, job)))
         return
-    with contextlib.closing(_Pool(terms, min(workers, len(bundles)), watcher, logs)) as pool:
-        pool.run(bundles)
-
-
-def _run_here(bundle: Bundle, terms: Terms, watcher: Watcher) -> None:
-    def tell(place: int, done: int, total: int, accuracy: float | None) -> None:
-        watcher.on_progress(bundle[place], done, total, accuracy)
-
-    for place, outcome in execute_together(bundle, terms, tell):
-        watcher.on_outcome(bundle[place], outcome)
+    with contextlib.closing(_Pool(terms, min(workers, len(jobs)), watcher, logs)) as pool:
+        pool.run(jobs)
 
 
 class _Pool:
@@ -77,8 +66,8 @@ class _Pool:
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, WorkerProcess] = {}
 
-    def run(self, bundles: Sequence[Bundle]) -> None:
-        waiting = deque(bundles)
+    def run(self, jobs: Sequence[Job]) -> None:
+        waiting = deque(jobs)
         for place in range(self._size):
             self._start(place, waiting)
         while self._workers:
@@ -94,7 +83,7 @@ class _Pool:
         self._workers.clear()
         self._selector.close()
 
-    def _start(self, place: int, waiting: deque[Bundle]) -> None:
+    def _start(self, place: int, waiting: deque[Job]) -> None:
         """A process in that place, with something to do; none if nothing waits."""
         if not waiting:
             return
@@ -103,36 +92,28 @@ class _Pool:
         self._selector.register(worker.stream, selectors.EVENT_READ, place)
         worker.give(waiting.popleft(), self._terms)
 
-    def _hear(self, place: int, waiting: deque[Bundle]) -> None:
+    def _hear(self, place: int, waiting: deque[Job]) -> None:
         worker = self._workers[place]
         try:
             for said in worker.said():
                 if "outcome" not in said:
-                    about = worker.jobs[said["place"]]
-                    self._watcher.on_progress(about, said["done"], said["total"], said["accuracy"])
+                    self._watcher.on_progress(worker.job, said["done"], said["total"], said["accuracy"])
                     continue
-                self._watcher.on_outcome(worker.jobs.pop(said["place"]), Outcome.from_json(said["outcome"]))
+                self._watcher.on_outcome(worker.job, Outcome.from_json(said["outcome"]))
                 if said["spent"]:
                     self._replace(place, waiting)
                     return
-                if not worker.jobs:
-                    self._next(place, waiting)
+                self._next(place, waiting)
         except EOFError:
-            if len(worker.jobs) == 1:
-                (job,) = worker.jobs.values()
-                worker.jobs.clear()
-                self._watcher.on_outcome(job, Outcome("failed", reason=worker.why_it_died()))
+            self._watcher.on_outcome(worker.job, Outcome("failed", reason=worker.why_it_died()))
             self._replace(place, waiting)
 
-    def _replace(self, place: int, waiting: deque[Bundle]) -> None:
-        """A new process in the place of one that is of no more use; of several runs that it leaves behind, nobody
-        knows which was the cause, so each is run again by itself."""
-        worker = self._remove(place)
-        worker.kill()
-        waiting.extendleft([job] for job in reversed(worker.jobs.values()))
+    def _replace(self, place: int, waiting: deque[Job]) -> None:
+        """Start a new process in the place of one that is of no more use."""
+        self._remove(place).kill()
         self._start(place, waiting)
 
-    def _next(self, place: int, waiting: deque[Bundle]) -> None:
+    def _next(self, place: int, waiting: deque[Job]) -> None:
         if waiting:
             self._workers[place].give(waiting.popleft(), self._terms)
         else:
@@ -146,15 +127,14 @@ class _Pool:
     def _is_overdue(self) -> bool:
         return self._terms.deadline is not None and time.time() > self._terms.deadline + _GRACE
 
-    def _end_all(self, waiting: deque[Bundle]) -> None:
+    def _end_all(self, waiting: deque[Job]) -> None:
         """Some are in a round, or in compiling, that takes longer than the grace."""
         for place in list(self._workers):
             worker = self._remove(place)
             worker.kill()
-            waiting.appendleft(list(worker.jobs.values()))
-        for bundle in waiting:
-            for job in bundle:
-                self._watcher.on_outcome(job, Outcome("stopped"))
+            waiting.appendleft(worker.job)
+        for job in waiting:
+            self._watcher.on_outcome(job, Outcome("stopped"))
 
 
 def _environment(place: int, workers: int) -> dict[str, str]:

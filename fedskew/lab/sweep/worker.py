@@ -27,26 +27,26 @@ def main() -> None:
 
 
 def _serve(jobs: TextIO, answers: TextIO) -> None:
+    from fedskew.lab.sweep.execution import execute
     from fedskew.lab.sweep.job import Job, Terms
-    from fedskew.lab.sweep.joint_execution import execute_together
 
     def answer(content: dict[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")
         answers.flush()
 
-    spoke: dict[int, float] = {}
+    last_report = 0.0
 
-    def tell(place: int, done: int, total: int, accuracy: float | None) -> None:
-        if time.monotonic() - spoke.get(place, 0.0) > _APART:
-            spoke[place] = time.monotonic()
-            answer({"place": place, "done": done, "total": total, "accuracy": accuracy})
+    def report(done: int, total: int, accuracy: float | None) -> None:
+        nonlocal last_report
+        if time.monotonic() - last_report > _APART:
+            last_report = time.monotonic()
+            answer({"done": done, "total": total, "accuracy": accuracy})
 
     for line in jobs:
         asked = json.loads(line)
-        bundle = [Job.from_json(job) for job in asked["jobs"]]
-        for place, outcome in execute_together(bundle, Terms(**asked["terms"]), tell):
-            spent = outcome.status == "failed" and not _gpu_answers()
-            answer({"place": place, "outcome": outcome.to_json(), "spent": spent})
+        outcome = execute(Job.from_json(asked["job"]), Terms(**asked["terms"]), report)
+        spent = outcome.status == "failed" and not _gpu_answers()
+        answer({"outcome": outcome.to_json(), "spent": spent})
 
 
 def _gpu_answers() -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ class WorkerProcess:
     """One process; `stream` becomes readable when it says something or dies."""
 
     def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
-        self.jobs: dict[int, Job] = {}
-        """What it has to do, by place in the bundle."""
+        self.job: Job
+        """The job that it was given last."""
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         package = str(Path(fedskew.__file__).parent.parent)
@@ -40,9 +40,9 @@ class WorkerProcess:
         self._jobs, self.stream = self._process.stdin, self._process.stdout
         self._unread = b""
 
-    def give(self, bundle: Sequence[Job], terms: Terms) -> None:
-        self.jobs = dict(enumerate(bundle))
-        asked = {"jobs": [job.to_json() for job in bundle], "terms": terms.to_json()}
+    def give(self, job: Job, terms: Terms) -> None:
+        self.job = job
+        asked = {"job": job.to_json(), "terms": terms.to_json()}
         try:
             self._jobs.write(json.dumps(asked).encode() + b"\n")
             self._jobs.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,23 +58,21 @@ def test_two_processes_may_begin_with_the_same_trained_model(tiny_job, tmp_path:
     assert begun[0] == begun[1]
 
 
-@pytest.mark.parametrize("together", [1, 2])
-def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Path, monkeypatch, together) -> None:
-    """Of two jobs as one, each is tried again by itself: then it shows which was the cause."""
+def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Path, monkeypatch) -> None:
     killed: list[int] = []
     give = WorkerProcess.give
 
-    def give_and_kill(self: WorkerProcess, bundle: Sequence[Job], terms: Terms) -> None:
-        give(self, bundle, terms)
-        if any(job.label == "doomed" for job in bundle):
+    def give_and_kill(self: WorkerProcess, job: Job, terms: Terms) -> None:
+        give(self, job, terms)
+        if job.label == "doomed":
             killed.append(self._process.pid)
             os.kill(self._process.pid, 9)
 
     monkeypatch.setattr(WorkerProcess, "give", give_and_kill)
     watcher = Noting()
     jobs = [tiny_job("doomed"), tiny_job("a", seed=1), tiny_job("b", seed=2), tiny_job("c", seed=3)]
-    run_jobs(jobs, Terms(), 2, watcher, tmp_path / "logs", together)
-    assert len(killed) == together
+    run_jobs(jobs, Terms(), 2, watcher, tmp_path / "logs")
+    assert len(killed) == 1
     assert watcher.ended["doomed"].status == "failed"
     assert "killed by signal 9" in watcher.ended["doomed"].reason
     assert {watcher.ended[label].status for label in "abc"} == {"finished"}
@@ -84,9 +82,9 @@ def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path
     processes: dict[str, int] = {}
     give, said = WorkerProcess.give, WorkerProcess.said
 
-    def noted(self: WorkerProcess, bundle: Sequence[Job], terms: Terms) -> None:
-        processes[bundle[0].label] = self._process.pid
-        give(self, bundle, terms)
+    def noted(self: WorkerProcess, job: Job, terms: Terms) -> None:
+        processes[job.label] = self._process.pid
+        give(self, job, terms)
 
     def as_if_spent(self: WorkerProcess) -> Iterator[dict[str, Any]]:
         for line in said(self):
