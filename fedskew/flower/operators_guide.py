@@ -45,6 +45,8 @@ name: {first}                 # as its key was registered
 data: data.npz                # {kind} data with inputs of shape {shape}; any form that `fedskew run --data` takes
 # data: {{name: patients.csv, label: diagnosis}}
 state: state                  # what methods keep between rounds; back it up with the data
+# metrics: total              # the most that this site reports of its tests: none, total or class
+# packages: [hospital_models] # packages, beside fedskew and the app, whose methods and models may run here
 # device: cuda
 # threads: 4
 # idle: 600                   # seconds without work after which the worker frees its memory

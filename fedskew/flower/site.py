@@ -1,10 +1,10 @@
-"""A site at work: it answers the server's questions with its own data, and says no more than it was asked.
+"""A site answers the server's questions with its own data, and reports nothing beyond the question.
 
-hello      how many training samples there are, after checking the data against the contract
-census     how many of them have certain labels, for stages that train on those only
-train      the model after local training, what the method sends beside it, loss and tallies if they are shared
-evaluate   how the model does on the site's test part: class by class, or in total
-survey     label counts, and how the samples of each class are predicted on average, for methods that declare it
+hello      the number of training samples, after checking the data against the contract
+census     the number of samples with certain labels, for methods that declare label counts and train on some labels
+train      the model after local training, what the method sends beside it, and loss and tallies if they are shared
+evaluate   the model's results on the site's test part: by class or in total, as far as the site agreed to it
+survey     label counts and mean predictions per class, for methods that declare label counts
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import model_of, result_tensors
 from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_policy import require_agreed_tests, require_declared, require_known_code
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts
@@ -80,6 +81,8 @@ class Site:
         return self._places[key]
 
     def _census(self, place: Workplace, facts: Facts, _: bytes) -> Answer:
+        if facts.get("labels") is not None:
+            require_declared("census of labels", place.method)
         return {"site": self._config.name, "samples": int(place.held(facts.get("labels")).sizes[0])}, b""
 
     def _train(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
@@ -87,8 +90,8 @@ class Site:
         tensors = place.on_device(from_bytes(payload))
         states = SiteState(self._config.state_folder, facts["run"])
         kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
-        asked = facts.get("tests")
-        tested = None if asked is None else self._tested(place, asked, tensors)
+        tests = facts.get("tests")
+        tested = None if tests is None else self._tested_or_refused(place, tests, tensors)
         work = place.work(facts, stage, tensors, kept or {})
         result = place.bench(stage.concatenates, tensors).engine.train(work)
         model_round, loss = work.key.round, float(result.loss[0])
@@ -112,15 +115,24 @@ class Site:
     def _evaluate(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
         return self._tested(place, facts, place.on_device(from_bytes(payload))), b""
 
-    def _tested(self, place: Workplace, asked: Facts, tensors: Tensors) -> Facts:
-        """What the model as received does on the site's test part."""
-        tests = place.bench(asked["frozen"], tensors).tests
-        confusion = tests.confusion(model_of("sent", tensors), asked["labels"])
-        if asked["detail"] == "total":
+    def _tested(self, place: Workplace, question: Facts, tensors: Tensors) -> Facts:
+        """Results of the received model on the site's test part, as detailed as the server and the site agreed."""
+        require_agreed_tests(question, place.method, self._config)
+        tests = place.bench(question["frozen"], tensors).tests
+        confusion = tests.confusion(model_of("sent", tensors), question["labels"])
+        if question["detail"] == "total":
             return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}
         return {"confusion": confusion.tolist()}
 
+    def _tested_or_refused(self, place: Workplace, question: Facts, tensors: Tensors) -> Facts:
+        """A site that declines to report its tests still trains."""
+        try:
+            return self._tested(place, question, tensors)
+        except UserError as error:
+            return {"refused": str(error)}
+
     def _survey(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
+        require_declared("survey", place.method)
         held = place.held(None)
         told = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
         if facts["predictions"]:
@@ -136,10 +148,11 @@ class Workplace:
 
     def __init__(self, own: SiteConfig, federation: Federation, terms: Facts) -> None:
         self.config = replace(Config.from_mapping(terms["config"]), device=own.device, engine="plain")
+        require_known_code(self.config, own)
         dataset = Contract.from_json(terms["contract"]).admit(federation.dataset)
         everything = Federation(dataset, federation.indices, federation.partition, federation.seed)
         self._held: dict[tuple[int, ...] | None, Federation] = {None: everything}
-        self._method = make_method(self.config.method, self.config.method_params)
+        self.method = make_method(self.config.method, self.config.method_params)
         model = make_model(self.config.model, inputs_of(dataset), self.config.seed)
         self.workshop = Workshop(dataset, self.config, compiles=False)
         self._bench = self.workshop.bench(model, "plain")
@@ -163,7 +176,7 @@ class Workplace:
         return self._wide[1]
 
     def stage(self, facts: Facts) -> Stage:
-        return self._method.stages(self.config.rounds, self.config.local_epochs, facts["notes"])[facts["stage"]]
+        return self.method.stages(self.config.rounds, self.config.local_epochs, facts["notes"])[facts["stage"]]
 
     def on_device(self, tensors: Tensors) -> Tensors:
         return {name: t.to(self.workshop.devices[0]) for name, t in tensors.items()}
@@ -175,8 +188,8 @@ class Workplace:
         samples = trained_on(held.indices[0], stage, key.round, facts["client"], self.config)
         work = RoundWork(
             objective=stage.objective,
-            solver=self._method.solver,
-            server=self._method.server,
+            solver=self.method.solver,
+            server=self.method.server,
             sent=model_of("sent", tensors),
             downlink=unpack("downlink", tensors),
             companions={name: model_of(f"companion:{name}", tensors) for name in facts["companions"]},

@@ -40,6 +40,10 @@ class SiteConfig:
     """Of torch; none: its own choice."""
     idle: int | None = None
     """Seconds without work after which the worker ends, and its memory is free, until there is some; none: never."""
+    metrics: str = "class"
+    """The most that this site reports of its tests: none, total (the accuracy), or class (results by class)."""
+    packages: tuple[str, ...] = ()
+    """Python packages, beside fedskew and the app, whose methods and models the server may name."""
     split: str | None = None
     """For trying out on one machine: a saved split of the data, of which this site is one client."""
     client: int = 0
@@ -81,11 +85,16 @@ def load_site(path: str | Path) -> SiteConfig:
     data = values.pop("data")
     params = dict(data) if isinstance(data, dict) else {}
     name = params.pop("name", "") if isinstance(data, dict) else data
+    packages = values.pop("packages", None) or []
     try:
         _check(values, name)
+        named = isinstance(packages, list) and all(isinstance(package, str) for package in packages)
+        expect(named, "packages", packages, "a list of names such as [hospital_models]")
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    return SiteConfig(folder=Path(path).resolve().parent, data=name, data_params=params, **values)
+    return SiteConfig(
+        folder=Path(path).resolve().parent, data=name, data_params=params, packages=tuple(packages), **values
+    )
 
 
 _EXAMPLES = {"name": "name: hospital-a", "data": "data: scans.npz"}
@@ -96,6 +105,8 @@ def _check(values: Mapping[str, Any], data: object) -> None:
     for key in ("name", "data_dir", "state", "device", "split"):
         value = values.get(key)
         expect(value is None or isinstance(value, str), key, value, "text")
+    metrics = values.get("metrics", "class")
+    expect(metrics in ("none", "total", "class"), "metrics", metrics, "none, total or class")
     for key, least in (("client", 0), ("threads", 1), ("idle", 1)):
         value = values.get(key)
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= least

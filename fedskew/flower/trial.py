@@ -19,6 +19,7 @@ from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
 from fedskew.flower.planning import resolved, settings_of
 from fedskew.flower.processes import Process
+from fedskew.flower.settings import FederationSettings
 
 _POLL_SECONDS = 0.3
 _IDLE_SECONDS = 30
@@ -48,7 +49,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
     federation.save_split(folder / "split.json")
     trial = LocalFederation(folder, app, keys, names)
     for client, name in enumerate(names):
-        write_site(trial.site_file(name), _site(client, name, config))
+        write_site(trial.site_file(name), _site(client, name, config, planned))
     return trial
 
 
@@ -66,13 +67,16 @@ def _data_dir(config: Config) -> str | None:
     return None if config.data_dir is None else str(Path(config.data_dir).resolve())
 
 
-def _site(client: int, name: str, config: Config) -> dict[str, object]:
+def _site(client: int, name: str, config: Config, settings: FederationSettings) -> dict[str, object]:
+    own_code = [name.partition(":")[0] for name in (*config.method.split("+"), config.model) if ":" in name]
     return {
         "name": name,
         "data": _data(config),
         "data_dir": _data_dir(config),
         "split": "../../split.json",
         "client": client,
+        "metrics": settings.site_metrics,
+        "packages": sorted({module.strip().partition(".")[0] for module in own_code}),
         "device": config.device,
         "threads": 1,
         "idle": _IDLE_SECONDS,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from in_process import Sent, case, small_data
+from in_process import Case, Sent, case, small_data
 
 from fedskew.data import Dirichlet, Federation, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.contract import Contract
 from fedskew.flower.server_app import run_federation
-from fedskew.flower.tensors import from_bytes
+from fedskew.flower.site import Site
+from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.methods import METHODS
 from fedskew.methods.catalogue import Entry
 
@@ -144,7 +147,7 @@ def test_a_method_that_sends_what_it_does_not_declare_sends_nothing(
     (tmp_path / "gossiping.py").write_text(GOSSIP)
     monkeypatch.syspath_prepend(str(tmp_path))
     values = {"method": "gossiping:Gossip", "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
-    here = case(tmp_path, split, data, with_values(Config(), values), attempts=1)
+    here = case(tmp_path, split, data, with_values(Config(), values), site={"packages": ("gossiping",)}, attempts=1)
     with pytest.raises(UserError, match="failed 1 times"):
         run_federation(here.grid, here.context)
     assert all(m.payload == b"" and "'anything'" in m.facts["refused"] for m in here.grid.sent if m.kind == "train")
@@ -153,13 +156,63 @@ def test_a_method_that_sends_what_it_does_not_declare_sends_nothing(
 def test_a_site_does_not_pass_over_what_it_does_not_know(data: Path, split: Federation, tmp_path: Path) -> None:
     """A later version's promise of privacy, say."""
     config = with_values(Config(), {"method": "fedavg", "rounds": 1, "device": "cpu", "partition.clients": 3})
-    here = case(tmp_path, split, data, config)
-    run_federation(here.grid, here.context)
-    _, site = next(iter(here.grid._sites.values()))
-    terms = {"contract": Contract.of(split.dataset).to_json(), "config": here.config.to_mapping()}
+    site, terms = _first_site(case(tmp_path, split, data, config), split)
     assert site.answer({"kind": "hello", "terms": terms}, b"")[0]["site"] == "site-0"
     with pytest.raises(UserError, match="the server sets 'secure', which this site does not know"):
         site.answer({"kind": "hello", "terms": terms, "secure": True}, b"")
+
+
+def _first_site(here: Case, split: Federation) -> tuple[Site, dict[str, Any]]:
+    """The first site, and the terms that its server sends with every question."""
+    _, site = next(iter(here.grid._sites.values()))
+    return site, {"contract": Contract.of(split.dataset).to_json(), "config": here.config.to_mapping()}
+
+
+def _fedavg(**changed: object) -> Config:
+    values = {"method": "fedavg", "rounds": 1, "device": "cpu", "partition.clients": 3}
+    return with_values(Config(), values | changed)
+
+
+@pytest.mark.parametrize(
+    ("question", "line"),
+    [
+        ({"kind": "survey", "predictions": False}, "sends a survey, which reveals label counts"),
+        ({"kind": "census", "labels": [0]}, "sends a census of labels, which reveals label counts"),
+        ({"kind": "evaluate", "labels": [0], "detail": "total", "frozen": []}, "asks for test results of some labels"),
+        ({"kind": "evaluate", "labels": None, "detail": "class", "frozen": []}, "this site allows metrics: total"),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_a_site_refuses_questions_that_its_method_does_not_declare(
+    question: dict[str, object], line: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """Questions of a curious server, which fedskew's own server does not ask."""
+    here = case(tmp_path, split, data, _fedavg(), site={"metrics": "total"})
+    site, terms = _first_site(here, split)
+    with pytest.raises(UserError, match=line):
+        site.answer({"terms": terms, **question}, to_bytes({}))
+
+
+@pytest.mark.parametrize("key", ["model", "method"])
+def test_code_that_a_site_does_not_know_is_not_imported(
+    key: str, data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "foreign.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    site, terms = _first_site(case(tmp_path, split, data, _fedavg()), split)
+    value = "foreign:getcwd" if key == "model" else {"name": "fedavg+foreign:getcwd"}
+    with pytest.raises(UserError, match=f"the server names the {key} .*foreign:getcwd.*which this site does not run"):
+        site.answer({"kind": "hello", "terms": terms | {"config": terms["config"] | {key: value}}}, b"")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_site_that_declines_to_report_its_tests_still_trains(data: Path, split: Federation, tmp_path: Path) -> None:
+    here = case(tmp_path, split, data, _fedavg(rounds=2), site_metrics="total")
+    site, _ = _first_site(here, split)
+    site._config = replace(site._config, metrics="none")
+    assert len(run_federation(here.grid, here.context).history) == 3
+    with_tests = [m for m in here.grid.sent if m.kind == "train" and "tests" in m.facts]
+    assert [list(m.facts["tests"]) for m in with_tests] == [["refused"], ["right", "tested"], ["right", "tested"]]
 
 
 def _holds(message: Sent, counts: np.ndarray) -> bool:

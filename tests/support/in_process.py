@@ -122,15 +122,21 @@ def small_data(folder: Path) -> Path:
 
 
 def case(
-    folder: Path, federation: Federation, data: Path, config: Config, meddle: Meddle | None = None, **own: Any
+    folder: Path,
+    federation: Federation,
+    data: Path,
+    config: Config,
+    meddle: Meddle | None = None,
+    site: dict[str, Any] | None = None,
+    **own: Any,
 ) -> Case:
-    """Sites that hold the clients of a simulated federation."""
+    """Sites that hold the clients of a simulated federation; `site` changes the sites' own configuration."""
     names = [f"site-{client}" for client in range(federation.clients)]
     contract = Contract.of(federation.dataset)
     values = {"evaluation": "server", "site_metrics": "none", "test_data": str(data)}
     settings = settings_of(names, {"folder": str(folder / "run"), "minimum": len(names), **values, **own})
     grid = DirectGrid(
-        {name: _site(folder, federation, data, client, name) for client, name in enumerate(names)}, meddle
+        {name: _site(folder, federation, data, client, name, site or {}) for client, name in enumerate(names)}, meddle
     )
     whole = resolved(config, contract, names)
     run_config = run_config_of(settings, contract, whole)
@@ -138,12 +144,11 @@ def case(
     return Case(grid, context, whole, settings, folder, names)
 
 
-def _site(folder: Path, federation: Federation, data: Path, client: int, name: str) -> Site:
+def _site(folder: Path, federation: Federation, data: Path, client: int, name: str, changed: dict[str, Any]) -> Site:
     split = folder / "split.json"
     if not split.exists():
         federation.save_split(split)
-    config = SiteConfig(folder=folder / name, name=name, data=str(data), split=str(split), client=client, device="cpu")
-    return Site(config)
+    return Site(SiteConfig(folder / name, name, str(data), split=str(split), client=client, device="cpu", **changed))
 
 
 def run_config_of(settings: FederationSettings, contract: Contract, config: Config) -> dict[str, Any]:
