@@ -1,18 +1,17 @@
-"""Every loss term of the papers: pure functions of one client's batch.
+"""The loss terms of the papers, as pure functions of one client's batch.
 
-Each takes the logits of one batch `[B, C]`, returns a scalar (the mean over the batch), is exact in float64,
-differentiable without NaN in every edge case, and free of Python branches on tensor values, so that
-`torch.func.vmap` lifts it over many clients.
+Each takes the logits `[B, C]` or features `[B, d]` of one batch and returns a scalar, the mean over the batch. Each is
+exact in float64 and has finite gradients in every edge case. None branches in Python on the value of a tensor, so
+`torch.func.vmap` can map it over many clients.
 
-A target of `IGNORE` (−100, PyTorch's own convention) marks a row that pads a short batch: it counts for
-nothing. `label_counts` holds the client's number of training samples per class; a class with count 0 is
-*vacant*, one above the mean count n/C is a *majority* class.
+A target of `IGNORE` (−100, PyTorch's convention) marks a row that pads a short batch; every loss ignores it.
+`label_counts` holds the client's number of training samples per class. A class with count 0 is *vacant*, and a class
+above the mean count n/C is a *majority* class.
 """
 
 from __future__ import annotations
 
-from fedskew.losses.batches import IGNORE, batch_mean, class_masks
-from fedskew.losses.classifier_rows import gravitation
+from fedskew.losses.classifiers import SuppressVariant, gravitation, logit_suppression
 from fedskew.losses.cross_entropies import (
     GammaMode,
     VacantMode,
@@ -28,20 +27,36 @@ from fedskew.losses.cross_entropies import (
     unbalanced_cross_entropy,
 )
 from fedskew.losses.divergences import (
+    MeanOver,
+    Taught,
+    active_experts,
     distillation,
     label_masking_distillation,
     not_true_distillation,
+    partial_distillation,
     present_distillation,
     target_distillation,
     teacher_free_label_masking,
     teacher_free_not_true,
     vacant_distillation,
 )
-from fedskew.losses.experts import MeanOver, Taught, active_experts, partial_distillation
-from fedskew.losses.features import class_decorrelation, decorrelation, model_contrast
-from fedskew.losses.label_counts import MajorityRule, class_probabilities, majority_classes
-from fedskew.losses.prototypes import centre_cross_entropy, prototype_contrast, prototype_distance, prototype_margin
-from fedskew.losses.suppression import SuppressVariant, logit_suppression
+from fedskew.losses.features import (
+    centre_cross_entropy,
+    class_decorrelation,
+    decorrelation,
+    model_contrast,
+    prototype_contrast,
+    prototype_distance,
+    prototype_margin,
+)
+from fedskew.losses.masks import (
+    IGNORE,
+    MajorityRule,
+    batch_mean,
+    class_masks,
+    class_probabilities,
+    majority_classes,
+)
 
 __all__ = [
     "IGNORE",

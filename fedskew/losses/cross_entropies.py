@@ -1,4 +1,4 @@
-"""What a sample's label costs: the cross entropy, smoothed, focused, calibrated, scaled or over fewer classes."""
+"""Cross entropies: plain, smoothed, focal, calibrated by label counts, or over some of the classes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedskew.losses.batches import batch_mean, class_masks, index, members
-from fedskew.losses.label_counts import class_probabilities
-from fedskew.losses.softmaxes import negative_log_likelihood
+from fedskew.losses.masks import (
+    batch_mean,
+    class_index,
+    class_masks,
+    class_probabilities,
+    group_mask,
+    negative_log_likelihood,
+)
 
 GammaMode = Literal["paper", "normalised"]
 VacantMode = Literal["exclude", "code"]
+"""Both: see `unbalanced_cross_entropy`."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -23,28 +29,28 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.1) -> Tensor:
-    """CE against (1 − μ)·one-hot + μ/C: label smoothing."""
+    """CE against (1 − μ)·one-hot + μ/C: label smoothing with μ = `smoothing`."""
     log_p = logits.log_softmax(dim=-1)
     return (1 - smoothing) * negative_log_likelihood(log_p, targets) - smoothing * batch_mean(log_p.mean(-1), targets)
 
 
 def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
-    """−(1 − p_y)^γ·log p_y: the focal loss, which turns from samples that are already right."""
-    log_p = logits.log_softmax(dim=-1).gather(-1, index(targets).unsqueeze(-1)).squeeze(-1)
-    wrong = (-torch.expm1(log_p)).clamp(min=1e-12)  # a power below 1 has no slope at 0
+    """−(1 − p_y)^γ·log p_y: the focal loss, which gives less weight to samples that are classified well."""
+    log_p = logits.log_softmax(dim=-1).gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
+    wrong = (-torch.expm1(log_p)).clamp(min=1e-12)  # for γ < 1 the slope at 0 is infinite
     return batch_mean(-(wrong**gamma) * log_p, targets)
 
 
 def calibrated_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
-    """CE(z + log p, y), vacant classes out of the softmax (FedVLS Eq. 2)."""
+    """CE(z + log p, y), which takes vacant classes out of the softmax (FedVLS Eq. 2)."""
     return cross_entropy(logits + class_probabilities(label_counts, logits).log(), targets)
 
 
 def margin_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor, tau: float) -> Tensor:
     """CE(z_c − τ·n_c^(−1/4), y): FedLC's calibrated margin.
 
-    That of a vacant class is the largest number there is times τ: it drops out, and stays where τ is 0. An infinite
-    one would be NaN there, and to ask for τ first would keep runs of other τ from sharing a stack.
+    The margin of a vacant class is τ times the largest float: the class drops out of the softmax unless τ is 0. An
+    infinite margin would give NaN for τ = 0.
     """
     rarity = label_counts.to(logits.dtype).pow(-0.25).clamp(max=torch.finfo(logits.dtype).max)
     return cross_entropy(logits - tau * rarity, targets)
@@ -53,9 +59,9 @@ def margin_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor, 
 def restricted_softmax_cross_entropy(
     logits: Tensor, targets: Tensor, label_counts: Tensor, alpha: float, soft: bool = False
 ) -> Tensor:
-    """CE(α_c·z_c, y): FedRS scales the logits of vacant classes by α, those present by 1.
+    """CE(α_c·z_c, y) with α_c = α for vacant classes and 1 for present ones (FedRS).
 
-    `soft`: α_c = α + (1 − α)·n_c/max n, as in the authors' later program.
+    With `soft`, α_c = α + (1 − α)·n_c/max n, as in the authors' later program.
     """
     counts = label_counts.to(logits.dtype)
     share = counts / counts.max() if soft else (counts > 0).to(logits.dtype)
@@ -69,11 +75,11 @@ def unbalanced_cross_entropy(
     gamma: GammaMode = "paper",
     vacant: VacantMode = "exclude",
 ) -> Tensor:
-    """CE(γ_c·z_c, y) over the client's own labels (FedGR Eq. 3).
+    """CE(γ_c·z_c, y) over the classes that the client has (FedGR Eq. 3).
 
-    `gamma="paper"`: γ_c = n/n_c. `"normalised"`: γ_c = n_min/n_c, at most 1, as in the published program.
-    `vacant="code"` keeps vacant classes in the softmax with the program's γ (0.25·n_min/n_max, on the
-    scale of the chosen γ).
+    `gamma="paper"`: γ_c = n/n_c. `gamma="normalised"`: γ_c = n_min/n_c, at most 1, as in the published program.
+    `vacant="code"` keeps vacant classes in the softmax, with the program's γ (0.25·n_min/n_max, scaled like the
+    chosen γ).
     """
     counts = label_counts.to(logits.dtype)
     present = counts > 0
@@ -87,16 +93,16 @@ def unbalanced_cross_entropy(
 
 
 def batch_class_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """CE with the softmax restricted to the classes that the batch has (BalanceFL); 0 if that is one."""
+    """CE with the softmax restricted to the classes that the batch has (BalanceFL); 0 if there is only one."""
     present = class_masks(targets, logits.shape[-1]).any(dim=0)
     return cross_entropy(logits.masked_fill(~present, -math.inf), targets)
 
 
 def own_label_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
-    """CE with the softmax restricted to the classes that the client has (FedGC); 0 if that is one."""
+    """CE with the softmax restricted to the classes that the client has (FedGC); 0 if there is only one."""
     return cross_entropy(logits.masked_fill(label_counts == 0, -math.inf), targets)
 
 
 def group_cross_entropy(logits: Tensor, targets: Tensor, group: Sequence[int]) -> Tensor:
-    """CE with the softmax restricted to the classes of `group`: how a PKD expert learns."""
-    return cross_entropy(logits.masked_fill(~members(logits, group), -math.inf), targets)
+    """CE with the softmax restricted to the classes of `group`: the loss of a PKD expert."""
+    return cross_entropy(logits.masked_fill(~group_mask(logits, group), -math.inf), targets)

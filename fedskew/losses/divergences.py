@@ -1,15 +1,25 @@
-"""What it costs to differ from a teacher, the model that the client received: distillation over all or some classes."""
+"""Distillation: divergences from a frozen teacher, or from PKD's experts, over all or some of the classes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedskew.losses.batches import batch_mean, index, is_target
-from fedskew.losses.label_counts import MajorityRule, majority_classes
-from fedskew.losses.softmaxes import restricted_kl
+from fedskew.losses.masks import (
+    IGNORE,
+    MajorityRule,
+    batch_mean,
+    class_index,
+    group_mask,
+    majority_classes,
+    real_rows,
+    restricted_kl,
+    target_mask,
+)
 
 
 def vacant_distillation(
@@ -17,14 +27,14 @@ def vacant_distillation(
 ) -> Tensor:
     """KL(teacher ‖ student) over the vacant classes (FedVLS Eq. 3, with the sign that makes it a divergence).
 
-    Zero, with zero gradient, when no or one class is vacant. `targets` only tells which rows pad the batch.
+    It is 0, with zero gradient, if fewer than two classes are vacant. `targets` only marks padded rows.
     """
     vacant = (label_counts == 0).expand_as(logits)
     return batch_mean(restricted_kl(teacher_logits, logits, vacant, vacant), targets)
 
 
 def distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """τ²·KL(teacher ‖ student) over all classes (FedAvg+KD). `targets` only tells which rows pad the batch."""
+    """τ²·KL(teacher ‖ student) over all classes (FedAvg+KD). `targets` only marks padded rows."""
     everything = torch.ones_like(logits, dtype=torch.bool)
     divergence = restricted_kl(teacher_logits / temperature, logits / temperature, everything, everything)
     return temperature**2 * batch_mean(divergence, targets)
@@ -33,29 +43,29 @@ def distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temper
 def present_distillation(
     logits: Tensor, teacher_logits: Tensor, targets: Tensor, label_counts: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """τ²·KL(teacher ‖ student), both over the client's own classes (FedEKD). `targets`: as in `distillation`."""
+    """τ²·KL(teacher ‖ student), both over the client's classes (FedEKD). `targets` only marks padded rows."""
     present = (label_counts > 0).expand_as(logits)
     divergence = restricted_kl(teacher_logits / temperature, logits / temperature, present, present)
     return temperature**2 * batch_mean(divergence, targets)
 
 
 def target_distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """τ²·KL(b^g ‖ b), b = (p_y, 1 − p_y): what the models say of the target against all else (DKD's TCKD)."""
+    """τ²·KL(b^g ‖ b) with b = (p_y, 1 − p_y): the target against all other classes together (DKD's TCKD)."""
     teacher, student = (_target_and_rest(z / temperature, targets) for z in (teacher_logits, logits))
     both = torch.ones_like(student, dtype=torch.bool)
     return temperature**2 * batch_mean(restricted_kl(teacher, student, both, both), targets)
 
 
 def _target_and_rest(logits: Tensor, targets: Tensor) -> Tensor:
-    """`[B, 2]`: logits of the same probability for the target and for all other classes together."""
-    target = logits.gather(-1, index(targets).unsqueeze(-1)).squeeze(-1)
-    rest = logits.masked_fill(is_target(logits, targets), -math.inf).logsumexp(dim=-1)
+    """`[B, 2]`: a logit for the target and one for all other classes together, with the same probabilities."""
+    target = logits.gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
+    rest = logits.masked_fill(target_mask(logits, targets), -math.inf).logsumexp(dim=-1)
     return torch.stack([target, rest], dim=-1)
 
 
 def not_true_distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """τ²·KL(teacher ‖ student), both over the classes other than the target (FedNTD)."""
-    others = ~is_target(logits, targets)
+    others = ~target_mask(logits, targets)
     divergence = restricted_kl(teacher_logits / temperature, logits / temperature, others, others)
     return temperature**2 * batch_mean(divergence, targets)
 
@@ -73,11 +83,11 @@ def label_masking_distillation(
     temperature: float = 1.0,
     majority_rule: MajorityRule = "code",
 ) -> Tensor:
-    """τ²·KL(teacher ‖ student), the teacher without majority classes and target, the student without the target.
+    """τ²·KL(teacher ‖ student), the teacher over the minority classes but y, the student over all classes but y.
 
-    FedLMD Eqs. 3–6. A sample whose target is the only minority class has no teacher left and costs nothing.
+    FedLMD Eqs. 3–6. The term is 0 for a sample whose target is the only minority class.
     """
-    others = ~is_target(logits, targets)
+    others = ~target_mask(logits, targets)
     minority = others & ~majority_classes(label_counts, majority_rule)
     divergence = restricted_kl(teacher_logits / temperature, logits / temperature, minority, others)
     return temperature**2 * batch_mean(divergence, targets)
@@ -94,3 +104,51 @@ def teacher_free_label_masking(
     return label_masking_distillation(
         logits, torch.zeros_like(logits), targets, label_counts, temperature, majority_rule
     )
+
+
+MeanOver = Literal["batch", "active"]
+"""Whether to average over the whole batch, or over the samples that an expert teaches."""
+Taught = Literal["confused", "all"]
+"""Which samples of a group its expert teaches: those mistaken for another class of the group, or all."""
+
+
+def partial_distillation(
+    logits: Tensor,
+    targets: Tensor,
+    expert_logits: Tensor,
+    groups: Sequence[Sequence[int]],
+    temperature: float = 3.0,
+    reverse: bool = False,
+    mean_over: MeanOver = "batch",
+    taught: Taught = "confused",
+) -> Tensor:
+    """KL(expert ‖ student) over the classes of a group, for samples confused within the group (PKD Eq. 1).
+
+    Expert g, with logits `expert_logits[g]`, teaches a sample if its target and its wrong prediction both lie in group
+    g. If several groups qualify, the first does. `taught="all"` lets an expert teach every sample of its classes, and
+    `reverse` gives KL(student ‖ expert).
+    """
+    active = active_experts(logits, targets, groups, taught)
+    total = torch.zeros_like(logits[..., 0])
+    for expert, group in enumerate(groups):
+        expert_within, within = (
+            torch.stack([z[..., c] for c in group], dim=-1) for z in (expert_logits[expert], logits)
+        )
+        log_p = (expert_within.detach() / temperature).log_softmax(dim=-1)
+        log_q = (within / temperature).log_softmax(dim=-1)
+        first, second = (log_q, log_p) if reverse else (log_p, log_q)
+        total = total + active[expert] * (first.exp() * (first - second)).sum(dim=-1)
+    counted = targets if mean_over == "batch" else torch.where(active.any(dim=0), targets, IGNORE)
+    return batch_mean(total, counted)
+
+
+def active_experts(
+    logits: Tensor, targets: Tensor, groups: Sequence[Sequence[int]], taught: Taught = "confused"
+) -> Tensor:
+    """`[G, B]` booleans: which expert teaches which sample. At most one per sample, the first that qualifies."""
+    membership = torch.stack([group_mask(logits, group) for group in groups])
+    qualifies = membership[:, class_index(targets)] & real_rows(targets)
+    if taught == "confused":
+        predicted = logits.argmax(dim=-1)
+        qualifies = qualifies & membership[:, predicted] & (predicted != targets)
+    return qualifies & (qualifies.cumsum(dim=0) == 1)

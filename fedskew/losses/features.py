@@ -1,48 +1,52 @@
-"""What features cost that leave the global model's, or whose dimensions say the same."""
+"""Terms on features: contrast, decorrelation, and distances from prototypes and class centres."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedskew.losses.batches import batch_mean, real_rows
+from fedskew.losses.cross_entropies import cross_entropy
+from fedskew.losses.masks import batch_mean, class_index, class_masks, masked_logsumexp, real_rows
 
 
 def model_contrast(
     features: Tensor, global_features: Tensor, previous_features: Tensor, targets: Tensor, temperature: float = 0.5
 ) -> Tensor:
-    """−log of e^(s/τ) over e^(s/τ) + e^(s'/τ), s and s' the cosines with the global and the previous model (MOON).
+    """−log( e^(s/τ) / (e^(s/τ) + e^(s'/τ)) ) with s, s' the cosines with the global and previous features (MOON).
 
-    Features of zero length have a cosine of 0 with everything. `targets` only tells which rows pad the batch.
+    The cosine of a zero vector is 0. `targets` only marks padded rows.
     """
-    own, common, previous = (directions(f) for f in (features, global_features.detach(), previous_features.detach()))
-    closer = (own * (common - previous)).sum(dim=-1) / temperature
+    current, common, previous = (
+        unit_vectors(f) for f in (features, global_features.detach(), previous_features.detach())
+    )
+    closer = (current * (common - previous)).sum(dim=-1) / temperature
     return batch_mean(-torch.nn.functional.logsigmoid(closer), targets)
 
 
-def directions(features: Tensor) -> Tensor:
+def unit_vectors(features: Tensor) -> Tensor:
+    """The features at length 1; zero vectors stay zero."""
     return torch.nn.functional.normalize(features.flatten(1), dim=-1, eps=1e-8)
 
 
 def decorrelation(features: Tensor, targets: Tensor) -> Tensor:
-    """The mean square of the off-diagonal of XᵀX, over N; X the N standardised features (FedDecorr).
+    """The mean square of the off-diagonal entries of XᵀX, divided by N; X are the N standardised features (FedDecorr).
 
-    0 for a batch of one. `targets` only tells which rows pad the batch.
+    It is 0 for a batch of one. `targets` only marks padded rows.
     """
     real = real_rows(targets)
     return _off_diagonal(features, real.unsqueeze(-1) & real)
 
 
 def class_decorrelation(features: Tensor, targets: Tensor) -> Tensor:
-    """The same class by class, summed, over the samples of classes that are in the batch twice (FedMR's intra term)."""
+    """`decorrelation` within each class that occurs at least twice in the batch, summed (FedMR's intra-class term)."""
     real = real_rows(targets)
     return _off_diagonal(features, (targets.unsqueeze(-1) == targets) & real.unsqueeze(-1) & real)
 
 
 def _off_diagonal(features: Tensor, alike: Tensor) -> Tensor:
-    """Σ over groups of rows of the mean square off the diagonal of XᵀX, over the rows used; `alike[B, B]`: one group.
+    """The mean square of the off-diagonal entries of XᵀX, summed over groups of rows, divided by the rows used.
 
-    ‖XᵀX‖ = ‖XXᵀ‖, so no d×d matrix is made.
+    `alike[B, B]` says which rows belong to the same group. Since ‖XᵀX‖ = ‖XXᵀ‖, no d×d matrix is needed.
     """
     x, width = features.flatten(1), features[0].numel()
     together = alike.to(x.dtype)
@@ -55,3 +59,59 @@ def _off_diagonal(features: Tensor, alike: Tensor) -> Tensor:
     whole = ((standard @ standard.transpose(-1, -2)).square() * together).sum()
     diagonal = (squares * (together @ squares)).sum()
     return (whole - diagonal) / max(width * (width - 1), 1) / used.sum().clamp(min=1)
+
+
+def prototype_contrast(
+    features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor, temperature: float = 0.02
+) -> Tensor:
+    """−log( Σ e^(cos/τ) over the prototypes of the sample's class / Σ e^(cos/τ) over all prototypes ) (FPL).
+
+    `known[C, P]` says which of `prototypes[C, P, d]` exist. A sample whose class has none counts as 0 in the mean.
+    """
+    cosines = unit_vectors(features) @ unit_vectors(prototypes.detach().flatten(0, 1)).T / temperature
+    own = (class_masks(targets, len(known)).unsqueeze(-1) & known).flatten(1)
+    contrast = masked_logsumexp(cosines, known.flatten().expand_as(own)) - masked_logsumexp(cosines, own)
+    return batch_mean(torch.where(own.any(dim=-1), contrast, 0.0), targets)
+
+
+def prototype_distance(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """The mean square of f − m_y, where m_y is the mean prototype of the class (FPL); as in `prototype_contrast`."""
+    present = known.to(prototypes.dtype).unsqueeze(-1)
+    means = (prototypes.detach() * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
+    squares = (features.flatten(1) - means[class_index(targets)]).square().mean(dim=-1)
+    return batch_mean(torch.where(known.any(dim=-1)[class_index(targets)], squares, 0.0), targets)
+
+
+def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """max(0, ‖g_c − g_c'‖ − ‖f̄_c − g_c'‖), averaged over classes c in the batch and c' ≠ c (FedMR's inter-class term).
+
+    `prototypes[C, d]` are the g_c, and `known[C]` says which exist. Pairs that lack one are left out.
+    """
+    x, g = features.flatten(1), prototypes.detach()
+    members = class_masks(targets, len(known)).to(x.dtype)
+    means = members.T @ x / members.sum(dim=0).clamp(min=1).unsqueeze(-1)
+    here = (members.sum(dim=0) > 0) & known
+    pairs = here.unsqueeze(-1) & known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
+    shortfall = (_distances(g, g) - _distances(means, g)).clamp(min=0)
+    return torch.where(pairs, shortfall, 0.0).sum() / pairs.sum().clamp(min=1)
+
+
+def centre_cross_entropy(features: Tensor, targets: Tensor, centres: Tensor, max_margin: float = 100.0) -> Tensor:
+    """CE(−d_c, y) with d_c = ‖f − μ_c‖ + m·1[c = y], m the largest distance between two `centres[C, d]` (FedLF)."""
+    x, g = features.flatten(1), centres.detach()
+    margin = _distances(g, g).amax().clamp(max=max_margin)
+    return cross_entropy(-_distances(x, g) - margin * class_masks(targets, len(g)), targets)
+
+
+def _distances(some: Tensor, others: Tensor) -> Tensor:
+    """‖a − b‖ for every pair, computed from inner products, so that no [C, C, d] tensor is needed.
+
+    The difference of squares loses digits, so it is computed in float64, to which TF32 does not apply. Points that
+    coincide up to rounding have distance 0 and gradient 0.
+    """
+    a, b = some.double(), others.double()
+    lengths = a.square().sum(dim=-1, keepdim=True) + b.square().sum(dim=-1)
+    squares = lengths - 2 * a @ b.T
+    rounding = max((16 * torch.finfo(some.dtype).eps) ** 2, 64 * torch.finfo(torch.float64).eps)
+    apart = squares > rounding * lengths
+    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0).to(some.dtype)
