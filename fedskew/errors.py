@@ -1,4 +1,4 @@
-"""A user's mistake: one line that names the value, what was expected and the nearest valid choice."""
+"""Errors of the user: one line that names the value, what was expected and the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """Something the user can put right; the command line prints it as one line and exits with status 2."""
+    """A mistake that the user can correct. The command line prints it in one line and exits with status 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
 
 def nearest(value: str, choices: Iterable[str]) -> str | None:
-    """The valid choice that `value` was most likely meant to be."""
+    """Return the valid choice that is most like `value`, if any is close."""
     close = get_close_matches(value.lower(), list(choices), n=1, cutoff=0.5)
     return close[0] if close else None
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
-    """The error for a name that is not in a catalogue."""
+    """Make the error for a name that is not among the choices."""
     names = sorted(choices)
     hint = nearest(value, names)
     meant = f" did you mean {hint!r}?" if hint else ""
@@ -28,6 +28,6 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
 
 
 def expect(ok: bool, name: str, value: object, expected: str) -> None:
-    """Refuse a value that is out of range."""
+    """Raise a `UserError` unless `ok`."""
     if not ok:
         raise UserError(f"{name} is {value!r}; expected {expected}")

@@ -1,11 +1,11 @@
-"""Randomness that is keyed, not sequenced.
+"""Random numbers from keys, not from a sequence.
 
-Every random choice is a function of (seed, purpose, round, client, epoch, …), never of how many numbers
-were drawn before it. The same run is therefore the same in any engine, in any order and after a resume.
+Every random choice is a function of (seed, purpose, round, client, epoch, …), never of how many numbers were drawn
+before. A run is therefore the same on any engine, in any order and after a resume.
 
-Two sources: numpy's Philox for what is drawn once per client or round on the host, and a counter-based hash
-in integer tensor arithmetic for what is drawn per sample or per activation, which gives the same bits on
-every device.
+There are two sources. Numpy's Philox generates what is drawn per client or round, on the host. A counter-based hash
+in integer tensor arithmetic generates what is drawn per sample or per activation; it gives the same bits on every
+device.
 """
 
 from __future__ import annotations
@@ -17,41 +17,43 @@ import torch
 from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
-_MANY = 4096
+_SMALL = 4096
 
 
 def _sequence(seed: int, purpose: str, key: tuple[int, ...]) -> np.random.SeedSequence:
     words = (seed, zlib.crc32(purpose.encode()), *key)
-    if max(words) > _MASK32:  # numpy cuts longer numbers up
+    if max(words) > _MASK32:  # numpy splits larger numbers into several words
         return np.random.SeedSequence(words)
-    return np.random.SeedSequence(np.array(words, dtype=np.uint32))  # the same sequence, made several times as fast
+    return np.random.SeedSequence(np.array(words, dtype=np.uint32))  # the same sequence, several times faster
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """The numpy generator for one purpose."""
+    """Return the numpy generator for this seed, purpose and key."""
     return np.random.Generator(np.random.Philox(_sequence(seed, purpose, key)))
 
 
 def permutation(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
-    """A permutation of range(n) from raw bits alone, whose stream numpy never changes."""
+    """Return a permutation of range(n). It is made from raw bits, whose stream numpy guarantees never to change."""
     return _order(np.random.Philox(_sequence(seed, purpose, key)).random_raw(n))
 
 
 def _order(bits: np.ndarray) -> np.ndarray:
-    """`np.argsort(bits, kind="stable")`; where no two are equal, as nearly always, any sort gives the same, and the
-    usual one takes half the time."""
+    """Return `np.argsort(bits, kind="stable")`, faster.
+
+    If no two values are equal, which is nearly always so, the default sort gives the same order in half the time.
+    """
     order: np.ndarray = np.argsort(bits)
     ranked = bits[order]
     return np.argsort(bits, kind="stable") if (ranked[1:] == ranked[:-1]).any() else order
 
 
 def sample(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
-    """m of range(n) without replacement, in random order.
+    """Draw m of range(n) without replacement, in random order.
 
-    They are the first of the permutation; few of a great many are drawn one by one, those met before left out, at a
-    cost that does not depend on n.
+    They are the first m of the permutation. For small m and large n, they are drawn one by one, without duplicates, at
+    a cost that does not depend on n.
     """
-    if n < _MANY or 8 * m > n:
+    if n < _SMALL or 8 * m > n:
         return permutation(n, seed, purpose, *key)[:m]
     draws = 2 * m
     while True:
@@ -63,12 +65,12 @@ def sample(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
 
 
 def integer_key(seed: int, purpose: str, *key: int) -> int:
-    """A 32-bit key for `uniform`, or for seeding torch."""
+    """Return a 32-bit key for `uniform` or for seeding torch."""
     return int(_sequence(seed, purpose, key).generate_state(1)[0])
 
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
-"""The golden ratio's bits, as a signed number: Triton refuses to add one of 32 bits to a 32-bit index."""
+"""The bits of the golden ratio as a signed number. Triton cannot add an unsigned 32-bit constant to an index."""
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -81,12 +83,12 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def fold(keys: Tensor, value: Tensor | int) -> Tensor:
-    """New keys from `keys` and `value` (broadcast), both int64 holding 32-bit numbers."""
+    """Derive new keys from `keys` and `value`, which broadcast. Both are int64 and hold 32-bit numbers."""
     if not isinstance(value, Tensor):
         value = torch.full((), value & _MASK32, dtype=torch.int64, device=keys.device)
     return _mix(_mix(keys) ^ _mix((value + _GOLDEN) & _MASK32))
 
 
 def uniform(keys: Tensor, draw: Tensor | int) -> Tensor:
-    """Float32 numbers in [0, 1): draw number `draw` under each key, the same bits on every device."""
+    """Return float32 numbers in [0, 1): draw number `draw` of each key, with the same bits on every device."""
     return (fold(keys, draw) >> 8).to(torch.float32) * (1.0 / (1 << 24))

@@ -1,4 +1,4 @@
-"""A user's own code, named `package.module:attribute` in a configuration or on the command line."""
+"""Code of the user, named `package.module:attribute` in a configuration or on the command line."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from types import ModuleType
 from fedskew.errors import UserError
 
 
-def user_module(kind: str, name: str, attribute_is: str) -> tuple[ModuleType, str]:
-    """The module that `name` names, imported, and the attribute; `kind` and `attribute_is` word the errors."""
+def import_user_module(kind: str, name: str, attribute_is: str) -> tuple[ModuleType, str]:
+    """Import the module in `name` and return it with the attribute's name.
+
+    `kind` (such as `model`) and `attribute_is` (such as `factory`) appear in the error messages.
+    """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute.replace("-", "_").isidentifier():
-        raise UserError(f"{kind} {name!r} is not a {attribute_is}'s name; expected package.module:{attribute_is}")
+        raise UserError(f"{kind} {name!r} is not a valid name; expected package.module:{attribute_is}")
     importlib.invalidate_caches()
     try:
         with current_directory_importable():
             return importlib.import_module(module_name), attribute
     except Exception as error:
-        raise UserError(f"{kind} {name!r}: cannot import {module_name!r}: {brief(error)}") from error
+        raise UserError(f"{kind} {name!r}: cannot import {module_name!r}: {describe(error)}") from error
 
 
 @contextmanager
 def current_directory_importable() -> Iterator[None]:
-    """As `python -m` does; a console script's own folder is first on the path instead."""
+    """Put the current folder first on the import path, as `python -m` does and a console script does not."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
@@ -37,6 +40,6 @@ def current_directory_importable() -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def brief(error: Exception) -> str:
-    """What went wrong in the user's code, for a line of ours."""
+def describe(error: Exception) -> str:
+    """Return the error's type and message, for a one-line message of ours."""
     return f"{type(error).__name__}: {error}"

@@ -45,7 +45,7 @@ def test_few_of_many_are_drawn_evenly() -> None:
 
 
 def test_doubles_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(randomness, "_MANY", 8)
+    monkeypatch.setattr(randomness, "_SMALL", 8)
     seen = [tuple(sample(1, 8, seed, "clients")) for seed in range(200)]
     assert {number for numbers in seen for number in numbers} == set(range(8))
     assert all(len(set(sample(3, 24, seed, "clients").tolist())) == 3 for seed in range(500))

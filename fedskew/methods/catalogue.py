@@ -16,7 +16,7 @@ from fedskew.errors import UserError, expect, unknown
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver
 from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Schedule
-from fedskew.user_code import user_module
+from fedskew.user_code import import_user_module
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def find(name: str) -> Entry:
 
 def _find_user_method(name: str) -> Entry:
     """Import the user's module and return its class, or the method that it registers under that name."""
-    module, attribute = user_module("method", name, "Class")
+    module, attribute = import_user_module("method", name, "Class")
     found = getattr(module, attribute, None) or _registered_by(module.__name__, attribute)
     if isinstance(found, Entry):
         return replace(found, name=name, aliases=())

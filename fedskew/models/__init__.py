@@ -1,4 +1,4 @@
-"""Models: an encoder and a head each, by name or of the user's own making."""
+"""Models by name, and models of the user. Each of ours is an encoder and a head."""
 
 from __future__ import annotations
 

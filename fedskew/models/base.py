@@ -1,4 +1,4 @@
-"""What a model is: an encoder that makes features and a head that makes logits."""
+"""The shape of a model: an encoder computes features, and a head computes logits from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Classifier(nn.Module):
-    """Encoder and head, so that methods can reach the features and the classification rows."""
+    """An encoder and a head, so that methods can reach the features and the rows of the head."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -23,18 +23,19 @@ class Classifier(nn.Module):
 
 
 def has_features(model: nn.Module) -> TypeGuard[Classifier]:
-    """Whether the model's logits are known to be its head's of its encoder's features."""
+    """Whether the model is a `Classifier` whose logits are `head(encoder(x))`, not a subclass that differs."""
     return isinstance(model, Classifier) and type(model).forward is Classifier.forward
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model factory must know of the data."""
+    """What a model factory needs to know about the data."""
 
     shape: tuple[int, ...]
-    """Of one sample: (channels, height, width), (features,) or (length,) for text."""
+    """The shape of one sample: (channels, height, width), (features,), or (length,) for text."""
     classes: int
     vocabulary: int = 0
+    """The number of tokens, for text."""
 
 
 Factory = Callable[[Inputs], nn.Module]

@@ -1,4 +1,4 @@
-"""The models by name."""
+"""The catalogue of models: where each comes from and which inputs it accepts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ InputKind = Literal["image", "table", "text"]
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One model: where it comes from and what it can take."""
+    """A model in the catalogue."""
 
     name: str
     description: str
@@ -34,11 +34,11 @@ class ModelEntry:
     factory: Factory
     kinds: tuple[InputKind, ...] = ("image",)
     smallest_side: int = 1
-    """Height and width, in pixels, below which its convolutions and poolings leave nothing."""
+    """The smallest height and width, in pixels, that its convolutions and poolings can process."""
 
     @property
     def takes(self) -> str:
-        """What fits, in words."""
+        """The inputs that the model accepts, in words."""
         size = f" of at least {self.smallest_side}×{self.smallest_side}" if self.smallest_side > 1 else ""
         words = {
             "image": f"images (channels, height, width){size}",
@@ -62,9 +62,9 @@ _ENTRIES = (
     ModelEntry("mobilenetv2", "MobileNetV2 for small images", "FedVLS", mobilenetv2),
     ModelEntry("resnet18", "ResNet-18, 3×3 stem", "FedVLS", resnet18),
     ModelEntry("resnet18-imagenet", "ResNet-18, 7×7 stem and max-pooling", "FedVLS (code)", resnet18_imagenet),
-    ModelEntry("resnet10", "one block a stage, batch statistics in tests", "FedNTD", resnet10),
-    ModelEntry("resnet32", "16 to 64 channels, five blocks a stage", "FedVLS", resnet32),
-    ModelEntry("resnet8", "16 to 64 channels, one block a stage", "FedLMD", resnet8),
+    ModelEntry("resnet10", "one block per stage, batch statistics in evaluation", "FedNTD", resnet10),
+    ModelEntry("resnet32", "16 to 64 channels, five blocks per stage", "FedVLS", resnet32),
+    ModelEntry("resnet8", "16 to 64 channels, one block per stage", "FedLMD", resnet8),
     ModelEntry("resnet8-b", "ResNet-8 with convolutional shortcuts", "FedGR (code)", resnet8_b),
     ModelEntry("fasttext", "mean of word vectors, 32 hidden", "FedVLS (code)", fasttext, kinds=("text",)),
 )
@@ -73,43 +73,43 @@ MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def make_model(name: str, inputs: Inputs, seed: int = 0) -> nn.Module:
-    """The model called `name`, or made by a user's `package.module:factory`; `seed` decides its weights."""
+    """Make the model called `name`, or that of a user's `package.module:factory`, with initial weights from `seed`."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         factory = custom_factory(name) if ":" in name else _fitting_factory(name, inputs)
-        # Seeded after the import of a user's module, which may draw; and not by torch.manual_seed, which
-        # would reseed the accelerators as well.
+        # Seed after importing a user's module, which may draw random numbers. Do not use torch.manual_seed, which
+        # would also reseed the accelerators.
         torch.default_generator.manual_seed(integer_key(seed, "init"))
         return factory(inputs)
 
 
 def input_kind(inputs: Inputs) -> InputKind:
-    """What the shape says the data are."""
+    """The kind of data, judged by the shape of a sample."""
     if len(inputs.shape) == 3:
         return "image"
     return "text" if inputs.vocabulary else "table"
 
 
 def fits(entry: ModelEntry, inputs: Inputs) -> bool:
-    """Whether the model can take these data."""
+    """Whether the model accepts these inputs."""
     kind = input_kind(inputs)
     large_enough = kind != "image" or min(inputs.shape[1:]) >= entry.smallest_side
     return kind in entry.kinds and large_enough
 
 
 def _fitting_factory(name: str, inputs: Inputs) -> Factory:
-    """Refuse what the model cannot take, before anything is trained."""
+    """Return the model's factory, or refuse inputs that the model does not accept."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     entry = MODELS[name]
     if not fits(entry, inputs):
         fitting = sorted(other.name for other in MODELS.values() if fits(other, inputs))
         raise UserError(
-            f"model {name!r} cannot take {input_kind(inputs)} inputs of shape {inputs.shape}; "
+            f"model {name!r} does not accept {input_kind(inputs)} inputs of shape {inputs.shape}; "
             f"expected {entry.takes}. Models that fit: {', '.join(fitting)}"
         )
     return entry.factory
 
 
 def parameter_count(model: nn.Module) -> int:
-    """The number of trained parameters; buffers are not counted."""
+    """The number of parameters, without buffers."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -17,12 +17,12 @@ def cnn(inputs: Inputs) -> Classifier:
 
 
 def convnet_l(inputs: Inputs) -> Classifier:
-    """PKD's ConvNet-L: ConvNet-S and one more convolution, whose width the paper does not give."""
+    """PKD's ConvNet-L: ConvNet-S with one more convolution. The paper does not give its width."""
     return convnet(inputs, widths=(32, 64, 128))
 
 
 def convnet(inputs: Inputs, widths: Sequence[int]) -> Classifier:
-    """A 5×5 convolution and a halving for each width, then one hidden layer."""
+    """For each width a 5×5 convolution and 2×2 max-pooling, then one hidden layer."""
     channels, height, width = inputs.shape
     layers: list[nn.Module] = []
     for out in widths:

@@ -1,4 +1,4 @@
-"""Several encoders side by side, frozen, under one head: FedConcat's final model."""
+"""FedConcat's final model: several frozen encoders, whose features are concatenated, and one head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedskew.randomness import integer_key
 
 
 class ConcatenatedEncoders(nn.Module):
-    """The features of all encoders, one after the other. They are frozen: train mode does not reach them."""
+    """Concatenates the features of several encoders. They are frozen and always in eval mode."""
 
     def __init__(self, encoders: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -31,9 +31,10 @@ class ConcatenatedEncoders(nn.Module):
 
 
 def concatenate(models: Sequence[nn.Module], head_seed: int | None = None) -> Classifier:
-    """One classifier on the encoders of all models.
+    """Make one classifier on the concatenated encoders of all models.
 
-    Its head starts as theirs side by side, so that its logits are the sum of theirs; with a seed, as a new one.
+    Without a seed, its head is the concatenation of their heads, so that its logits are the sum of theirs. With a seed,
+    its head is a new one.
     """
     heads = [_linear_head(model) for model in models]
     weight, bias = heads[0].weight, heads[0].bias
@@ -50,20 +51,20 @@ def concatenate(models: Sequence[nn.Module], head_seed: int | None = None) -> Cl
 
 
 def count_encoders(model: nn.Module) -> int:
-    """How many encoders stand side by side in it; 0 in any other model."""
-    return len(model.encoder.encoders) if has_features(model) and _are_many(model.encoder) else 0
+    """The number of concatenated encoders; 0 for any other model."""
+    return len(model.encoder.encoders) if has_features(model) and _is_concatenation(model.encoder) else 0
 
 
 def with_encoders(model: nn.Module, encoders: int) -> nn.Module:
-    """The architecture of so many models' concatenation, to be filled with saved tensors; with none, the model's."""
+    """Return the concatenation of `encoders` such models, as a frame for saved tensors; with 0, the model itself."""
     return concatenate([model] * encoders) if encoders else model
 
 
-def _are_many(encoder: nn.Module) -> TypeGuard[ConcatenatedEncoders]:
+def _is_concatenation(encoder: nn.Module) -> TypeGuard[ConcatenatedEncoders]:
     return isinstance(encoder, ConcatenatedEncoders)
 
 
 def _linear_head(model: nn.Module) -> nn.Linear:
     if not has_features(model) or not isinstance(model.head, nn.Linear):
-        raise TypeError(f"a {type(model).__name__}; only classifiers with a linear head can be put side by side")
+        raise TypeError(f"a {type(model).__name__}; only classifiers with a linear head can be concatenated")
     return model.head

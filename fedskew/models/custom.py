@@ -1,4 +1,4 @@
-"""A user's own model, named `package.module:factory`."""
+"""Models of the user, named `package.module:factory` or given as objects."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from fedskew.errors import UserError, unknown
 from fedskew.models.base import Factory, Inputs
-from fedskew.user_code import brief, current_directory_importable, user_module
+from fedskew.user_code import current_directory_importable, describe, import_user_module
 
 
 def custom_factory(name: str) -> Factory:
-    """The factory called `name`; what it makes is checked on two samples of zeros."""
+    """Return the user's factory. The model that it makes is checked on two samples of zeros."""
     user_factory = _find_factory(name)
 
     def factory(inputs: Inputs) -> nn.Module:
         with current_directory_importable():
             model = _call(user_factory, name, inputs)
             if not isinstance(model, nn.Module):
-                raise UserError(f"model {name!r} made a {type(model).__name__}; expected a torch.nn.Module")
+                raise UserError(f"model {name!r} returned a {type(model).__name__}; expected a torch.nn.Module")
             _check_output(model, name, inputs)
         return model
 
@@ -31,28 +31,28 @@ def custom_factory(name: str) -> Factory:
 
 
 def check_model(model: object, inputs: Inputs) -> None:
-    """Refuse, before any training, an object of the user's that is no model for such data."""
+    """Refuse, before training, an object that is not a model or does not accept these inputs."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model is {model!r}; expected a model's name or a torch.nn.Module")
     name = type(model).__name__
     if not any(p.requires_grad for p in model.parameters()):
-        raise UserError(f"model {name!r} has no parameter to train; expected at least one with requires_grad")
+        raise UserError(f"model {name!r} has no trainable parameter; expected at least one with requires_grad")
     _check_output(copy.deepcopy(model).to("cpu", torch.get_default_dtype()), name, inputs)
 
 
 def _find_factory(name: str) -> Callable[..., object]:
-    module, attribute = user_module("model", name, "factory")
+    module, attribute = import_user_module("model", name, "factory")
     factory = getattr(module, attribute, None)
     if factory is None:
         raise unknown(f"factory in module {module.__name__!r}:", attribute, _factories(module))
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise UserError(f"model {name!r} is a {type(factory).__name__}; expected a function or class that makes one")
+        raise UserError(f"model {name!r} is a {type(factory).__name__}; expected a function or class that returns one")
     found: Callable[..., object] = factory
     return found
 
 
 def _factories(module: ModuleType) -> list[str]:
-    """What the user's module itself defines and one could have meant."""
+    """The functions and classes that the user's module defines, as suggestions."""
     return [
         name
         for name, value in vars(module).items()
@@ -65,11 +65,11 @@ def _call(factory: Callable[..., object], name: str, inputs: Inputs) -> object:
     try:
         return factory(*arguments)
     except Exception as error:
-        raise UserError(f"model {name!r} cannot be made for {inputs}: {brief(error)}") from error
+        raise UserError(f"model {name!r} cannot be created for {inputs}: {describe(error)}") from error
 
 
 def _takes_inputs(factory: Callable[..., object]) -> bool:
-    """Whether it must be given an argument, or may be given one called `inputs`."""
+    """Whether the factory needs an argument, or accepts one called `inputs`."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except ValueError:  # builtins without a signature
@@ -86,11 +86,11 @@ def _check_output(model: nn.Module, name: str, inputs: Inputs) -> None:
         with torch.no_grad():
             logits = model(samples)
     except Exception as error:
-        raise UserError(f"model {name!r} cannot take inputs of shape {inputs.shape}: {brief(error)}") from error
+        raise UserError(f"model {name!r} does not accept inputs of shape {inputs.shape}: {describe(error)}") from error
     finally:
         for module, training in modes.items():
             module.training = training
     expected = (2, inputs.classes)
     made = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if made != expected:
-        raise UserError(f"model {name!r} gives {made} for a batch of 2; expected {expected}, samples × classes")
+        raise UserError(f"model {name!r} returns {made} for a batch of 2; expected {expected}, samples × classes")

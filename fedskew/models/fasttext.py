@@ -1,4 +1,4 @@
-"""A fastText-like text classifier: the mean of the words' vectors, then two linear layers."""
+"""A text classifier like fastText: the mean of the token embeddings, then two linear layers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PADDING = 0
 
 
 def fasttext(inputs: Inputs) -> Classifier:
-    """PFLlib's text model, whose constants FedVLS's code carries; no paper here gives one."""
+    """PFLlib's text model, with the sizes in FedVLS's program. No paper here specifies a text model."""
     encoder = nn.Sequential(MeanEmbedding(inputs.vocabulary, _WIDTH), nn.Linear(_WIDTH, _WIDTH))
     return Classifier(encoder, nn.Linear(_WIDTH, inputs.classes))
 
 
 class MeanEmbedding(nn.Module):
-    """The mean embedding of a text's tokens, its padding left out; zero for a text without tokens."""
+    """The mean embedding of a text's tokens, without padding; zero for a text without tokens."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()

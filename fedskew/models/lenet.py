@@ -8,7 +8,7 @@ from fedskew.models.base import Classifier, Inputs
 
 
 def lenet5(inputs: Inputs) -> Classifier:
-    """The first convolution pads by 2, which makes LeNet's 32×32 of MNIST's 28×28."""
+    """LeNet-5. The first convolution pads MNIST's 28×28 to LeNet's 32×32."""
     return _lenet(inputs, padding=2)
 
 

@@ -20,7 +20,7 @@ _FEATURES = 1280
 
 
 def mobilenetv2(inputs: Inputs) -> Classifier:
-    """Stride 1 in the stem, ReLU instead of ReLU6, a global average at the end."""
+    """MobileNetV2 with stride 1 in the stem, ReLU instead of ReLU6 and global average pooling."""
     before = 32
     layers = [*_conv_norm(inputs.shape[0], before, kernel=3), nn.ReLU()]
     for expansion, after, repeats, first_stride in _BLOCKS:
@@ -32,7 +32,7 @@ def mobilenetv2(inputs: Inputs) -> Classifier:
 
 
 class InvertedResidual(nn.Module):
-    """Expand, convolve each channel, project; added to the input wherever the size stays."""
+    """Expand, convolve each channel, project. The input is added if the stride is 1."""
 
     def __init__(self, before: int, after: int, expansion: int, stride: int) -> None:
         super().__init__()

@@ -23,13 +23,13 @@ def resnet18(inputs: Inputs) -> Classifier:
 
 
 def resnet10(inputs: Inputs) -> Classifier:
-    """FedNTD's ResNet-10: one block a stage; BatchNorm uses the batch's statistics in tests too."""
+    """FedNTD's ResNet-10: one block per stage. BatchNorm uses the batch's statistics in evaluation, too."""
     norm = partial(nn.BatchNorm2d, track_running_stats=False)
     return _resnet(inputs, _WIDE, blocks=1, shortcut=projection, norm=norm)
 
 
 def resnet18_imagenet(inputs: Inputs) -> Classifier:
-    """torchvision's ResNet-18, stem and initialisation, as FedVLS's code applies it to small images."""
+    """torchvision's ResNet-18 with its ImageNet stem, as FedVLS's program applies it to small images."""
     stem = [
         nn.Conv2d(inputs.shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(64),
@@ -44,22 +44,22 @@ def resnet18_imagenet(inputs: Inputs) -> Classifier:
 
 
 def resnet32(inputs: Inputs) -> Classifier:
-    """The CIFAR ResNet with five blocks a stage, shortcuts without parameters (option A)."""
+    """The CIFAR ResNet with five blocks per stage and shortcuts without parameters (option A)."""
     return _kaiming(_resnet(inputs, _NARROW, blocks=5, shortcut=ZeroPadded))
 
 
 def resnet8(inputs: Inputs) -> Classifier:
-    """The CIFAR ResNet with one block a stage, shortcuts without parameters (option A)."""
+    """The CIFAR ResNet with one block per stage and shortcuts without parameters (option A)."""
     return _kaiming(_resnet(inputs, _NARROW, blocks=1, shortcut=ZeroPadded))
 
 
 def resnet8_b(inputs: Inputs) -> Classifier:
-    """The CIFAR ResNet with one block a stage, convolutional shortcuts (option B)."""
+    """The CIFAR ResNet with one block per stage and convolutional shortcuts (option B)."""
     return _kaiming(_resnet(inputs, _NARROW, blocks=1, shortcut=projection))
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions added to the shortcut of their input."""
+    """Two 3×3 convolutions, added to a shortcut of their input."""
 
     def __init__(self, before: int, after: int, stride: int, shortcut: Shortcut, norm: Norm) -> None:
         super().__init__()
@@ -80,10 +80,10 @@ class BasicBlock(nn.Module):
 
 
 class ZeroPadded(nn.Module):
-    """Option A: every stride-th pixel, the new channels filled with zeros on both sides."""
+    """Option A: every stride-th pixel, with zeros on both sides for the additional channels."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
-        del norm  # nothing here has statistics
+        del norm  # this shortcut has no statistics
         super().__init__()
         self.stride = stride
         self.padding = (after - before) // 2
@@ -123,7 +123,7 @@ def _small_stem(channels: int, width: int, norm: Norm) -> list[nn.Module]:
 
 
 def _kaiming(model: Classifier) -> Classifier:
-    """The CIFAR ResNets' own initialisation, of convolutions and the head alike."""
+    """Initialise convolutions and head as the CIFAR ResNets do."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight)

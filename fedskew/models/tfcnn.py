@@ -8,13 +8,13 @@ from fedskew.models.base import Classifier, Inputs
 
 
 def tfcnn(inputs: Inputs) -> Classifier:
-    """With the bias-free head that FedGR's classification parameters are defined on."""
+    """TFCNN with a head without bias, for which FedGR is defined."""
     layers, features = _convolutions(inputs)
     return Classifier(nn.Sequential(*layers), nn.Linear(features, inputs.classes, bias=False))
 
 
 def tfcnn_128(inputs: Inputs) -> Classifier:
-    """The stand-alone TFCNN: a hidden layer of 128 units and a head with bias."""
+    """The usual TFCNN: a hidden layer of 128 units and a head with bias."""
     layers, features = _convolutions(inputs)
     encoder = nn.Sequential(*layers, nn.Linear(features, 128), nn.ReLU())
     return Classifier(encoder, nn.Linear(128, inputs.classes))

@@ -20,7 +20,7 @@ MISTAKES = {
     "run --method fedvls+fedlmd": "cannot be combined",
     "run --model cnnn": "did you mean 'cnn'?",
     "run --model resnet18 --data digits --precision float99": "float99",
-    "run --model vgg9 --data digits --set model=lenet5": "cannot take",
+    "run --model vgg9 --data digits --set model=lenet5": "does not accept",
     "run --data digitz": "did you mean 'digits'?",
     "run --data nowhere/x.csv": "does not exist",
     "run --data-dir /nowhere --data mnist": "/nowhere",

@@ -100,11 +100,11 @@ def test_the_check_leaves_the_model_as_it_was_made() -> None:
         (":build", "expected package.module:factory"),
         ("my_nets:made", "is a Net; expected a function or class"),
         ("my_nets:number", "is a int; expected a function or class"),
-        ("my_nets:text", "made a str; expected a torch.nn.Module"),
+        ("my_nets:text", "returned a str; expected a torch.nn.Module"),
         ("my_nets:broken", "RuntimeError: first line second line"),
-        ("my_nets:wrong_classes", r"gives \(2, 7\).*expected \(2, 10\)"),
-        ("my_nets:wrong_input", r"cannot take inputs of shape \(1, 8, 8\)"),
-        ("my_nets:pair", "gives tuple"),
+        ("my_nets:wrong_classes", r"returns \(2, 7\).*expected \(2, 10\)"),
+        ("my_nets:wrong_input", r"does not accept inputs of shape \(1, 8, 8\)"),
+        ("my_nets:pair", "returns tuple"),
     ],
 )
 def test_mistakes_are_one_line(name: str, message: str) -> None:
@@ -116,10 +116,10 @@ def test_mistakes_are_one_line(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Linear(63, 10)), "cannot take inputs of shape"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), r"gives \(2, 7\) for a batch of 2; expected \(2, 10\)"),
-        (nn.Flatten(), "has no parameter to train"),
-        (nn.Linear(64, 10).requires_grad_(False), "has no parameter to train"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(63, 10)), "does not accept inputs of shape"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), r"returns \(2, 7\) for a batch of 2; expected \(2, 10\)"),
+        (nn.Flatten(), "has no trainable parameter"),
+        (nn.Linear(64, 10).requires_grad_(False), "has no trainable parameter"),
         (nn.Flatten, "expected a model's name or a torch.nn.Module"),
     ],
 )
