@@ -1,17 +1,21 @@
-# Two commands: `make demo` and `make test`. Both set up .venv first; a second call starts at once.
+# `make demo` and `make test` are for everyone; each sets up .venv first, and a second call starts at once.
+# `make test` runs one method for each kind of hook on each engine. `make test-all` runs the full matrix.
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
 RUN    := $(BIN)/python -m
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-all lint clean
 
 demo: $(VENV)/.ready
 	$(RUN) fedskew demo
 
 test: $(VENV)/.ready lint
 	$(RUN) pytest -n 2 --dist worksteal
+
+test-all: $(VENV)/.ready lint
+	$(RUN) pytest -n 2 --dist worksteal -m "slow or not slow"
 
 lint: $(VENV)/.ready
 	$(RUN) ruff check .

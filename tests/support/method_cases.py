@@ -1,8 +1,16 @@
-"""Methods and their hyper-parameters for tests in which engines must agree."""
+"""Methods and their hyper-parameters for tests that run over the whole catalogue.
+
+`make test` runs one method for each kind of hook (`KINDS`), `make test-all` runs all of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
+
+from fedskew.methods import METHODS
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 
@@ -18,3 +26,30 @@ JOINED = ("fedlmd+scaffold", "fedvls+fedprox+fedavgm", "fpl+fedvls", "moon+fedcu
 
 KEEP_MOVES = ("scaffold", "fedadagrad", "fedyogi", "fedadam")
 """Methods whose state is a move, or a move over lr: the smaller lr, the larger is rounding beside it."""
+
+KINDS = {
+    "nothing besides FedAvg": "fedavg",
+    "an objective": "fedrs",
+    "a teacher": "fedvls",
+    "a model that the client kept": "moon",
+    "an opening pass, and perturbed features": "balancefl",
+    "a regulariser": "feddecorr",
+    "prototypes: a closing pass, an uplink and a downlink": "fpl",
+    "a solver": "fedprox",
+    "a solver with client and server state": "scaffold",
+    "a solver that needs gradients of a closing pass": "fedcurv",
+    "server state": "fedavgm",
+    "an uplink for the server rule": "fedgr",
+    "server state that clients receive": "mofedsam",
+    "stages, a survey and experts": "pkd",
+    "stages that concatenate encoders": "fedconcat",
+    "pooled data": "centralised",
+    "models that stay with their clients": "local-only",
+}
+"""One method for each kind of hook; a test checks that together they use every hook that any method uses."""
+
+
+def by_kind(methods: Iterable[str] = (*METHODS, *JOINED)) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`: one method of each kind, and the others marked as slow."""
+    fast = {*KINDS.values(), JOINED[0]}
+    return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in methods]

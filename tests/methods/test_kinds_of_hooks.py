@@ -1,0 +1,32 @@
+"""The methods that `make test` runs on every engine use every hook that any method uses."""
+
+from __future__ import annotations
+
+from method_cases import KINDS, by_kind
+
+from fedskew.methods import METHODS, Objective, Regulariser, Schedule, ServerRule, Solver
+
+WORDS = {"reveals", "sends", "extra_compute", "check"}
+"""Declarations for readers and checks before training: no engine acts on them."""
+
+
+def hooks(method: str) -> set[str]:
+    """The hooks and declarations that its parts override, each with the kind of part."""
+    found = set()
+    for part in METHODS[method].parts:
+        kind = next(base for base in (Objective, Schedule, Regulariser, Solver, ServerRule) if issubclass(part, base))
+        names = [name for name in dir(kind) if not name.startswith("_") and name not in WORDS]
+        found |= {f"{kind.__name__}.{name}" for name in names if getattr(part, name) is not getattr(kind, name)}
+    return found
+
+
+def test_the_methods_of_a_push_use_every_hook() -> None:
+    every, pushed = (set().union(*map(hooks, methods)) for methods in (METHODS, KINDS.values()))
+    assert len(every) > 25
+    assert every <= pushed
+
+
+def test_the_full_matrix_has_every_method() -> None:
+    parameters = by_kind(METHODS)
+    assert [parameter.values[0] for parameter in parameters] == list(METHODS)
+    assert {parameter.values[0] for parameter in parameters if not parameter.marks} == set(KINDS.values())
