@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_cases import JOINED, KEEP_MOVES, PARAMS, TOLERANCE
+from method_cases import KEEP_MOVES, PARAMS, TOLERANCE, by_kind
 from torch import nn
 from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, server, text_federation
 
@@ -46,7 +46,7 @@ def difference_of_moves(start: RunState, one: RunState, other: RunState) -> floa
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize("method", [*METHODS, *JOINED])
+@pytest.mark.parametrize("method", by_kind())
 def test_every_method(method: str, precision: str) -> None:
     params = PARAMS.get(method)
     lr = 0.07 if any(name in method for name in KEEP_MOVES) else 0.01
@@ -55,7 +55,7 @@ def test_every_method(method: str, precision: str) -> None:
     assert difference < TOLERANCE[precision]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", by_kind(METHODS))
 def test_every_method_on_text(method: str) -> None:
     federation = text_federation()
     model = make_model("fasttext", Inputs(federation.dataset.input_shape, 4, federation.dataset.vocabulary))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from in_process import case, small_data
+from method_cases import by_kind
 
 from fedskew.data import Dirichlet, Federation, federation, load
 from fedskew.errors import UserError
@@ -44,7 +45,7 @@ def assert_same_model(some: Result, other: Result) -> None:
         torch.testing.assert_close(tensor, others[name], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in BOUNDS])
+@pytest.mark.parametrize("method", by_kind(name for name in METHODS if name not in BOUNDS))
 def test_sites_come_to_the_simulated_model(method: str, data: Path, split: Federation, tmp_path: Path) -> None:
     config = settings(method)
     here = case(tmp_path, split, data, config)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_cases import PARAMS
+from method_cases import PARAMS, by_kind
 from parallel_engines import pooled
 from torch import Tensor, nn
 from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, same_bits, server, text_federation
@@ -44,7 +44,7 @@ def in_a_pool(this: Server, inner: type[PlainEngine] | type[StackedEngine] = Pla
     return end
 
 
-@pytest.mark.parametrize("method", [*METHODS, "fedlmd+scaffold", "fedvls+fedprox+fedavgm"])
+@pytest.mark.parametrize("method", by_kind((*METHODS, "fedlmd+scaffold", "fedvls+fedprox+fedavgm")))
 def test_every_method_has_the_plain_engine_s_bits(method: str) -> None:
     settings: dict[str, Any] = {"precision": "float32", "clients_per_round": 3, "local_epochs": 1, "lr": 0.02}
 
