@@ -41,8 +41,7 @@ def digest(result: fs.Result) -> str:
         sha.update(name.encode())
         sha.update(tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else str(tensor).encode())
     for row in result.history:
-        fields = row if isinstance(row, dict) else row.to_json()
-        kept = {key: value for key, value in fields.items() if key not in NOT_NUMBERS}
+        kept = {key: value for key, value in row.to_json().items() if key not in NOT_NUMBERS}
         sha.update(json.dumps(kept, sort_keys=True, default=str).encode())
     return sha.hexdigest()
 

@@ -17,8 +17,8 @@ from fedskew.cli.terminal import notice, stderr
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.experiment.storage.run_folder import RunFolder
 
 FolderOf = Callable[[Prepared], Path]
@@ -41,15 +41,15 @@ class Standing:
     pace: float = 0.0
     """Seconds a round, the recent ones counting most."""
 
-    def take(self, row: Row, ahead: int) -> None:
-        self.round, self.total = row["round"], row["round"] + ahead
-        self.stage = row.get("stage", "train")
+    def take(self, row: RoundRow, ahead: int) -> None:
+        self.round, self.total = row.round, row.round + ahead
+        self.stage = row.stage
         if self.round:
-            self.pace = 0.8 * self.pace + 0.2 * row["seconds"] if self.pace else row["seconds"]
-        if "evaluation" in row and row.get("model", "global") == "global":
-            self.accuracy = row["evaluation"]["accuracy"]
+            self.pace = 0.8 * self.pace + 0.2 * row.seconds if self.pace else row.seconds
+        if row.is_evaluated:
+            self.accuracy = row.accuracy
             self.best = max(self.best, self.accuracy)
-            tested = [(a, name) for a, name in zip(row["evaluation"]["class_accuracy"], self.classes, strict=True)
+            tested = [(a, name) for a, name in zip(row.tested.class_accuracy, self.classes, strict=True)
                       if a is not None]  # fmt: skip
             lowest, name = min(tested)
             self.worst = f"{name[:12]}: {100 * lowest:.0f} %"
@@ -85,12 +85,12 @@ class Watch(Callback):
         config = prepared.config
         self.standing = Standing(f"{config.method} seed {config.seed}", prepared.federation.dataset.classes)
         for row in RunFolder(self._folder_of(prepared)).rounds():
-            self.standing.take(row, state.round + rounds_ahead - row["round"])
+            self.standing.take(row, state.round + rounds_ahead - row.round)
         if state.round:
             self.on_notice(f"{self.standing.label}: continues after round {state.round}")
         self.show(self.standing)
 
-    def on_round(self, row: Row, rounds_ahead: int) -> None:
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
         if self.standing is not None:
             self.standing.take(row, rounds_ahead)
             self.show(self.standing)

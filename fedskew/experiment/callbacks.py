@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 
 
 class Callback:
@@ -18,10 +18,10 @@ class Callback:
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
         """Called before the first round, or before the first round after a resume."""
 
-    def on_resume(self, rows: Sequence[Row]) -> bool | None:
+    def on_resume(self, rows: Sequence[RoundRow]) -> bool | None:
         """Called after `on_start` when a run is resumed, with the rows recorded so far. Return True to stop at once."""
 
-    def on_round(self, row: Row, rounds_ahead: int) -> bool | None:
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> bool | None:
         """Called after each round. Return True to stop the run after this round."""
 
     def on_notice(self, line: str) -> None:
@@ -54,12 +54,12 @@ class EarlyStopping(Callback):
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:  # noqa: ARG002
         self._reset()
 
-    def on_resume(self, rows: Sequence[Row]) -> bool:
+    def on_resume(self, rows: Sequence[RoundRow]) -> bool:
         for row in rows:
             self._observe(row)
         return self._exhausted
 
-    def on_round(self, row: Row, rounds_ahead: int) -> bool:  # noqa: ARG002
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> bool:  # noqa: ARG002
         self._observe(row)
         return self._exhausted
 
@@ -71,10 +71,10 @@ class EarlyStopping(Callback):
         self._best = -math.inf
         self._without_gain = 0
 
-    def _observe(self, row: Row) -> None:
-        if "evaluation" not in row or row.get("model", "global") != "global" or row["round"] == 0:
+    def _observe(self, row: RoundRow) -> None:
+        if not row.is_evaluated or row.round == 0:
             return
-        value = float(row["evaluation"][self.metric])
+        value = float(getattr(row.evaluation, self.metric))
         if value > self._best + self.min_delta:
             self._best, self._without_gain = value, 0
         else:

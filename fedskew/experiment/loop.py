@@ -11,13 +11,14 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import NamedTuple
 
 from fedskew.engine import Fetch, RoundResult
 from fedskew.experiment.round.phases import RoundInProgress, SettledRound
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 
 _SHORT = 1.0
 """Seconds of a round up to which waiting for its test counts; the row of a longer one is not held back."""
@@ -28,7 +29,7 @@ class RoundDone(NamedTuple):
 
     state: RunState
     """After it."""
-    row: Row
+    row: RoundRow
     secured: Fetch | None
     """What was to be fetched of the state."""
 
@@ -86,7 +87,7 @@ class RoundLoop:
         began = time.perf_counter() - under_way.seconds - seconds
         if not self._server.overlaps:
             state, row = self._server.finish(under_way, result, seconds)
-            row["seconds"] = time.perf_counter() - began
+            row = replace(row, seconds=time.perf_counter() - began)
             self._record(RoundDone(state, row, self._secure(state)))
             return state
         launched = self._server.launch(under_way, result, seconds)
@@ -111,4 +112,4 @@ class RoundLoop:
         row = settled.row()
         waited = 0.0 if beside else time.perf_counter() - began
         self._unread = None  # not before: who interrupts the waiting finds the round there, to be read again
-        self._record(RoundDone(settled.state, {**row, "seconds": seconds + waited}, secured))
+        self._record(RoundDone(settled.state, replace(row, seconds=seconds + waited), secured))

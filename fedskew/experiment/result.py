@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedskew.experiment.config import Config
-from fedskew.experiment.storage.history import Row
+from fedskew.experiment.round.row import RoundRow
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary
 
@@ -21,7 +22,7 @@ class Result:
     """What came out of a run."""
 
     config: Config
-    history: list[Row]
+    history: list[RoundRow]
     """One row a round; row 0 is the initial model."""
     evaluation: Evaluation
     """Of the final global model."""
@@ -48,20 +49,19 @@ class Result:
         return accuracy_curve(evaluated_rows(self.history))
 
     @property
-    def domain_accuracy(self) -> dict[str, float]:
+    def domain_accuracy(self) -> dict[str, float | None]:
         """Of the final global model on each domain's test samples, where the data have domains."""
-        told: dict[str, float] = evaluated_rows(self.history)[-1].get("domain_accuracy", {})
-        return told
+        return evaluated_rows(self.history)[-1].domain_accuracy or {}
 
     @property
     def diverged(self) -> int:
         """How many client updates were not finite and were left out."""
-        return sum(len(row.get("diverged", ())) for row in self.history)
+        return sum(len(row.diverged) for row in self.history)
 
     @property
     def compute(self) -> float:
         """Local computation in units of one plain local round of each participant."""
-        return float(sum(row.get("compute", 0.0) for row in self.history))
+        return float(sum(row.compute for row in self.history))
 
     def summary(self) -> dict[str, Any]:
         """The result as JSON."""
@@ -76,17 +76,17 @@ class Result:
             **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
             "diverged": self.diverged,
             "compute": self.compute,
-            "notes": self.history[-1].get("notes", {}),
+            "notes": self.history[-1].notes,
             "seconds": self.seconds,
             "engine": self.engine,
         }
 
 
-def evaluated_rows(rows: list[Row]) -> list[Row]:
+def evaluated_rows(rows: Sequence[RoundRow]) -> list[RoundRow]:
     """The rows with an evaluation of the global model."""
-    return [row for row in rows if row.get("model", "global") == "global" and "evaluation" in row]
+    return [row for row in rows if row.is_evaluated]
 
 
-def accuracy_curve(evaluated: list[Row]) -> list[tuple[int, float]]:
+def accuracy_curve(evaluated: Sequence[RoundRow]) -> list[tuple[int, float]]:
     """By round of the global model: experts' rounds in between do not count, as the papers count."""
-    return [(row.get("model_round", 0), row["evaluation"]["accuracy"]) for row in evaluated]
+    return [(row.model_round, row.accuracy) for row in evaluated]

@@ -20,13 +20,12 @@ from fedskew.experiment.loop import RoundDone, RoundLoop
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.result import Result, accuracy_curve, evaluated_rows
 from fedskew.experiment.round.phases import RoundInProgress
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.about import about
-from fedskew.experiment.storage.history import Row
 from fedskew.experiment.storage.run_folder import Checkpoint, RunFolder
 from fedskew.methods import Method, Part, unpack
-from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary
 from fedskew.models.concatenation import count_encoders, with_encoders
 
@@ -116,7 +115,7 @@ class _Run:
         self._server = server
         self._folder = folder
         self._callbacks = callbacks
-        self._rows: list[Row] = []
+        self._rows: list[RoundRow] = []
 
     def rounds(self) -> Rounds:
         if self._folder is not None and self._folder.finished:
@@ -148,8 +147,7 @@ class _Run:
             self._folder.truncate_rounds(-1)
             self._folder.write_about(about(self._prepared))
             state = self._server.start(self._folder.client_states())
-        row = {"round": 0, "evaluation": self._server.evaluate(state.model).to_json(), "seconds": 0.0}
-        self._record(row)
+        self._record(RoundRow(round=0, evaluation=self._server.evaluate(state.model)))
         return state
 
     def _require_space(self, folder: RunFolder, start: RunState, checkpoint: Checkpoint | None) -> None:
@@ -206,7 +204,7 @@ class _Run:
             "engine": self._server.engine.name,
         }
 
-    def _record(self, row: Row) -> None:
+    def _record(self, row: RoundRow) -> None:
         self._rows.append(row)
         if self._folder is not None:
             self._folder.append_round(row)
@@ -247,15 +245,15 @@ class _Run:
             callback.on_end(result)
         return result
 
-    def _result(self, module: nn.Module, rows: list[Row], engine: str) -> Result:
+    def _result(self, module: nn.Module, rows: list[RoundRow], engine: str) -> Result:
         evaluated = evaluated_rows(rows)
         return Result(
             config=self._prepared.config,
             history=rows,
-            evaluation=Evaluation.from_json(evaluated[-1]["evaluation"]),
+            evaluation=evaluated[-1].tested,
             curve=CurveSummary.of(accuracy_curve(evaluated), self._prepared.config.mean_last),
             model=module.to(torch.device("cpu")),
-            seconds=sum(row["seconds"] for row in rows),
+            seconds=sum(row.seconds for row in rows),
             engine=engine,
             folder=None if self._folder is None else self._folder.path,
         )

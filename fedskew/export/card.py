@@ -230,7 +230,7 @@ def _revealed(run: FinishedRun) -> str:
 
 def _tests_told(run: FinishedRun) -> str:
     """Nothing where nobody told, as in a simulation."""
-    told = run.last_row.get("sites") or {}
+    told = run.last_row.sites or {}
     if not told:
         return ""
     by_class = any("confusion" in results for results in told.values())

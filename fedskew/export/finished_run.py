@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods import make_method
 from fedskew.metrics.confusion import Evaluation
@@ -28,7 +29,7 @@ class FinishedRun:
     summary: dict[str, Any]
     about: dict[str, Any]
     model: nn.Module
-    last_row: dict[str, Any] = field(default_factory=dict)
+    last_row: RoundRow
     """Of its last round."""
 
     @property
@@ -70,8 +71,7 @@ class FinishedRun:
     @property
     def privacy(self) -> dict[str, Any] | None:
         """Kind, ε and δ of the noise on the sites' updates; None without noise."""
-        told: dict[str, Any] | None = self.last_row.get("privacy")
-        return told
+        return self.last_row.privacy
 
     @property
     def rebuildable(self) -> bool:
@@ -107,7 +107,7 @@ def read_run(path: str | Path, model: nn.Module | None = None) -> FinishedRun:
     module = with_encoders(module, noted.get("encoders", 0)).to("cpu", torch.float32)
     _fill(module, tensors, folder.model_path)
     rows = folder.rounds()
-    return FinishedRun(folder.path, config, summary, about, module.eval(), rows[-1] if rows else {})
+    return FinishedRun(folder.path, config, summary, about, module.eval(), rows[-1])
 
 
 def _require_common_model(config: Config, summary: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from fedskew.engine import RoundResult
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash
 from fedskew.experiment.round.phases import ReadTest, RoundInProgress
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState, Trainee
 from fedskew.experiment.round.workbench import Workbench
-from fedskew.experiment.storage.history import Row
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import SENSITIVITY, epsilon, refuse_unbounded
 from fedskew.flower.remote_federation import RemoteFederation
@@ -70,16 +71,17 @@ class FederationServer(Server):
         self._remote.situation = self._situation(state)
         return super().begin(state)
 
-    def finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> tuple[RunState, Row]:
+    def finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> tuple[RunState, RoundRow]:
         """With what the sites are to blame for, and without what they keep to themselves."""
         after, row = super().finish(under_way, result, seconds)
         failures = self._remote.failures
-        row["diverged"] = [client for client in row["diverged"] if client not in failures]
-        row["failed"] = {self._sites.names[client]: reason for client, reason in failures.items()}
-        if not self._settings.share_loss:
-            row["loss"] = None
-        if self._settings.privacy != "none":
-            row["privacy"] = self._spent()
+        row = replace(
+            row,
+            diverged=[client for client in row.diverged if client not in failures],
+            failed={self._sites.names[client]: reason for client, reason in failures.items()},
+            loss=row.loss if self._settings.share_loss else None,
+            privacy=None if self._settings.privacy == "none" else self._spent(),
+        )
         return after, row
 
     def _test(

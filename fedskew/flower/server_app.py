@@ -16,9 +16,9 @@ from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.result import Result
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
-from fedskew.experiment.storage.history import Row
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.remote_federation import RemoteFederation
@@ -92,13 +92,13 @@ class _Beginning(Callback):
 class Log(Callback):
     """Progress in the ServerApp's log."""
 
-    def on_round(self, row: Row, rounds_ahead: int) -> None:
-        told = f"round {row['round']} of {row['round'] + rounds_ahead}"
-        if "evaluation" in row:
-            told += f": accuracy {100 * row['evaluation']['accuracy']:.2f} %"
-        if row.get("loss") is not None:
-            told += f", loss {row['loss']:.4f}"
-        say(f"{told}, {row['seconds']:.1f} s")
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
+        told = f"round {row.round} of {row.round + rounds_ahead}"
+        if row.evaluation is not None:
+            told += f": accuracy {100 * row.evaluation.accuracy:.2f} %"
+        if row.loss is not None:
+            told += f", loss {row.loss:.4f}"
+        say(f"{told}, {row.seconds:.1f} s")
 
     def on_notice(self, line: str) -> None:
         say(line)

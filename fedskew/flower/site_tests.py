@@ -43,7 +43,7 @@ class SiteTests(Tests):
         """With what each site tells of its own tests."""
         if self._settings.evaluation == "sites":
             matrices = self._matrices(model, labels)
-            return {"evaluation": self._total(matrices).to_json(), "sites": self._by_name(matrices)}
+            return {"evaluation": self._total(matrices), "sites": self._by_name(matrices)}
         recorded = self._own.row(model, labels)
         if self._settings.site_metrics == "total":
             recorded["sites"] = self._totals(model, labels)

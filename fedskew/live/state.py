@@ -69,7 +69,7 @@ class LiveState:
         except UserError as error:
             return Document("fedskew", [], None, [str(error)]), "waiting"
         done = sum(run.finished for run in gathered.runs)
-        going = [f"{run.config.method} seed {run.seed}: round {run.rows[-1]['round']}"
+        going = [f"{run.config.method} seed {run.seed}: round {run.rows[-1].round}"
                  for run in gathered.runs if not run.finished and run.rows]  # fmt: skip
         standing = f"{done} of {len(gathered.runs)} runs finished" if len(gathered.runs) > 1 else ""
         return document(gathered, with_features=False), ", ".join(filter(None, [standing, *going[:3]])) or "finished"

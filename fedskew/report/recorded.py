@@ -14,11 +14,12 @@ import numpy.typing as npt
 from fedskew.errors import UserError, nearest
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation
+from fedskew.experiment.result import evaluated_rows
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.storage.about import described
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.metrics.confusion import Evaluation
 
-Row = dict[str, Any]
 Counts = npt.NDArray[np.int64]
 DEPTH = 3
 """Levels below a folder of runs on which runs are looked for."""
@@ -30,7 +31,7 @@ class RecordedRun:
 
     folder: Path
     config: Config
-    rows: list[Row]
+    rows: list[RoundRow]
     finished: bool
     about: dict[str, Any]
     summary: dict[str, Any] = field(default_factory=dict)
@@ -41,14 +42,14 @@ class RecordedRun:
         return self.config.seed
 
     @cached_property
-    def evaluated(self) -> list[Row]:
+    def evaluated(self) -> list[RoundRow]:
         """The rounds after which the global model was tested."""
-        return [row for row in self.rows if row.get("model", "global") == "global" and "evaluation" in row]
+        return evaluated_rows(self.rows)
 
     @cached_property
     def evaluations(self) -> dict[int, Evaluation]:
         """By round of the global model; experts' rounds in between do not count, as papers count."""
-        return {row.get("model_round", 0): Evaluation.from_json(row["evaluation"]) for row in self.evaluated}
+        return {row.model_round: row.tested for row in self.evaluated}
 
     @property
     def last_round(self) -> int:
@@ -90,16 +91,15 @@ class RecordedRun:
     @property
     def diverged(self) -> int:
         """Updates of clients that were not finite and left out."""
-        return sum(len(row.get("diverged", ())) for row in self.rows)
+        return sum(len(row.diverged) for row in self.rows)
+
+    @property
+    def bytes_moved(self) -> int:
+        return sum(row.bytes_moved for row in self.rows)
 
     def total(self, key: str) -> float:
         """A number that every round has, summed up."""
-        return float(sum(row.get(key) or 0.0 for row in self.rows))
-
-
-def moved(row: Row) -> int:
-    """Bytes of a round, both ways."""
-    return sum(row.get("bytes", {}).values())
+        return float(sum(getattr(row, key) for row in self.rows))
 
 
 def read_run(folder: Path) -> RecordedRun:

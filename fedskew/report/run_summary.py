@@ -36,7 +36,7 @@ def _numbers(result: Result, classes: Sequence[str]) -> Table:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     table.add_row("worst class", percent(worst), Text(", ".join(names[:3]) + more))
     for domain, accuracy in result.domain_accuracy.items():
-        table.add_row(f"  on {domain}", percent(accuracy), "")
+        table.add_row(f"  on {domain}", "–" if accuracy is None else percent(accuracy), "")
     table.add_row("macro F1", f"{result.evaluation.macro_f1:.3f}", f"micro {result.evaluation.micro_f1:.3f}")
     if result.diverged:
         table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and left out")

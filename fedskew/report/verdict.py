@@ -8,7 +8,6 @@ from itertools import combinations
 import numpy as np
 
 from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import moved
 from fedskew.report.significance import Difference, holm, paired
 
 LOST = 0.05
@@ -206,7 +205,7 @@ def _diverged(ranking: Sequence[Contender]) -> list[str]:
 
 
 def _mean_cost(contender: Contender, key: str) -> float:
-    totals = [moved(row) if key == "bytes" else row.get(key) or 0.0 for run in contender.tested for row in run.rows]
+    totals = [row.bytes_moved if key == "bytes" else row.compute for run in contender.tested for row in run.rows]
     return float(sum(totals)) / max(1, len(contender.tested))
 
 

@@ -9,29 +9,28 @@ from typing import Any
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 
 FolderOf = Callable[[Prepared], Path]
 _EVALUATED = ("accuracy", "macro_f1", "worst_class", "mean_class", "best_class", "class_gap")
 
 
-def scalars(row: Row) -> dict[str, float]:
+def scalars(row: RoundRow) -> dict[str, float]:
     """The numbers of a round, under names that the tools group by."""
     found: dict[str, Any] = {
-        "train/loss": row.get("loss"),
-        "train/lr": row.get("lr"),
-        "train/diverged": len(row["diverged"]) if "diverged" in row else None,
-        "cost/compute": row.get("compute"),
-        "cost/seconds": row.get("seconds"),
-        "cost/bytes": sum(row["bytes"].values()) if "bytes" in row else None,
-        "local/drift_diversity": row.get("drift_diversity"),
+        "train/loss": row.loss,
+        "train/lr": row.lr,
+        "train/diverged": len(row.diverged),
+        "cost/compute": row.compute,
+        "cost/seconds": row.seconds,
+        "cost/bytes": row.bytes_moved,
+        "local/drift_diversity": row.drift_diversity,
     }
-    found |= {f"tally/{name.replace(' ', '_')}": number for name, number in row.get("tally", {}).items()}
-    if row.get("model", "global") == "global":
-        evaluation = row.get("evaluation", {})
-        found |= {f"test/{name}": evaluation.get(name) for name in _EVALUATED}
-        found |= {f"class/{c}": a for c, a in enumerate(evaluation.get("class_accuracy", ()))}
+    found |= {f"tally/{name.replace(' ', '_')}": number for name, number in row.tally.items()}
+    if row.is_evaluated:
+        found |= {f"test/{name}": getattr(row.evaluation, name) for name in _EVALUATED}
+        found |= {f"class/{c}": a for c, a in enumerate(row.tested.class_accuracy)}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
@@ -46,8 +45,8 @@ class Tracker(Callback):
         self.begin(prepared, self._folder_of(prepared), state.round)
         self._open = True
 
-    def on_round(self, row: Row, rounds_ahead: int) -> None:  # noqa: ARG002
-        self.tell(scalars(row), row["round"])
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:  # noqa: ARG002
+        self.tell(scalars(row), row.round)
 
     def on_end(self, result: Result) -> None:
         if self._open:  # a run that was finished before is not told again

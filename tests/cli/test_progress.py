@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 import fedskew as fs
 from fedskew.cli.progress import Live, Standing, clock
+from fedskew.experiment.round.row import RoundRow
+from fedskew.metrics.confusion import Evaluation
 
 SETTINGS = {"rounds": 3, "local_epochs": 1, "clients_per_round": 2}
 
@@ -18,9 +21,13 @@ def federation():
     return fs.federation("digits", fs.Dirichlet(clients=6, beta=0.5))
 
 
-def evaluation(*class_accuracy: float | None) -> dict[str, object]:
-    known = [a for a in class_accuracy if a is not None]
-    return {"accuracy": sum(known) / len(known), "class_accuracy": list(class_accuracy)}
+def evaluation(*class_accuracy: float | None) -> Evaluation:
+    """Of ten test samples per class, none for a class without an accuracy."""
+    matrix = np.zeros((len(class_accuracy), len(class_accuracy)), dtype=int)
+    for c, share in enumerate(class_accuracy):
+        if share is not None:
+            matrix[c, c], matrix[c, c - 1] = round(10 * share), 10 - round(10 * share)
+    return Evaluation(matrix)
 
 
 def test_a_terminal_sees_rounds_accuracy_worst_class_and_time_left(federation, tmp_path):
@@ -37,10 +44,10 @@ def test_a_terminal_sees_rounds_accuracy_worst_class_and_time_left(federation, t
 
 def test_the_standing_follows_the_global_model_only():
     standing = Standing("x", ("cat", "dog", "cow"))
-    standing.take({"round": 0, "evaluation": evaluation(0.5, 0.1, None), "seconds": 0.0}, 4)
-    standing.take({"round": 1, "evaluation": evaluation(0.9, 0.7, None), "seconds": 2.0}, 3)
-    expert = {"round": 2, "model": "expert.0", "stage": "expert 0", "evaluation": evaluation(0.0, 1.0, None)}
-    standing.take(expert | {"seconds": 2.0}, 2)
+    standing.take(RoundRow(round=0, evaluation=evaluation(0.5, 0.1, None)), 4)
+    standing.take(RoundRow(round=1, evaluation=evaluation(0.9, 0.7, None), seconds=2.0), 3)
+    tested = evaluation(0.0, 1.0, None)
+    standing.take(RoundRow(round=2, model="expert.0", stage="expert 0", evaluation=tested, seconds=2.0), 2)
     assert (standing.accuracy, standing.best, standing.worst) == (pytest.approx(0.8), pytest.approx(0.8), "dog: 70 %")
     assert (standing.round, standing.total, standing.stage_note) == (2, 4, " expert 0")
     assert standing.left == "4.0 s left"
@@ -49,7 +56,7 @@ def test_the_standing_follows_the_global_model_only():
 def test_the_best_before_a_resume_is_remembered(federation, tmp_path):
     class Interruption(fs.Callback):
         def on_round(self, row, rounds_ahead):
-            if row["round"] == 2:
+            if row.round == 2:
                 raise KeyboardInterrupt
 
     class Recorded(Live):

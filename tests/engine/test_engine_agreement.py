@@ -26,9 +26,9 @@ def disagreement(
         state, rows = finished(this)
         assert this.engine.name == engine
         assert this.engine.notices == []
-        assert all(row["diverged"] == [] for row in rows)
+        assert all(row.diverged == [] for row in rows)
         states.append(state)
-        losses.append([row["loss"] for row in rows])
+        losses.append([row.loss for row in rows])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-5)
     assert difference_of_moves(this.start(), *states) < 0.05  # small steps would hide in large weights
     return distance(*states)

@@ -248,7 +248,7 @@ def test_the_loss_finds_the_features_that_the_encoder_made() -> None:
             shifted.model.params["head.weight"],
             finished(server(image_federation(), "fedavg", linear(), **settings))[0].model.params["head.weight"],
         )
-        tallies.append(rows[0]["tally"]["features"])
+        tallies.append(rows[0].tally["features"])
     fed = image_federation()
     mean, std = fed.dataset.mean[0], fed.dataset.std[0]
     x = (fed.dataset.train.x.astype(np.float64) / 255 - mean) / std

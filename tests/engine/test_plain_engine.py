@@ -81,7 +81,7 @@ def test_fedavg_is_torch_sgd_on_the_planned_batches(settings: dict[str, Any]) ->
         else:
             tolerance = 1e-6 if "clip_norm" in settings else 1e-10  # torch adds 1e-6 to the norm
             torch.testing.assert_close(got[name], tensor, rtol=1e-10, atol=tolerance)
-    assert [row["lr"] for row in rows] == pytest.approx([0.05 * settings.get("lr_decay", 1) ** t for t in range(3)])
+    assert [row.lr for row in rows] == pytest.approx([0.05 * settings.get("lr_decay", 1) ** t for t in range(3)])
 
 
 def test_the_recorded_loss_is_the_mean_over_all_visits() -> None:
@@ -90,8 +90,8 @@ def test_the_recorded_loss_is_the_mean_over_all_visits() -> None:
     model = linear().double()
     x = (torch.from_numpy(federation.dataset.train.x).double() / 255 - 0.5) / 0.5
     expected = functional.cross_entropy(model(x), torch.from_numpy(federation.dataset.train.y))
-    assert row["loss"] == pytest.approx(expected.item(), rel=1e-12)
-    assert row["visits"] == 18
+    assert row.loss == pytest.approx(expected.item(), rel=1e-12)
+    assert row.visits == 18
 
 
 class Frozen(nn.Module):
@@ -134,7 +134,7 @@ def test_methods_of_logits_alone_need_no_encoder(method: str, engine: str) -> No
     start = {name: p.detach().double() for name, p in model.named_parameters()}
     state, rows = trained(image_federation(), method, model, engine=engine)
     assert moved(start, state.model.params) > 0
-    assert rows[-1]["diverged"] == []
+    assert rows[-1].diverged == []
 
 
 class FunctionalDropout(nn.Module):

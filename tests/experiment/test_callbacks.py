@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import fedskew as fs
+from fedskew.experiment.round.row import RoundRow
 from fedskew.metrics.confusion import Evaluation
 
 
-def row(number: int, accuracy: float, model: str = "global") -> dict[str, Any]:
+def row(number: int, accuracy: float, model: str = "global") -> RoundRow:
     """A row whose global model has this accuracy on 100 test samples of two classes."""
     right = round(100 * accuracy)
     evaluation = Evaluation(np.array([[right, 50 - min(right, 50)], [50 - max(right - 50, 0), 0]]))
-    return {"round": number, "model": model, "evaluation": evaluation.to_json()}
+    return RoundRow(round=number, model=model, evaluation=evaluation)
 
 
 def stopped_after(stopping: fs.EarlyStopping, accuracies: list[float]) -> int | None:
@@ -40,7 +41,7 @@ def test_rounds_without_an_evaluation_of_the_global_model_do_not_count() -> None
     assert not stopping.on_round(row(0, 0.9), 5)
     assert not stopping.on_round(row(1, 0.2), 5)
     assert not stopping.on_round(row(2, 0.1, model="expert 0"), 5)
-    assert not stopping.on_round({"round": 3, "model": "global"}, 5)
+    assert not stopping.on_round(RoundRow(round=3), 5)
     assert stopping.on_round(row(4, 0.1), 5)
 
 

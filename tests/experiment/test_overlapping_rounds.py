@@ -13,16 +13,16 @@ from torch import Tensor
 from toy_runs import finished, image_federation, linear, norm_and_dropout, same_bits, server
 
 import fedskew as fs
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.losses import cross_entropy
 from fedskew.methods import Client, Objective, Outputs, ServerRule, Tensors, Trained, Updates
 
 pytestmark = pytest.mark.usefixtures("every_round_is_short")
 
 
-def agreed(fresh: Callable[[], Server]) -> tuple[RunState, list[Row]]:
+def agreed(fresh: Callable[[], Server]) -> tuple[RunState, list[RoundRow]]:
     """What a run comes to whose rounds overlap: what it does one after another."""
     one_after_another = fresh()
     one_after_another.overlaps = False
@@ -105,14 +105,14 @@ def test_a_guess_that_was_wrong_is_undone(part: Objective | ServerRule, engine: 
         return server(image_federation(), part, linear(), engine=engine, rounds=6, clients_per_round=2)
 
     _, rows = agreed(fresh)
-    assert any(row["diverged"] for row in rows)
+    assert any(row.diverged for row in rows)
 
 
 def test_a_server_rule_that_refuses_a_wrong_guess_is_asked_again() -> None:
     method = fs.methods.make_method(Explosive())
     both = fs.methods.Method(**{**vars(method), "server": Particular()})
     _, rows = agreed(lambda: server(image_federation(), both, linear(), rounds=3))
-    assert [row["diverged"] for row in rows] == [[1, 3]] * 3
+    assert [row.diverged for row in rows] == [[1, 3]] * 3
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def test_a_client_whose_state_is_not_finite_is_left_out_too(engine: str) -> None
         return server(image_federation(), Burdened(), linear(), engine=engine)
 
     state, rows = agreed(fresh)
-    assert [row["diverged"] for row in rows] == [[1, 3]] * 2
+    assert [row.diverged for row in rows] == [[1, 3]] * 2
     assert state.clients.versions == {"global": {0: 2, 2: 2, 4: 2}}
 
 
@@ -179,4 +179,4 @@ def test_what_would_be_done_with_a_wrong_guess_may_fail(of: str) -> None:
         return server(image_federation(), method, model, rounds=3)
 
     _, rows = agreed(fresh)
-    assert [row["diverged"] for row in rows] == [[1, 3]] * 3
+    assert [row.diverged for row in rows] == [[1, 3]] * 3

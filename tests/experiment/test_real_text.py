@@ -44,7 +44,7 @@ def test_it_runs_the_same_on_both_engines(name: str, method: str) -> None:
     )
     assert plain.config.model == "fasttext"
     assert plain.diverged == stacked.diverged == 0
-    losses = [[row["loss"] for row in result.history[1:]] for result in (plain, stacked)]
+    losses = [[row.loss for row in result.history[1:]] for result in (plain, stacked)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
     assert plain.accuracy == pytest.approx(stacked.accuracy, abs=0.01)
     if method == "centralised":

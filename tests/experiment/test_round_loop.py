@@ -17,10 +17,10 @@ import fedskew as fs
 from fedskew.engine import RoundResult
 from fedskew.experiment import loop
 from fedskew.experiment.round.phases import LaunchedRound, RoundInProgress, SettledRound
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
-from fedskew.experiment.storage.history import Row
 
 pytestmark = pytest.mark.usefixtures("every_round_is_short")
 
@@ -46,7 +46,7 @@ def diary(method: str = "fedavg", **settings: Any) -> Diary:
         image_federation(), fs.methods.make_method(method), linear(), config(rounds=3, engine="stacked", **settings)
     )
     this.overlaps = True
-    driven(this, lambda done: this.notes.append(f"record {done.row['round']}"))
+    driven(this, lambda done: this.notes.append(f"record {done.row.round}"))
     return this
 
 
@@ -120,24 +120,24 @@ def test_all_time_is_some_round_s_and_none_is_two_s(overlaps: bool, monkeypatch:
             read = settled.test
             assert read is not None
 
-            def after_a_while() -> Row:
+            def after_a_while() -> RoundRow:
                 clock[0] += 16.0
                 return read()
 
             return replace(settled, test=after_a_while)
 
-    rows: list[Row] = []
+    rows: list[RoundRow] = []
     ready, this = serving(Slow)
     this.overlaps = overlaps
     run_prepared(ready, callbacks=[_Keeping(rows)], server=this)
-    assert sum(row["seconds"] for row in rows) == clock[0] == 5 * 17.0
-    assert all(row["time"]["evaluate"] == 16.0 for row in rows)
-    assert all(row["seconds"] > 0 for row in rows)
+    assert sum(row.seconds for row in rows) == clock[0] == 5 * 17.0
+    assert all(row.time["evaluate"] == 16.0 for row in rows)
+    assert all(row.seconds > 0 for row in rows)
 
 
 class _Keeping(fs.Callback):
-    def __init__(self, rows: list[Row]) -> None:
+    def __init__(self, rows: list[RoundRow]) -> None:
         self._rows = rows
 
-    def on_round(self, row: Row, rounds_ahead: int) -> None:
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
         self._rows.append(row)

@@ -12,7 +12,7 @@ import fedskew as fs
 from fedskew.experiment.config import load_yaml, with_values
 from fedskew.experiment.preparation import build_federation
 from fedskew.experiment.result import Result
-from fedskew.experiment.storage.history import Row
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.storage.run_folder import RunFolder
 
 
@@ -33,12 +33,12 @@ def test_the_result_is_that_of_its_model(fed: fs.Federation) -> None:
     assert result.accuracy == pytest.approx((predicted == test.y).mean())
     for c, accuracy in enumerate(result.class_accuracy):
         assert accuracy == pytest.approx((predicted == test.y)[test.y == c].mean())
-    assert [row["round"] for row in result.history] == [0, 1, 2]
+    assert [row.round for row in result.history] == [0, 1, 2]
     assert result.curve.last.accuracy == result.accuracy
 
 
 def test_methods_meet_the_same_clients_and_the_federations_seed_is_the_runs(fed: fs.Federation) -> None:
-    drawn = [[row["clients"] for row in quick(fed, m).history[1:]] for m in ("fedavg", "fedlmd", "scaffold")]
+    drawn = [[row.clients for row in quick(fed, m).history[1:]] for m in ("fedavg", "fedlmd", "scaffold")]
     assert drawn[0] == drawn[1] == drawn[2]
     assert quick(fed).config.seed == 3
 
@@ -48,7 +48,7 @@ def test_a_finished_run_is_recalled_not_repeated(fed: fs.Federation, tmp_path: P
         def __init__(self) -> None:
             self.rounds, self.notices, self.ends = 0, list[str](), 0
 
-        def on_round(self, row: Row, rounds_ahead: int) -> None:
+        def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
             self.rounds += 1
 
         def on_notice(self, line: str) -> None:

@@ -17,9 +17,9 @@ from fedskew.engine import RoundResult
 from fedskew.experiment import loop
 from fedskew.experiment.loop import RoundDone
 from fedskew.experiment.round.phases import LaunchedRound, RoundInProgress, SettledRound
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.run import run_prepared
-from fedskew.experiment.storage.history import Row
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods import ServerRule, Tensors, Updates
 
@@ -38,13 +38,13 @@ class Stopped(Server):
         return super().train(under_way)
 
 
-def undisturbed(method: str, tmp_path: Path) -> tuple[list[Row], dict[str, Tensor]]:
+def undisturbed(method: str, tmp_path: Path) -> tuple[list[RoundRow], dict[str, Tensor]]:
     run_prepared(prepared(method), tmp_path / "undisturbed")
     folder = RunFolder(tmp_path / "undisturbed")
     return [timeless(row) for row in folder.rounds()], folder.load_model()[0]
 
 
-def resumed(method: str, tmp_path: Path) -> tuple[list[Row], dict[str, Tensor]]:
+def resumed(method: str, tmp_path: Path) -> tuple[list[RoundRow], dict[str, Tensor]]:
     ready, this = serving(Server, method)
     run_prepared(ready, tmp_path / "run", server=this)
     folder = RunFolder(tmp_path / "run")
@@ -75,7 +75,7 @@ def test_what_was_computed_is_recorded_before_a_run_ends(
     with pytest.raises(reason):
         run_prepared(ready, tmp_path / "run", server=this)
     folder = RunFolder(tmp_path / "run")
-    assert [row["round"] for row in folder.rounds()] == [0, 1, 2]
+    assert [row.round for row in folder.rounds()] == [0, 1, 2]
     checkpoint = folder.load_checkpoint()
     assert checkpoint is not None
     assert checkpoint.round == 2
@@ -90,7 +90,7 @@ class Impatient(Server):
         read = settled.test
         assert read is not None
 
-        def interrupted() -> Row:
+        def interrupted() -> RoundRow:
             for interrupt in interrupts:
                 raise interrupt
             return read()
@@ -106,7 +106,7 @@ def test_an_interrupt_while_a_test_is_waited_for_does_not_cost_the_round(
     ready, this = serving(Impatient)
     with pytest.raises(KeyboardInterrupt):
         run_prepared(ready, tmp_path / "run", server=this)
-    assert [row["round"] for row in RunFolder(tmp_path / "run").rounds()] == [0, 1, 2]
+    assert [row.round for row in RunFolder(tmp_path / "run").rounds()] == [0, 1, 2]
     assert agree("fedavg", tmp_path)
 
 
@@ -114,16 +114,16 @@ def test_an_onlooker_s_error_ends_the_run_and_no_row_is_there_twice(tmp_path: Pa
     seen: list[int] = []
 
     class Weary(fs.Callback):
-        def on_round(self, row: Row, rounds_ahead: int) -> None:
-            seen.append(row["round"])
-            if row["round"] == 2:
+        def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
+            seen.append(row.round)
+            if row.round == 2:
                 raise InterruptedError(rounds_ahead)
 
     ready, this = serving(Server)
     with pytest.raises(InterruptedError, match="3"):
         run_prepared(ready, tmp_path / "run", [Weary()], this)
     assert seen == [1, 2]
-    assert [row["round"] for row in RunFolder(tmp_path / "run").rounds()] == [0, 1, 2]
+    assert [row.round for row in RunFolder(tmp_path / "run").rounds()] == [0, 1, 2]
     assert agree("fedavg", tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_the_first_error_is_told_even_if_the_row_cannot_be_recorded() -> None:
     tried: list[int] = []
 
     def full(done: RoundDone) -> None:
-        tried.append(done.row["round"])
+        tried.append(done.row.round)
         raise OSError
 
     _, this = serving(type("Stopped", (Stopped,), {"at": 2}))
@@ -160,7 +160,7 @@ def test_an_error_of_the_next_round_does_not_cost_the_one_before() -> None:
     this.overlaps = True
     with pytest.raises(ZeroDivisionError):
         driven(this, done.append)
-    assert [one.row["round"] for one in done] == [1, 2]
+    assert [one.row.round for one in done] == [1, 2]
 
 
 def test_an_error_of_a_server_rule_is_told_all_the_same() -> None:

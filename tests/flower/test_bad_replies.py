@@ -133,8 +133,8 @@ def test_a_bad_update_is_left_out_and_its_site_named(
 ) -> None:
     here = case(tmp_path, split, data, settings(), spoiling(change), minimum=2)
     result = run_federation(here.grid, here.context)
-    assert list(result.history[2]["failed"]) == ["site-1"]
-    assert result.history[1]["failed"] == {}
+    assert list(result.history[2].failed) == ["site-1"]
+    assert result.history[1].failed == {}
     assert_finite(result)
 
 
@@ -144,8 +144,8 @@ def test_an_update_that_is_not_finite_is_recorded_as_diverged(
 ) -> None:
     here = case(tmp_path, split, data, settings(), spoiling(change), minimum=3)
     result = run_federation(here.grid, here.context)
-    assert result.history[2]["diverged"] == [1]
-    assert result.history[2]["failed"] == {}
+    assert result.history[2].diverged == [1]
+    assert result.history[2].failed == {}
     assert_finite(result)
 
 
@@ -157,8 +157,8 @@ def test_a_lie_beside_the_model_does_not_shut_out_a_site_that_sends_none(
     here.grid.offline = {"site-0"}
     here.context.run_config["federation.begin_with"] = 2
     result = run_federation(here.grid, here.context)
-    assert result.history[2]["failed"]["site-1"] == "it sends 'uplink/extra', which the method does not declare"
-    assert "site-2" not in result.history[2]["failed"]
+    assert result.history[2].failed["site-1"] == "it sends 'uplink/extra', which the method does not declare"
+    assert "site-2" not in result.history[2].failed
 
 
 def test_what_a_site_writes_stays_on_one_line_of_the_log(
@@ -171,7 +171,7 @@ def test_what_a_site_writes_stays_on_one_line_of_the_log(
 
     here = case(tmp_path, split, data, settings("fedavg"), shout, minimum=2)
     result = run_federation(here.grid, here.context)
-    told = result.history[1]["failed"]["site-1"]
+    told = result.history[1].failed["site-1"]
     assert told.startswith("no fedskew: round 9")
     assert len(told) < 400
     assert all(record.getMessage().isprintable() for record in caplog.records)
@@ -203,7 +203,7 @@ def test_a_silent_site_is_not_waited_for_beyond_the_time(data: Path, split: Fede
 
     here.grid.meddle = fall_silent
     result = run_federation(here.grid, here.context)
-    assert result.history[-1]["failed"] == {"site-2": "it did not answer within 0.2 s"}
+    assert result.history[-1].failed == {"site-2": "it did not answer within 0.2 s"}
 
 
 def test_too_few_good_updates_end_the_run_which_can_go_on(data: Path, split: Federation, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_too_few_good_updates_end_the_run_which_can_go_on(data: Path, split: Fed
         run_federation(here.grid, here.context)
     again = case(tmp_path, split, data, settings(), minimum=3)
     result = run_federation(again.grid, again.context)
-    assert [row["round"] for row in result.history] == [0, 1, 2]
+    assert [row.round for row in result.history] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_site_is_let_in_or_told_why_not(
     )
     result = run_federation(here.grid, here.context)
     assert f"site-1 is not let in: {line}" in caplog.text
-    assert result.history[-1]["clients"] == [0, 2]
+    assert result.history[-1].clients == [0, 2]
 
 
 def test_tests_and_surveys_that_cannot_be_are_left_out(

@@ -81,7 +81,7 @@ def test_central_noise_is_on_the_mean_and_epsilon_is_recorded(data: Path, split:
     result = run_federation(here.grid, here.context)
     moved = torch.cat([(t - before[name]).flatten() for name, t in result.model.state_dict().items()])
     assert float(moved.std()) == pytest.approx(30.0 * 1e-4 / 3, rel=0.05)
-    assert result.history[1]["privacy"] == {"kind": "central", "epsilon": epsilon(1, 30.0, 1e-5), "delta": 1e-5}
+    assert result.history[1].privacy == {"kind": "central", "epsilon": epsilon(1, 30.0, 1e-5), "delta": 1e-5}
 
 
 def test_a_site_whose_numbers_are_not_finite_takes_no_share_of_the_noise(
@@ -117,7 +117,7 @@ def test_local_noise_is_there_before_anything_leaves(data: Path, split: Federati
         moved = torch.cat([(t - before[n.partition("/")[2]]).flatten() for n, t in tensors.items()])
         assert float(moved.std()) == pytest.approx(1e-3, rel=0.05)
         assert set(message.facts) == {"round", "visits", "finite"}
-    assert result.history[1]["privacy"]["epsilon"] == epsilon(1, 10.0, 1e-5, sensitivity=2.0)
+    assert result.history[1].privacy["epsilon"] == epsilon(1, 10.0, 1e-5, sensitivity=2.0)
 
 
 @pytest.mark.parametrize(

@@ -129,14 +129,14 @@ def test_a_central_release_that_a_crash_undid_is_counted(data: Path, split: Fede
     crashed(tmp_path, split, data, 1, **own)
     again = case(tmp_path, split, data, config(), **own)
     history = run_federation(again.grid, again.context).history
-    assert [row["privacy"]["epsilon"] for row in history[1:]] == [epsilon(2, 2.0, 1e-5), epsilon(3, 2.0, 1e-5)]
+    assert [row.privacy["epsilon"] for row in history[1:]] == [epsilon(2, 2.0, 1e-5), epsilon(3, 2.0, 1e-5)]
 
 
 def test_a_central_round_that_was_never_released_is_not(data: Path, split: Federation, tmp_path: Path) -> None:
     crashed(tmp_path, split, data, 0, **CENTRAL)
     again = case(tmp_path, split, data, config(), **CENTRAL)
     history = run_federation(again.grid, again.context).history
-    assert [row["privacy"]["epsilon"] for row in history[1:]] == [epsilon(1, 2.0, 1e-5), epsilon(2, 2.0, 1e-5)]
+    assert [row.privacy["epsilon"] for row in history[1:]] == [epsilon(1, 2.0, 1e-5), epsilon(2, 2.0, 1e-5)]
 
 
 def test_local_updates_that_a_crash_lost_are_counted(data: Path, split: Federation, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_local_updates_that_a_crash_lost_are_counted(data: Path, split: Federati
     again = case(tmp_path, split, data, config(), **LOCAL)
     history = run_federation(again.grid, again.context).history
     expected = [epsilon(2, 2.0, 1e-5, sensitivity=2.0), epsilon(3, 2.0, 1e-5, sensitivity=2.0)]
-    assert [row["privacy"]["epsilon"] for row in history[1:]] == expected
+    assert [row.privacy["epsilon"] for row in history[1:]] == expected
 
 
 def test_its_configuration_says_what_it_is(

@@ -14,6 +14,7 @@ import pytest
 import fedskew as fs
 from fedskew.cli import main
 from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.round.row import RoundRow
 from fedskew.live.process import live_page
 from fedskew.live.server import LiveServer
 from fedskew.live.state import LiveState
@@ -57,7 +58,7 @@ def test_it_keeps_up_with_the_rounds(served: LiveServer, tmp_path: Path) -> None
     seen: list[Any] = []
 
     class Reader(Callback):
-        def on_round(self, row: dict[str, Any], rounds_ahead: int) -> None:
+        def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
             seen.append(state(served.url, seen[-1]["version"] if seen else 0))
 
     run(tmp_path / "run", 3, Reader())

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from fedskew.engine import RoundWork
 from fedskew.engine.contract import perturbation_key
 from fedskew.errors import UserError
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE, batch_class_cross_entropy, class_masks
 from fedskew.methods import Client, Outputs, Seen, Tensors, make_method
 from fedskew.methods.balancefl import BalanceFL
@@ -37,7 +37,9 @@ def serve(method: str, params: dict[str, Any] | None = None, counts: Any = None,
     return Server(fed, make_method(method, params), two_layers(fed.classes), settings(**changed))
 
 
-def recorded(method: str, params: dict[str, Any] | None = None, **changed: Any) -> tuple[list[RunState], list[Row]]:
+def recorded(
+    method: str, params: dict[str, Any] | None = None, **changed: Any
+) -> tuple[list[RunState], list[RoundRow]]:
     return played(serve(method, params, **changed))
 
 
@@ -212,7 +214,7 @@ def test_without_noise_it_is_its_base(engine: str) -> None:
 
 def test_the_pass_is_a_forward_of_each_sample() -> None:
     _, rows = recorded("balancefl", local_epochs=1)
-    assert [row["compute"] for row in rows] == pytest.approx([4 / 3] * 2)
+    assert [row.compute for row in rows] == pytest.approx([4 / 3] * 2)
 
 
 @pytest.mark.parametrize(

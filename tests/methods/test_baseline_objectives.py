@@ -16,9 +16,9 @@ import fedskew as fs
 from fedskew import losses
 from fedskew.data import Federation
 from fedskew.errors import UserError
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE
 from fedskew.methods import make_method
 from fedskew.methods.moon import MOON
@@ -34,7 +34,7 @@ def two_layers(classes: int = 4) -> Classifier:
 
 def recorded(
     method: str, params: dict[str, Any], fed: Federation | None = None, **changed: Any
-) -> tuple[list[RunState], list[Row]]:
+) -> tuple[list[RunState], list[RoundRow]]:
     return played(Server(fed or federation(), make_method(method, params), two_layers(), settings(**changed)))
 
 
@@ -135,13 +135,13 @@ def test_rounds_of_some_clients(method: str, params: dict[str, Any], formula: Fo
     """Two of three take part, so that MOON's previous models are of different ages."""
     fed, some = federation(), {"rounds": 5, "clients_per_round": 2}
     states, rows = recorded(method, params, fed, **some)
-    assert {tuple(row["clients"]) for row in rows} > {(0, 1), (1, 2)}
+    assert {tuple(row.clients) for row in rows} > {(0, 1), (1, 2)}
     expected: Weights = [states[0].model.params[name] for name in NAMES]
     previous: dict[int, Weights] = {}
     for round_number, row in enumerate(rows):
-        made = [descended(fed, k, expected, previous.get(k, expected), formula, round_number) for k in row["clients"]]
-        previous |= dict(zip(row["clients"], made, strict=True))
-        sizes = torch.tensor(fed.sizes[row["clients"]], dtype=torch.float64)
+        made = [descended(fed, k, expected, previous.get(k, expected), formula, round_number) for k in row.clients]
+        previous |= dict(zip(row.clients, made, strict=True))
+        sizes = torch.tensor(fed.sizes[row.clients], dtype=torch.float64)
         expected = [torch.tensordot(sizes / sizes.sum(), torch.stack(w), dims=1) for w in zip(*made, strict=True)]
         for name, w in zip(NAMES, expected, strict=True):
             torch.testing.assert_close(states[round_number + 1].model.params[name], w, rtol=1e-10, atol=1e-11)

@@ -25,10 +25,10 @@ from fedskew.cli import main
 from fedskew.data import Dirichlet
 from fedskew.data import federation as split
 from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.sampler import Enlistment
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run
-from fedskew.experiment.storage.history import Row
 from fedskew.methods import make_method
 
 
@@ -46,8 +46,8 @@ class Stop(Exception):
 
 
 class Stopping(Callback):
-    def on_round(self, row: Row, rounds_ahead: int) -> None:
-        if row["round"] == 2:
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
+        if row.round == 2:
             raise Stop
 
 
@@ -70,8 +70,8 @@ def test_centralised_is_gradient_descent_on_all_the_data() -> None:
 def test_centralised_visits_as_many_samples_as_fedavg_in_every_round(clients_per_round: int | None) -> None:
     changed = {"clients_per_round": clients_per_round, "rounds": 4}
     rows, same = (played(serve(method, **changed))[1] for method in ("centralised", "fedavg"))
-    assert [row["visits"] for row in rows] == [row["visits"] for row in same]
-    assert all(row["compute"] == 1 and row["clients"] == [] for row in rows)
+    assert [row.visits for row in rows] == [row.visits for row in same]
+    assert all(row.compute == 1 and row.clients == [] for row in rows)
 
 
 def test_centralised_draws_from_all_clients_anew_each_round() -> None:
@@ -118,8 +118,8 @@ def test_local_only_clients_go_on_from_their_own_models() -> None:
         for client, w in enumerate(expected):
             np.testing.assert_allclose(own(states[t + 1], client), w, rtol=0, atol=1e-12)
         right = [((x @ w[:, :-1].T + w[:, -1]).argmax(axis=1) == y).mean() for w in expected]
-        assert rows[t]["client_accuracy"] == pytest.approx(right)
-        assert rows[t]["evaluation"]["accuracy"] == pytest.approx(np.mean(right))
+        assert rows[t].client_accuracy == pytest.approx(right)
+        assert rows[t].accuracy == pytest.approx(np.mean(right))
 
 
 def test_local_only_trains_only_who_is_drawn_and_tests_everybody() -> None:
@@ -127,12 +127,12 @@ def test_local_only_trains_only_who_is_drawn_and_tests_everybody() -> None:
     initial = theta(states[0])
     drawn: set[int] = set()
     for before, after, row in zip(states, states[1:], rows, strict=False):
-        drawn |= set(row["clients"])
+        drawn |= set(row.clients)
         assert set(after.clients.versions["global"]) == drawn
-        assert len(row["client_accuracy"]) == 3
-        for client in drawn - set(row["clients"]):
+        assert len(row.client_accuracy) == 3
+        for client in drawn - set(row.clients):
             assert np.array_equal(own(after, client), own(before, client))
-    untrained = {c: row["client_accuracy"][c] for row in rows[:1] for c in range(3) if c not in rows[0]["clients"]}
+    untrained = {c: row.client_accuracy[c] for row in rows[:1] for c in range(3) if c not in rows[0].clients}
     x, y = federation().dataset.test.x.astype(np.float64), federation().dataset.test.y
     first = ((x @ initial[:, :-1].T + initial[:, -1]).argmax(axis=1) == y).mean()
     assert all(told == pytest.approx(first) for told in untrained.values())
@@ -147,7 +147,7 @@ def test_local_only_saves_no_model_that_is_not_finite() -> None:
     fed, largest = federation(), int(COUNTS.sum(axis=1).argmax())
     fed.dataset.train.x[fed.indices[largest]] = np.inf
     states, rows = played(serve("local-only", federation=fed, rounds=2))
-    assert [row["diverged"] for row in rows] == [[largest]] * 2
+    assert [row.diverged for row in rows] == [[largest]] * 2
     assert np.array_equal(theta(states[-1]), theta(states[0]))
     assert set(states[-1].clients.versions["global"]) == {0, 1, 2} - {largest}
 
@@ -165,7 +165,7 @@ def test_local_only_models_are_tested_again_only_if_they_changed(monkeypatch: py
 @pytest.mark.parametrize("method", ["centralised", "local-only"])
 def test_no_models_travel(method: str) -> None:
     _, rows = played(serve(method, rounds=1))
-    assert rows[0]["bytes"] == {"down": 0, "up": 0}
+    assert rows[0].bytes == {"down": 0, "up": 0}
 
 
 @pytest.mark.parametrize("method", ["centralised", "local-only"])
@@ -178,9 +178,7 @@ def test_a_bound_is_continued_and_recalled(method: str, tmp_path: Path) -> None:
         run(fed, method, "dnn", out=tmp_path / "run", callbacks=[Stopping()], checkpoint_every=1, **changed)
     resumed = run(fed, method, "dnn", out=tmp_path / "run", checkpoint_every=1, **changed)
     assert resumed.accuracy_curve == whole.accuracy_curve
-    assert [row.get("client_accuracy") for row in resumed.history] == [
-        row.get("client_accuracy") for row in whole.history
-    ]
+    assert [row.client_accuracy for row in resumed.history] == [row.client_accuracy for row in whole.history]
     recalled = run(fed, method, "dnn", out=tmp_path / "run", checkpoint_every=1, **changed)
     assert recalled.accuracy == whole.accuracy
     for one, other in zip(recalled.model.parameters(), whole.model.parameters(), strict=True):

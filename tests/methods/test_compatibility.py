@@ -59,5 +59,5 @@ PAIRS = [pair for pair in itertools.combinations(METHODS, 2) if not clash(KINDS[
 def test_every_combination_runs(first: str) -> None:
     for _, second in (pair for pair in PAIRS if pair[0] == first):
         states, rows = played(serve(f"{first}+{second}", rounds=2, local_epochs=1, lr=0.01))
-        assert all(row["diverged"] == [] for row in rows), second
+        assert all(row.diverged == [] for row in rows), second
         assert all(p.isfinite().all() for p in states[-1].model.params.values()), second

@@ -93,12 +93,12 @@ def test_clusters_are_as_tight_as_those_of_many_starts(seed: int) -> None:
 def test_encoders_then_a_head_on_all_of_them() -> None:
     fed, rounds = federation(PAIRED), 2
     states, rows = played(serve("fedconcat", {"clusters": 2, "head_start": "joined"}, federation=fed, rounds=rounds))
-    assert [(row["stage"], row["model"]) for row in rows] == [
+    assert [(row.stage, row.model) for row in rows] == [
         *[("encoder 0", "encoder.0")] * 2,
         *[("encoder 1", "encoder.1")] * 2,
         *[("head", "global")] * 2,
     ]
-    assert rows[-1]["notes"] == {"clusters": [[0, 2], [1, 3]]}
+    assert rows[-1].notes == {"clusters": [[0, 2], [1, 3]]}
     at, start = sites(fed), theta(states[0])
     models = []
     for cluster in ([0, 2], [1, 3]):
@@ -149,8 +149,8 @@ def test_every_encoder_has_batches_of_its_own() -> None:
 
 def test_a_round_of_the_head_costs_a_forward_of_every_encoder() -> None:
     _, rows = played(serve("fedconcat", {"clusters": 2}, federation=federation(PAIRED), local_epochs=2))
-    assert rows[-1]["stage"] == "head"
-    assert rows[-1]["compute"] == pytest.approx(2 / 3 / 2)  # once over the samples that FedAvg visits twice
+    assert rows[-1].stage == "head"
+    assert rows[-1].compute == pytest.approx(2 / 3 / 2)  # once over the samples that FedAvg visits twice
 
 
 def test_a_cluster_s_control_variate_is_the_mean_over_its_own_clients() -> None:

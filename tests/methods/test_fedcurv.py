@@ -51,7 +51,7 @@ def test_the_others_hold_on_to_what_they_care_for(participants: int, engine: str
     models: dict[int, Array] = {}
     for t, row in enumerate(rows):
         made = {}
-        for k in row["clients"]:
+        for k in row.clients:
             others = [(fishers[j], models[j]) for j in fishers if j != k]
 
             def direction(v: Array, site: Site = at[k], others: list[tuple[Array, Array]] = others) -> Array:
@@ -102,7 +102,7 @@ def test_it_joins_any_objective_and_any_server_rule() -> None:
 
 def test_a_pass_with_gradients_counts_as_an_epoch() -> None:
     _, rows = played(serve("fedcurv", local_epochs=3))
-    assert [row["compute"] for row in rows] == pytest.approx([4 / 3, 4 / 3])
+    assert [row.compute for row in rows] == pytest.approx([4 / 3, 4 / 3])
 
 
 def test_a_negative_weight_is_refused() -> None:

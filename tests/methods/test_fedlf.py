@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedskew.errors import UserError
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE, centre_cross_entropy, decorrelation
 from fedskew.methods import make_method
 from fedskew.models import Classifier
@@ -59,7 +59,9 @@ def test_on_its_own_centre_and_where_all_centres_are_one_the_slope_is_finite(dty
         assert torch.autograd.grad(loss, features)[0].isfinite().all()
 
 
-def recorded(method: str, params: dict[str, Any] | None = None, **changed: Any) -> tuple[list[RunState], list[Row]]:
+def recorded(
+    method: str, params: dict[str, Any] | None = None, **changed: Any
+) -> tuple[list[RunState], list[RoundRow]]:
     with torch.random.fork_rng():
         torch.manual_seed(4)
         model = Classifier(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), nn.Linear(5, 4))
@@ -81,7 +83,7 @@ def test_rounds_are_the_formula(engine: str) -> None:
 
     for t, row in enumerate(rows):
         made: list[list[Tensor]] = []
-        for k in row["clients"]:
+        for k in row.clients:
             x, y, n = (torch.from_numpy(a) for a in (at[k].x[:, :-1], at[k].y, at[k].counts))
             received = outputs(weights, x)[1].detach()
             centres = torch.stack([received[y == c].mean(dim=0) if n[c] else torch.zeros(5).double() for c in range(4)])
@@ -96,7 +98,7 @@ def test_rounds_are_the_formula(engine: str) -> None:
                 (loss + apart * decorrelation(features, y)).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
             made.append([w.detach() for w in own])
-        sizes = torch.tensor([float(len(at[k].y)) for k in row["clients"]], dtype=torch.float64)
+        sizes = torch.tensor([float(len(at[k].y)) for k in row.clients], dtype=torch.float64)
         weights = [torch.tensordot(sizes / sizes.sum(), torch.stack(ws), 1) for ws in zip(*made, strict=True)]
         for name, expected in zip(NAMES, weights, strict=True):
             torch.testing.assert_close(states[t + 1].model.params[name], expected, rtol=1e-7, atol=1e-9)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedskew.errors import UserError
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE, class_decorrelation, prototype_margin
 from fedskew.methods import make_method
 from fedskew.models import Classifier
@@ -65,7 +65,9 @@ def test_on_another_class_s_prototype_the_slope_is_finite() -> None:
     assert torch.autograd.grad(loss, features)[0].isfinite().all()
 
 
-def recorded(method: str, params: dict[str, Any] | None = None, **changed: Any) -> tuple[list[RunState], list[Row]]:
+def recorded(
+    method: str, params: dict[str, Any] | None = None, **changed: Any
+) -> tuple[list[RunState], list[RoundRow]]:
     with torch.random.fork_rng():
         torch.manual_seed(4)
         model = Classifier(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), nn.Linear(5, 4))
@@ -89,7 +91,7 @@ def test_rounds_are_the_formula(engine: str) -> None:
     for t, row in enumerate(rows):
         made: list[list[Tensor]] = []
         means: list[dict[int, Tensor]] = []
-        for k in row["clients"]:
+        for k in row.clients:
             x, y = torch.from_numpy(at[k].x[:, :-1]), torch.from_numpy(at[k].y)
             own = [w.clone().requires_grad_() for w in weights]
             optimizer = torch.optim.SGD(
@@ -108,7 +110,7 @@ def test_rounds_are_the_formula(engine: str) -> None:
             points = [m[label] for m in means if label in m]
             if points:
                 prototypes[label] = torch.stack(points).mean(dim=0)
-        sizes = torch.tensor([float(len(at[k].y)) for k in row["clients"]], dtype=torch.float64)
+        sizes = torch.tensor([float(len(at[k].y)) for k in row.clients], dtype=torch.float64)
         weights = [torch.tensordot(sizes / sizes.sum(), torch.stack(ws), 1) for ws in zip(*made, strict=True)]
         for name, expected in zip(NAMES, weights, strict=True):
             torch.testing.assert_close(states[t + 1].model.params[name], expected, rtol=1e-9, atol=1e-11)

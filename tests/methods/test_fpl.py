@@ -14,9 +14,9 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedskew.data import Federation
 from fedskew.errors import UserError
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.losses import IGNORE, calibrated_cross_entropy, prototype_contrast, prototype_distance
 from fedskew.methods import Client, Outputs, make_method
 from fedskew.methods.clustering import finch
@@ -150,7 +150,7 @@ COUNTS = np.array([[5, 2, 0, 0], [0, 1, 4, 1], [3, 0, 0, 0], [2, 2, 0, 0], [1, 3
 
 def recorded(
     method: str, params: dict[str, Any] | None = None, fed: Federation | None = None, **changed: Any
-) -> tuple[list[RunState], list[Row]]:
+) -> tuple[list[RunState], list[RoundRow]]:
     server = Server(fed or federation(COUNTS), make_method(method, params), two_layers(), settings(**changed))
     return played(server)
 
@@ -174,7 +174,7 @@ def test_two_rounds_and_more_are_the_formula(engine: str, base: str) -> None:
     for t, row in enumerate(rows):
         lr = config.lr * config.lr_decay**t
         made, means = [], []
-        for k in row["clients"]:
+        for k in row.clients:
             x, y = torch.from_numpy(at[k].x[:, :-1]), torch.from_numpy(at[k].y)
             own = [w.clone().requires_grad_() for w in weights]
             optimizer = torch.optim.SGD(own, lr, config.momentum, weight_decay=config.weight_decay)
@@ -198,7 +198,7 @@ def test_two_rounds_and_more_are_the_formula(engine: str, base: str) -> None:
                 groups = partitions(array)[-1] if len(points) > 1 else [{0}]
                 prototypes[label] = torch.stack([torch.from_numpy(array[sorted(g)].mean(axis=0)) for g in groups])
                 most = max(most, len(groups))
-        sizes = torch.tensor([float(len(at[k].y)) for k in row["clients"]], dtype=torch.float64)
+        sizes = torch.tensor([float(len(at[k].y)) for k in row.clients], dtype=torch.float64)
         shares = sizes / sizes.sum()
         weights = [torch.tensordot(shares, torch.stack(ws), 1) for ws in zip(*made, strict=True)]
         for name, expected in zip(NAMES, weights, strict=True):
@@ -237,7 +237,7 @@ def test_prototypes_are_room_for_as_many_clusters_as_there_were_and_never_less()
 
 def test_the_pass_is_a_forward_of_each_sample() -> None:
     _, rows = recorded("fpl", local_epochs=2)
-    assert [row["compute"] for row in rows] == pytest.approx([1 + 1 / 6] * 2)
+    assert [row.compute for row in rows] == pytest.approx([1 + 1 / 6] * 2)
 
 
 def test_two_regularisers_and_models_without_a_head_are_refused() -> None:

@@ -134,7 +134,7 @@ def test_feddyn_with_partial_participation() -> None:
     h, own = np.zeros_like(expected), [np.zeros_like(expected) for _ in at]  # the paper's h, which is α times ours
     for t, row in enumerate(rows):
         sent, models = expected, {}
-        for k in row["clients"]:
+        for k in row.clients:
 
             def direction(v: Array, k: int = k, sent: Array = sent) -> Array:
                 return slope(v, at[k]) - own[k] + alpha * (v - sent)
@@ -318,10 +318,10 @@ def test_perfedavg_reports_the_whole_batch_though_it_begins_with_half_of_it(engi
     params = {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 1, "warmup_rounds": 1}
     still: dict[str, Any] = {"lr": 1e-12, "rounds": 3, "engine": engine, "batch_size": 3}
     rows, halved = (played(serve(name, params, **still))[1] for name in ("pkd", "pkd+perfedavg"))
-    assert sum(row["tally"].get("distilled", 0) for row in rows) > 0
+    assert sum(row.tally.get("distilled", 0) for row in rows) > 0
     for row, other in zip(rows, halved, strict=True):
-        assert (other["visits"], other["tally"]) == (row["visits"], row["tally"])
-        assert other["loss"] == pytest.approx(row["loss"], rel=1e-9)
+        assert (other.visits, other.tally) == (row.visits, row.tally)
+        assert other.loss == pytest.approx(row.loss, rel=1e-9)
 
 
 # -- all ------------------------------------------------------------------------------------------------
@@ -341,12 +341,12 @@ def test_perfedavg_reports_the_whole_batch_though_it_begins_with_half_of_it(engi
 )
 def test_every_gradient_of_a_step_is_accounted_for(method: str, params: dict[str, Any], compute: float) -> None:
     _, rows = played(serve(method, params))
-    assert [row["compute"] for row in rows] == [compute, compute]
+    assert [row.compute for row in rows] == [compute, compute]
 
 
 def test_a_teacher_is_asked_once_a_step_however_many_gradients_are_taken() -> None:
     _, rows = played(serve("fedntd+fedsam"))
-    assert [row["compute"] for row in rows] == pytest.approx([2 + 1 / 3] * 2)
+    assert [row.compute for row in rows] == pytest.approx([2 + 1 / 3] * 2)
 
 
 @pytest.mark.parametrize(
@@ -379,5 +379,5 @@ def test_a_bad_hyper_parameter_is_refused_in_one_line(name: str, params: dict[st
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 def test_a_combination_runs(method: str, engine: str) -> None:
     states, rows = played(serve(method, engine=engine, clients_per_round=2))
-    assert all(row["diverged"] == [] for row in rows)
+    assert all(row.diverged == [] for row in rows)
     assert np.isfinite(theta(states[-1])).all()

@@ -93,7 +93,7 @@ def test_a_method_cannot_be_joined_with_itself() -> None:
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 def test_a_combination_runs(method: str, engine: str) -> None:
     states, rows = played(serve(method, engine=engine, clients_per_round=2))
-    assert all(row["diverged"] == [] for row in rows)
+    assert all(row.diverged == [] for row in rows)
     assert states[-1].model.params["head.weight"].isfinite().all()
 
 

@@ -94,7 +94,7 @@ def test_scaffold_of_a_lone_client_is_fedavg() -> None:
 def test_the_switch_is_teacher_free_first_and_has_a_teacher_then() -> None:
     server = serve("fedlmd-switch", {"beta": 2.0}, rounds=5)
     states, rows = played(server)
-    assert [row["stage"] for row in rows] == ["teacher-free"] * 2 + ["teacher"] * 3
+    assert [row.stage for row in rows] == ["teacher-free"] * 2 + ["teacher"] * 3
     tf_only, _ = played(serve("fedlmd-tf", {"beta": 2.0}, rounds=5))
     np.testing.assert_array_equal(theta(states[2]), theta(tf_only[2]))
     assert np.abs(theta(states[3]) - theta(tf_only[3])).max() > 1e-6
@@ -129,6 +129,6 @@ def test_scaffold_learns_nothing_of_a_client_that_takes_no_step() -> None:
     fed = federation(np.array([[5, 2, 0, 0], [0, 0, 1, 0]]))
     states, rows = played(Server(fed, make_method("scaffold"), model, settings(rounds=3)))
     last = states[-1]
-    assert rows[-1]["clients"] == [0, 1]
+    assert rows[-1].clients == [0, 1]
     assert last.trainees["global"].server["control/head.weight"].abs().max() > 0
     assert (last.clients.of("global", [1])[0]["control/head.weight"] == 0).all()

@@ -168,7 +168,7 @@ def test_scaffold_with_partial_participation(momentum: float) -> None:
     # momentum SGD goes 1, 1 + ρ, 1 + ρ + ρ², … times a constant gradient
     path = sum(momentum**i for step in range(config.local_epochs) for i in range(step + 1))
     for round_number, row in enumerate(rows):
-        chosen, models, changes = row["clients"], [], []
+        chosen, models, changes = row.clients, [], []
         for k in chosen:
 
             def direction(now: Array, k: int = k, common: Array = common) -> Array:

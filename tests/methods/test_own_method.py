@@ -132,7 +132,7 @@ def counting() -> Iterator[None]:
 def test_a_solvers_state_lives_beside_any_server_rule(counting: None, server_rule: str, engine: str) -> None:
     states, rows = played(serve(f"counting+{server_rule}", engine=engine, clients_per_round=2, rounds=4))
     last = states[-1]
-    times = {k: sum(k in row["clients"] for row in rows) for k in range(3)}
+    times = {k: sum(k in row.clients for row in rows) for k in range(3)}
     counted = {k: int(last.clients.of("global", [k])[0]["rounds"]) for k in last.clients.versions["global"]}
     assert counted == {k: n for k, n in times.items() if n}
     assert last.trainees["global"].server["scale"].item() == 0.5

@@ -178,7 +178,7 @@ def test_warm_up_is_fedavg_and_the_experts_start_from_it() -> None:
     states, rows = played(serve("pkd", GROUPS, rounds=4))
     fedavg, _ = played(serve("fedavg", rounds=4))
     np.testing.assert_array_equal(theta(states[2]), theta(fedavg[2]))
-    assert [row["stage"] for row in rows] == ["warm-up"] * 2 + ["expert 0"] * 2 + ["expert 1"] * 2 + ["distil"] * 2
+    assert [row.stage for row in rows] == ["warm-up"] * 2 + ["expert 0"] * 2 + ["expert 1"] * 2 + ["distil"] * 2
     np.testing.assert_array_equal(theta(states[6]), theta(states[2]))  # experts leave the global model alone
     assert set(states[-1].trainees) == {"global", "expert.0", "expert.1"}
 
@@ -192,8 +192,8 @@ def test_an_expert_leaves_the_rows_of_other_classes_alone() -> None:
 
 def test_only_clients_with_a_label_of_the_group_train_its_expert() -> None:
     _, rows = played(serve("pkd", GROUPS, rounds=4))
-    assert [row["clients"] for row in rows if row["stage"] == "expert 0"] == [[0, 1, 2]] * 2
-    assert [row["clients"] for row in rows if row["stage"] == "expert 1"] == [[0, 1]] * 2
+    assert [row.clients for row in rows if row.stage == "expert 0"] == [[0, 1, 2]] * 2
+    assert [row.clients for row in rows if row.stage == "expert 1"] == [[0, 1]] * 2
 
 
 def test_without_weight_distillation_is_fedavg() -> None:
@@ -204,7 +204,7 @@ def test_without_weight_distillation_is_fedavg() -> None:
 
 def test_distillation_moves_the_model_where_classes_are_confused() -> None:
     states, rows = played(serve("pkd", GROUPS, rounds=4))
-    distilled = sum(row["tally"].get("distilled", 0) for row in rows)
+    distilled = sum(row.tally.get("distilled", 0) for row in rows)
     assert distilled > 0
     fedavg = played(serve("fedavg", rounds=4))[0][-1]
     assert np.abs(theta(states[-1]) - theta(fedavg)).max() > 1e-6
@@ -215,13 +215,13 @@ def test_distillation_moves_the_model_where_classes_are_confused() -> None:
 def test_groups_are_found_and_used_in_the_shortest_runs(rounds: int, engine: str) -> None:
     states, rows = played(serve("pkd", rounds=rounds, engine=engine))
     assert states[-1].notes["groups"]
-    assert sum(row["model"] == "global" for row in rows) == rounds
+    assert sum(row.model == "global" for row in rows) == rounds
 
 
 def test_a_federation_of_one_class_is_trained_to_the_end() -> None:
     lonely = federation(np.array([[4, 0, 0], [3, 0, 0]]))
     _, rows = played(serve("pkd", federation=lonely, rounds=4))
-    assert [row["stage"] for row in rows] == ["warm-up"] * 2 + ["train"] * 2
+    assert [row.stage for row in rows] == ["warm-up"] * 2 + ["train"] * 2
 
 
 # -- who teaches whom -------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_the_engines_agree_on_who_was_taught_by_whom() -> None:
     tallies = {}
     for engine in ("plain", "stacked"):
         _, rows = played(serve("pkd", GROUPS, rounds=6, engine=engine))
-        tallies[engine] = [row["tally"] for row in rows if row["stage"] == "distil"]
+        tallies[engine] = [row.tally for row in rows if row.stage == "distil"]
         assert all(t["distilled"] == t["expert 0"] + t["expert 1"] for t in tallies[engine])
     assert tallies["plain"] == tallies["stacked"]
     assert all(sum(t[f"expert {i}"] for t in tallies["plain"]) > 0 for i in (0, 1))
@@ -254,9 +254,9 @@ def test_computation_is_counted_in_the_papers_unit() -> None:
     params = {"groups": [[0, 1]], "expert_rounds": 1, "expert_epochs": 1}
     _, rows = played(serve("pkd", params, federation=fed, rounds=2))
     warm, expert, distil = rows
-    assert warm["compute"] == 1
-    assert expert["compute"] == pytest.approx((1 / 3) * (6 / 10))  # (E_exp/E)·n_g/N
-    assert distil["compute"] == pytest.approx(1 + distil["tally"]["distilled"] / (3 * 3 * 20))  # 1 + n_KD/(3·E·N)
+    assert warm.compute == 1
+    assert expert.compute == pytest.approx((1 / 3) * (6 / 10))  # (E_exp/E)·n_g/N
+    assert distil.compute == pytest.approx(1 + distil.tally["distilled"] / (3 * 3 * 20))  # 1 + n_KD/(3·E·N)
 
 
 def test_a_round_in_which_nobody_takes_a_step_distils_nothing() -> None:

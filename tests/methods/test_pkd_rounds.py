@@ -77,7 +77,7 @@ def test_warm_up_experts_and_distillation_are_the_formulas(engine: str) -> None:
         "distill_weight": WEIGHT, "temperature": TEMPERATURE,
     }  # fmt: skip
     states, rows = played(serve("pkd", params, federation=fed, rounds=5, engine=engine))
-    assert [row["stage"] for row in rows] == [*["warm-up"] * 2, *["expert 0"] * 2, *["expert 1"] * 2, *["distil"] * 3]
+    assert [row.stage for row in rows] == [*["warm-up"] * 2, *["expert 0"] * 2, *["expert 1"] * 2, *["distil"] * 3]
     at, model = sites(fed), theta(states[0])
     for t in range(2):
         model = averaged_round(model, at, cross_entropy_slope, t)
@@ -97,4 +97,4 @@ def test_warm_up_experts_and_distillation_are_the_formulas(engine: str) -> None:
             model, at, lambda z, site: distilled_slope(z, site, [site.x @ e.T for e in experts]), 2 + t
         )
         np.testing.assert_allclose(theta(states[7 + t]), model, rtol=1e-10, atol=1e-12)
-    assert sum(row["tally"].get("distilled", 0) for row in rows) > 5
+    assert sum(row.tally.get("distilled", 0) for row in rows) > 5

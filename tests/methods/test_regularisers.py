@@ -128,4 +128,4 @@ class Counting(Objective):
 def test_what_the_objective_counts_is_still_counted(engine: str) -> None:
     method = Method("counting", Counting(), regulariser=FedDecorr())
     _, rows = played(Server(federation(), method, two_layers(), settings(engine=engine, batch_size=2)))
-    assert [row["tally"] for row in rows] == [{"counted": row["visits"]} for row in rows]
+    assert [row.tally for row in rows] == [{"counted": row.visits} for row in rows]

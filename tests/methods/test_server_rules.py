@@ -296,5 +296,5 @@ def test_adagrad_has_no_second_decay() -> None:
 )
 def test_it_combines_with_an_objective_and_a_solver(name: str) -> None:
     states, rows = played(serve(f"fedvls+fedprox+{name}", clients_per_round=2, engine="stacked"))
-    assert all(row["diverged"] == [] for row in rows)
+    assert all(row.diverged == [] for row in rows)
     assert np.isfinite(theta(states[-1])).all()

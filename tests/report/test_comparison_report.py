@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,11 +74,8 @@ def test_of_more_classes_than_fit_the_worst_are_shown(results):
 def test_the_summary_tells_of_updates_left_out(results):
     result = results[0].results[0]
     assert "diverged" not in printed(run_summary(result, CLASSES))
-    result.history[-1]["diverged"] = [3, 4]
-    try:
-        assert "diverged        2" in printed(run_summary(result, CLASSES))
-    finally:
-        result.history[-1]["diverged"] = []
+    result = replace(result, history=[*result.history[:-1], replace(result.history[-1], diverged=[3, 4])])
+    assert "diverged        2" in printed(run_summary(result, CLASSES))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])

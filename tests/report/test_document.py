@@ -158,8 +158,8 @@ def experts_of(report: Document) -> Section:
 
 
 def test_the_groups_are_those_that_stand_out_in_the_map(whole: Document, comparison: Path) -> None:
-    (warm,) = [row for row in read_run(comparison / "pkd-0").rows if "survey" in row]
-    probability = np.array(warm["survey"]["probability"])
+    (warm,) = [row for row in read_run(comparison / "pkd-0").rows if row.survey]
+    probability = np.array(warm.survey["probability"])
     heat = next(figure for figure in experts_of(whole).figures if figure.key == "similarity").charts[0]
     for i, row in enumerate(heat.values):  # type: ignore[attr-defined]
         for j, cell in enumerate(row):
@@ -170,22 +170,22 @@ def test_the_groups_are_those_that_stand_out_in_the_map(whole: Document, compari
             )
     (table,) = experts_of(whole).tables
     found = [[int(name) for name in str(row[3]).split(", ")] for row in table.rows]
-    assert found == [list(group) for group in weak_groups(probability, 2.0)] == warm["notes"]["groups"]
+    assert found == [list(group) for group in weak_groups(probability, 2.0)] == warm.notes["groups"]
     for group, row in zip(found, table.rows, strict=True):
         pairs = [heat.values[i][j] for i in group for j in group if i < j]  # type: ignore[attr-defined]
         assert row[4] == pytest.approx(sum(pairs) / len(pairs), abs=2e-3)
 
 
 def test_experts_together_taught_what_each_did(whole: Document, comparison: Path) -> None:
-    rows = [row for row in read_run(comparison / "pkd-0").rows if "distilled" in row.get("tally", {})]
+    rows = [row for row in read_run(comparison / "pkd-0").rows if "distilled" in row.tally]
     total, each = next(figure for figure in experts_of(whole).figures if figure.key == "activations").charts
     (line,) = total.lines  # type: ignore[attr-defined]
-    assert list(line.x) == [row["model_round"] for row in rows]
-    assert line.y == pytest.approx([100 * row["tally"]["distilled"] / row["visits"] for row in rows], abs=1e-3)
+    assert list(line.x) == [row.model_round for row in rows]
+    assert line.y == pytest.approx([100 * row.tally["distilled"] / row.visits for row in rows], abs=1e-3)
     summed = np.sum([one.y for one in each.lines], axis=0)  # type: ignore[attr-defined]
     assert summed == pytest.approx(line.y, abs=1e-2)
     (table,) = experts_of(whole).tables
-    taught, visits = (sum(of(row) for row in rows) for of in (lambda r: r["tally"]["expert 0"], lambda r: r["visits"]))
+    taught, visits = (sum(of(row) for row in rows) for of in (lambda r: r.tally["expert 0"], lambda r: r.visits))
     assert table.rows[0][5] == pytest.approx(100 * taught / visits, abs=1e-3)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from made_up_runs import made_up
 
 from fedskew.report.contenders import settings
@@ -84,7 +86,7 @@ def test_half_a_run_is_not_compared_in_cost() -> None:
 
 def test_updates_that_were_left_out_are_told() -> None:
     run = made_up("fedavg", 0, GOOD)
-    run.rows[1]["diverged"] = [0, 1]
+    run.rows[1] = replace(run.rows[1], diverged=[0, 1])
     assert "not finite and were left out: 2 of fedavg" in said(run)
 
 

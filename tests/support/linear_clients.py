@@ -17,9 +17,9 @@ from torch import nn
 from fedskew.data import Dataset, Federation, Samples
 from fedskew.engine import Engine, RoundResult, RoundWork
 from fedskew.experiment.config import Config
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.methods import Method, Part, make_method
 from fedskew.models import Classifier
 
@@ -71,7 +71,7 @@ def serve(method: str | Method | Part, params: dict[str, Any] | None = None, **c
     return Server(fed, make_method(method, params), linear_model(fed.classes), settings(**changed))
 
 
-def played(server: Server) -> tuple[list[RunState], list[Row]]:
+def played(server: Server) -> tuple[list[RunState], list[RoundRow]]:
     """The state before every round and at the end, and what was recorded of each."""
     states, rows = [server.start()], []
     while server.stage(states[-1]) is not None:

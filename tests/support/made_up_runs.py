@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.round.row import RoundRow
 from fedskew.metrics.confusion import Evaluation
 from fedskew.report.recorded import RecordedRun
 
@@ -16,9 +17,11 @@ def made_up(method: str, seed: int, right: list[float], finished: bool = True, *
     """A run of two rounds whose classes, 100 test samples each, are recognised in these shares at the end."""
     matrices = [_matrix([0.1] * len(right)), _matrix(right)]
     rows = [
-        {"round": t, "model_round": t, "evaluation": Evaluation(m).to_json(), "seconds": 1.0, "compute": float(t > 0),
-         "bytes": {"down": 500_000 * t, "up": 500_000 * t}, "clients": [0, 1], "loss": 1.0, "model": "global",
-         "time": {"train": 0.5, "server": 0.1, "evaluate": 0.2}, "stage": "train"}
+        RoundRow(
+            round=t, model_round=t, clients=[0, 1], loss=1.0, compute=float(t > 0), seconds=1.0,
+            bytes={"down": 500_000 * t, "up": 500_000 * t}, evaluation=Evaluation(m),
+            time={"train": 0.5, "server": 0.1, "evaluate": 0.2},
+        )
         for t, m in enumerate(matrices)
     ]  # fmt: skip
     config = with_values(Config(), {"method": method, "seed": seed, "rounds": 1, **values})

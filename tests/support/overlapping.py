@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from toy_runs import config, norm_and_dropout
 import fedskew as fs
 from fedskew.experiment.loop import RoundDone, RoundLoop
 from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 
 RUNS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -31,8 +32,8 @@ RUNS: dict[str, dict[str, Any]] = {
 ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 
 
-def timeless(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name not in ("time", "seconds")}
+def timeless(row: RoundRow) -> RoundRow:
+    return replace(row, time={}, seconds=0.0)
 
 
 def driven(this: Server, record: Callable[[RoundDone], None]) -> RunState:

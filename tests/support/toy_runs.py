@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from torch import nn
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.federation import Federation
 from fedskew.experiment.config import Config
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.methods import Method, Part, make_method
 from fedskew.methods.parts import Tensors, pack
 from fedskew.models import Classifier
@@ -118,12 +119,12 @@ def server(
     return Server(federation, make_method(method, params), model, config(**settings))
 
 
-def finished(server: Server, state: RunState | None = None) -> tuple[RunState, list[Row]]:
+def finished(server: Server, state: RunState | None = None) -> tuple[RunState, list[RoundRow]]:
     """All rounds from `state` on; what they came to, and not how long they took."""
     state, rows = state or server.start(), []
     while server.stage(state) is not None:
         state, row = server.advance(state)
-        rows.append({name: value for name, value in row.items() if name != "time"})
+        rows.append(replace(row, time={}))
     return state, rows
 
 
@@ -133,7 +134,7 @@ def trained(
     model: nn.Module,
     params: dict[str, Any] | None = None,
     **settings: Any,
-) -> tuple[RunState, list[Row]]:
+) -> tuple[RunState, list[RoundRow]]:
     return finished(server(federation, method, model, params, **settings))
 
 

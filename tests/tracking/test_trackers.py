@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
 import fedskew as fs
 from fedskew.cli import main
+from fedskew.experiment.round.row import RoundRow
+from fedskew.metrics.confusion import Evaluation
 from fedskew.tracking.choice import TRACKERS, make_trackers
 from fedskew.tracking.tracker import scalars
 
@@ -24,16 +27,16 @@ def tracked(names: str, folder: Path) -> fs.Result:
 
 
 def test_a_round_s_numbers_have_names_that_tools_group_by() -> None:
-    row: dict[str, Any] = {"loss": 0.5, "lr": 0.1, "diverged": [], "compute": 1.0, "seconds": 2.0}
-    row |= {"bytes": {"up": 3, "down": 4}, "evaluation": {"accuracy": 0.25, "class_accuracy": [0.5, None]}}
+    tested = Evaluation(np.array([[1, 3], [0, 0]]))
+    row = RoundRow(round=1, loss=0.5, lr=0.1, compute=1.0, bytes={"up": 3, "down": 4}, evaluation=tested, seconds=2.0)
     told = scalars(row)
     assert told["train/loss"] == 0.5
     assert told["cost/bytes"] == 7
     assert told["test/accuracy"] == 0.25
-    assert told["class/0"] == 0.5
+    assert told["class/0"] == 0.25
     assert "class/1" not in told
-    assert scalars(row | {"tally": {"distilled": 5, "expert 0": 3}})["tally/expert_0"] == 3
-    assert "test/accuracy" not in scalars(row | {"model": "expert.0"})
+    assert scalars(replace(row, tally={"distilled": 5, "expert 0": 3}))["tally/expert_0"] == 3
+    assert "test/accuracy" not in scalars(replace(row, model="expert.0"))
 
 
 def test_tensorboard_reads_every_round(tmp_path: Path) -> None:

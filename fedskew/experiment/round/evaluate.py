@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,6 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.round.own_models import own_model
 from fedskew.experiment.round.phases import Round
 from fedskew.experiment.round.state import RunState, Trainee
-from fedskew.experiment.storage.history import Row
 
 
 class RoundTests:
@@ -36,14 +36,14 @@ class RoundTests:
 
     def row(
         self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
-    ) -> Row:
-        """What is recorded of the test."""
+    ) -> dict[str, Any]:
+        """The fields of `RoundRow` that the evaluation fills."""
         tests, labels = this.bench.tests, this.stage.labels
         if this.stage.cohort == "alone":
             everyone = self._federation.populated.tolist()
             own = partial(own_model, initial=self._initial, device=self._device)
             return tests.of_everyone(everyone, after.clients, this.stage.model, own)
-        row: Row = tests.row(trainee.model, labels)
+        row = tests.row(trainee.model, labels)
         if self._config.eval_local and this.stage.cohort == "clients":
             sent, trained, last = this.trainee.model, result.trained, after.stage_round == 0
             row |= tests.of_clients(sent, trained, this.clients, finite, this.federation, labels, matrices=last)

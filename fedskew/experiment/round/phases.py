@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +18,14 @@ import torch
 from fedskew.data.federation import Federation
 from fedskew.engine import Engine, LocalTraining, RoundResult, RoundWork
 from fedskew.experiment.round.report import AskedReport
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.sampler import Participants
 from fedskew.experiment.round.state import RunState, Trainee
 from fedskew.experiment.round.workbench import Workbench
-from fedskew.experiment.storage.history import Row
 from fedskew.methods import Part, Stage
 
-ReadTest = Callable[[], Row]
-"""Waits for a test and tells what is recorded of it."""
+ReadTest = Callable[[], dict[str, Any]]
+"""Waits for a test and returns the fields of `RoundRow` that it fills."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,13 @@ class SettledRound:
 
     state: RunState
     """After the round."""
-    known: Row
+    known: RoundRow
     test: ReadTest | None
     times: dict[str, float]
 
-    def row(self) -> Row:
+    def row(self) -> RoundRow:
         """What is recorded, as soon as it is known."""
         began = time.perf_counter()
         told = {} if self.test is None else self.test()
         waited = time.perf_counter() - began
-        return {**self.known, **told, "time": {**self.times, "evaluate": self.times["evaluate"] + waited}}
+        return replace(self.known, **told, time={**self.times, "evaluate": self.times["evaluate"] + waited})

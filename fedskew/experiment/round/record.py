@@ -9,9 +9,9 @@ from fedskew.engine import RoundResult, RoundWork
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.phases import Round
 from fedskew.experiment.round.report import RoundReport
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.round.traffic import traffic
-from fedskew.experiment.storage.history import Row
 from fedskew.methods.hooks import pass_visits
 
 
@@ -21,26 +21,26 @@ class RoundRows:
     def __init__(self, federation: Federation, config: Config) -> None:
         self._federation, self._config = federation, config
 
-    def of(self, this: Round, work: RoundWork, result: RoundResult, report: RoundReport, after: RunState) -> Row:
+    def of(self, this: Round, work: RoundWork, result: RoundResult, report: RoundReport, after: RunState) -> RoundRow:
         """The row of a round, whose clients came back with `result`."""
         finite, visited = report.finite, result.visits
         federated, nothing = this.stage.cohort == "clients", {"down": 0, "up": 0}
-        return {
-            "round": after.round,
-            "stage": this.stage.name,
-            "model": this.stage.model,
-            "model_round": this.trainee.rounds + 1,
-            "clients": [] if this.stage.cohort == "pooled" else this.clients.tolist(),
-            "lr": this.local.lr,
-            "loss": float(np.average(report.loss[finite], weights=visited[finite] + 1e-9)) if finite.any() else None,
-            "diverged": this.clients[~finite].tolist(),
-            "visits": int(visited.sum()),
-            "tally": report.tally,
-            "compute": self._compute(this, work, int(visited.sum()), report.tally),
-            "notes": after.notes,
+        return RoundRow(
+            round=after.round,
+            stage=this.stage.name,
+            model=this.stage.model,
+            model_round=this.trainee.rounds + 1,
+            clients=[] if this.stage.cohort == "pooled" else this.clients.tolist(),
+            lr=this.local.lr,
+            loss=float(np.average(report.loss[finite], weights=visited[finite] + 1e-9)) if finite.any() else None,
+            diverged=this.clients[~finite].tolist(),
+            visits=int(visited.sum()),
+            tally=report.tally,
+            compute=self._compute(this, work, int(visited.sum()), report.tally),
+            notes=after.notes,
             **({} if after.survey is None else after.survey.recorded()),
-            "bytes": traffic(work, result, this.stage.concatenates) if federated else nothing,
-        }
+            bytes=traffic(work, result, this.stage.concatenates) if federated else nothing,
+        )
 
     def _compute(self, this: Round, work: RoundWork, visits: int, tally: dict[str, float]) -> float:
         """Local computation, in FedAvg rounds."""

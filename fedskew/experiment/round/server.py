@@ -42,10 +42,10 @@ from fedskew.experiment.round.phases import (
 from fedskew.experiment.round.plan import RoundPlanning
 from fedskew.experiment.round.record import RoundRows
 from fedskew.experiment.round.report import AskedReport
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.stages import RunStages
 from fedskew.experiment.round.state import RunState, Trainee
 from fedskew.experiment.round.workbench import Workbench, Workshop
-from fedskew.experiment.storage.history import Row
 from fedskew.methods import Method, Stage, Survey
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models.concatenation import concatenate
@@ -166,7 +166,7 @@ class Server:
 
     # -- a round -----------------------------------------------------------------------------------------
 
-    def advance(self, state: RunState) -> tuple[RunState, Row]:
+    def advance(self, state: RunState) -> tuple[RunState, RoundRow]:
         """One round."""
         this = self.begin(state)
         began = time.perf_counter()
@@ -189,7 +189,7 @@ class Server:
         with arithmetic(self._config.precision):
             return under_way.engine.train(under_way.work)
 
-    def finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> tuple[RunState, Row]:
+    def finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> tuple[RunState, RoundRow]:
         """Aggregate and test what the clients came back with, for whom `seconds` were spent."""
         settled = self.settle(self.launch(under_way, result, seconds))
         return settled.state, settled.row()

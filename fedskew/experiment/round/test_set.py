@@ -46,7 +46,7 @@ class Tests:
         return {name: evaluator.confusion(model, labels) for name, evaluator in self._evaluators.items()}
 
     def row(self, model: ModelState, labels: Labels = None) -> dict[str, Any]:
-        """The same as it is recorded."""
+        """The same as fields of `RoundRow`."""
         return _recorded(self._confusions(model, labels))
 
     def begun(self, model: ModelState, labels: Labels = None) -> Callable[[], dict[str, Any]]:
@@ -69,7 +69,7 @@ class Tests:
             self._seen[client] = untrained or (version, self.of(own(tensors)).confusion)
         matrices = [self._seen[client][1] for client in clients]
         total = Evaluation(np.sum(matrices, axis=0))
-        return {"evaluation": total.to_json(), "client_accuracy": [accuracy(matrix) for matrix in matrices]}
+        return {"evaluation": total, "client_accuracy": [accuracy(matrix) for matrix in matrices]}
 
     def of_clients(
         self,
@@ -98,20 +98,20 @@ class Tests:
                     "client": client,
                     "before": {"accuracy": before.accuracy} | group_accuracy(before.class_accuracy, groups),
                     "after": {"accuracy": after.accuracy} | group_accuracy(after.class_accuracy, groups),
-                    "class_accuracy": after.class_accuracy,
+                    "class_accuracy": list(after.class_accuracy),
                 }
                 | ({"confusion": after.confusion.tolist()} if matrices else {})
             )
         moves = (_flat_move(sent, trained, int(row)) for row in np.flatnonzero(finite))
         return {
             "local": local,
-            "local_before": before.class_accuracy,
+            "local_before": list(before.class_accuracy),
             "drift_diversity": finite_or_none(drift_diversity(moves)) if finite.any() else None,
         }
 
 
 def _recorded(parts: Mapping[str, Confusion]) -> dict[str, Any]:
-    row: dict[str, Any] = {"evaluation": Evaluation(np.sum(list(parts.values()), axis=0)).to_json()}
+    row: dict[str, Any] = {"evaluation": Evaluation(np.sum(list(parts.values()), axis=0))}
     if len(parts) > 1:
         row["domain_accuracy"] = {n: accuracy(matrix) if matrix.any() else None for n, matrix in parts.items()}
     return row

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
-
-Row = dict[str, Any]
 
 
 class RoundsFile:
@@ -23,14 +20,14 @@ class RoundsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> tuple[list[Row], str | None]:
+    def read(self) -> tuple[list[RoundRow], str | None]:
         """The good rows, and a warning if more than a torn last row had to be left out."""
-        lines, problem = self._good_lines()
-        return [json.loads(line) for line in lines], problem
+        good, problem = self._good()
+        return [row for row, _ in good], problem
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Add a row. On a full disk the file stays as it was."""
-        line = json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    def append(self, row: RoundRow) -> None:
+        """Add a row. If the disk is full, the file stays as it was."""
+        line = json.dumps(row.to_json(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with reporting_os_errors("write", self.path), self.path.open("ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             try:
@@ -42,9 +39,8 @@ class RoundsFile:
 
     def keep(self, through: int | None = None) -> None:
         """Drop damaged rows and those of rounds after `through`, atomically."""
-        lines, _ = self._good_lines()
-        kept = [line for line in lines if through is None or json.loads(line)["round"] <= through]
-        content = b"".join(line + b"\n" for line in kept)
+        good, _ = self._good()
+        content = b"".join(line + b"\n" for row, line in good if through is None or row.round <= through)
         if content != self._bytes():
             replace_file(self.path, lambda draft: _write_bytes(draft, content))
 
@@ -52,27 +48,24 @@ class RoundsFile:
         with reporting_os_errors("read", self.path):
             return self.path.read_bytes() if self.path.exists() else b""
 
-    def _good_lines(self) -> tuple[list[bytes], str | None]:
+    def _good(self) -> tuple[list[tuple[RoundRow, bytes]], str | None]:
+        """Rows with their lines, up to the first that is damaged or out of order."""
         whole = self._bytes().split(b"\n")[:-1]
-        good: list[bytes] = []
-        before = -1
+        good: list[tuple[RoundRow, bytes]] = []
         for line in whole:
-            number = _round_of(line)
-            if number is None or number <= before:
+            row = _parsed(line)
+            if row is None or (good and row.round <= good[-1][0].round):
                 dropped = len(whole) - len(good)
                 return good, f"{self.path} is damaged in line {len(good) + 1}; its last {dropped} rows are left out"
-            good.append(line)
-            before = number
+            good.append((row, line))
         return good, None
 
 
-def _round_of(line: bytes) -> int | None:
+def _parsed(line: bytes) -> RoundRow | None:
     try:
-        row = json.loads(line)
-    except ValueError:
+        return RoundRow.from_json(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    number = row.get("round") if isinstance(row, dict) else None
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -28,10 +28,11 @@ from torch import Tensor
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash, differing_keys, load_yaml
 from fedskew.experiment.round.client_states import ClientStates, Versions
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors, sync, temporary
 from fedskew.experiment.storage.background import Background
 from fedskew.experiment.storage.client_files import ClientFiles
-from fedskew.experiment.storage.history import RoundsFile, Row
+from fedskew.experiment.storage.history import RoundsFile
 from fedskew.experiment.storage.tensors import Unreadable, read_tensors, write_tensors
 from fedskew.locks import FolderLock
 
@@ -153,21 +154,20 @@ class RunFolder:
         self._background.wait()
         _write_text(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
-    def rounds(self) -> list[Row]:
+    def rounds(self) -> list[RoundRow]:
         """The rows of all rounds so far, in order."""
         rows, problem = self._rounds.read()
         if problem:
             self._warn(problem)
         return rows
 
-    def append_round(self, row: Mapping[str, Any]) -> None:
-        """Add the row of a round; `row["round"]` must be larger than any before."""
+    def append_round(self, row: RoundRow) -> None:
+        """Add the row of a round, which must be later than any before."""
         self._require_open()
-        number = row["round"]
-        if not isinstance(number, int) or isinstance(number, bool) or number <= self._last_round:
-            raise ValueError(f"row of round {number!r} after round {self._last_round}")
+        if row.round <= self._last_round:
+            raise ValueError(f"row of round {row.round} after round {self._last_round}")
         self._rounds.append(row)
-        self._last_round = number
+        self._last_round = row.round
 
     def truncate_rounds(self, after: int) -> None:
         """Drop the rows of rounds later than `after`, atomically; -1 drops all."""
@@ -228,7 +228,7 @@ class RunFolder:
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest state that is whole and belongs to this run, or None; what is passed over gives a warning."""
         run = config_hash(self.config)
-        rows = {row["round"] for row in self.rounds()}
+        rows = {row.round for row in self.rounds()}
         for number, path in sorted(self._checkpoint_rounds().items(), reverse=True):
             try:
                 with reporting_os_errors("read", path):
@@ -330,8 +330,8 @@ def _versions(content: Mapping[str, Mapping[str, int]]) -> Versions:
     return {model: {int(client): number for client, number in of.items()} for model, of in content.items()}
 
 
-def _last(rows: list[Row]) -> int:
-    return rows[-1]["round"] if rows else -1
+def _last(rows: list[RoundRow]) -> int:
+    return rows[-1].round if rows else -1
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -22,9 +22,9 @@ from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import run_name
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.result import Result
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.about import machine, versions
-from fedskew.experiment.storage.history import Row
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.lab.sweep.federations import shared_federation
 from fedskew.lab.sweep.identity import identity
@@ -95,10 +95,10 @@ class Attempt:
         if self._prepared is None:
             return None
         known = self.watch.rows if self.folder is None else RunFolder(self.folder).rounds()
-        reached = any("evaluation" in row and row["round"] > 0 and row.get("model") == "global" for row in known)
+        reached = any(row.is_evaluated and row.round > 0 for row in known)
         return self._record(known) if reached else None
 
-    def _record(self, rows: list[Row]) -> Record:
+    def _record(self, rows: list[RoundRow]) -> Record:
         assert self._prepared is not None
         job, config, federation = self._job, self._prepared.config, self._prepared.federation
         circumstances = {
@@ -165,7 +165,7 @@ class _Watch(Callback):
     """Keeps the rows of this process, tells how the run does, and stops it when time is up."""
 
     def __init__(self, deadline: float | None, tell: Tell) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[RoundRow] = []
         self._deadline, self._tell = deadline, tell
         self._accuracy: float | None = None
 
@@ -176,11 +176,11 @@ class _Watch(Callback):
     def on_start(self, prepared: Prepared, state: Any, rounds_ahead: int) -> None:  # noqa: ARG002
         self._tell(state.round, state.round + rounds_ahead, None)
 
-    def on_round(self, row: Row, rounds_ahead: int) -> None:
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
         self.rows.append(row)
-        if "evaluation" in row and row["model"] == "global":
-            self._accuracy = row["evaluation"]["accuracy"]
-        self._tell(row["round"], row["round"] + rounds_ahead, self._accuracy)
+        if row.is_evaluated:
+            self._accuracy = row.accuracy
+        self._tell(row.round, row.round + rounds_ahead, self._accuracy)
         if rounds_ahead:
             self.check_time()
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.storage.history import Row
+from fedskew.experiment.result import evaluated_rows
+from fedskew.experiment.round.row import RoundRow
 from fedskew.lab.sweep.identity import identity
+from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import Curve, CurveSummary
 
 FORMAT = 1
@@ -28,9 +30,9 @@ class Record:
     content: Mapping[str, Any]
 
     @classmethod
-    def of(cls, experiment: str, config: Config, rows: Sequence[Row], circumstances: Mapping[str, Any]) -> Record:
+    def of(cls, experiment: str, config: Config, rows: Sequence[RoundRow], circumstances: Mapping[str, Any]) -> Record:
         """From a run's rows; `experiment` is its identity, `circumstances` say where, when and how it ran."""
-        evaluated = [row for row in rows if row.get("model", "global") == "global" and "evaluation" in row]
+        evaluated = evaluated_rows(rows)
         if not evaluated:
             raise ValueError("a run without any evaluation")
         return cls(
@@ -38,18 +40,18 @@ class Record:
                 "format": FORMAT,
                 "experiment": experiment,
                 "config": config.to_mapping(),
-                "rounds": [row.get("model_round", 0) for row in evaluated],
-                "accuracy": _series(evaluated, lambda e: e["accuracy"]),
-                "macro_f1": _series(evaluated, lambda e: e["macro_f1"]),
-                "worst_class": _series(evaluated, lambda e: e["worst_class"]),
+                "rounds": [row.model_round for row in evaluated],
+                "accuracy": _series(evaluated, lambda e: e.accuracy),
+                "macro_f1": _series(evaluated, lambda e: e.macro_f1),
+                "worst_class": _series(evaluated, lambda e: e.worst_class),
                 "domains": _domains(evaluated),
-                "class_accuracy": [_rounded(a) for a in evaluated[-1]["evaluation"]["class_accuracy"]],
+                "class_accuracy": [_rounded(a) for a in evaluated[-1].tested.class_accuracy],
                 "compute": [round(float(c), 4) for c in _compute(rows)],
                 "stages": _stages(rows),
                 "local": _local(rows),
-                "diverged": sum(len(row.get("diverged", ())) for row in rows),
-                "notes": evaluated[-1].get("notes", {}),
-                "seconds": round(sum(row["seconds"] for row in rows), 2),
+                "diverged": sum(len(row.diverged) for row in rows),
+                "notes": evaluated[-1].notes,
+                "seconds": round(sum(row.seconds for row in rows), 2),
                 **circumstances,
             }
         )
@@ -140,55 +142,56 @@ def until(curve: Curve, rounds: int) -> list[tuple[int, float]]:
     return [point for point in curve if point[0] <= rounds]
 
 
-def _series(evaluated: Sequence[Row], value: Callable[[Mapping[str, Any]], float]) -> list[float | None]:
-    return [_rounded(value(row["evaluation"])) for row in evaluated]
+def _series(evaluated: Sequence[RoundRow], value: Callable[[Evaluation], float]) -> list[float | None]:
+    return [_rounded(value(row.tested)) for row in evaluated]
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, _DIGITS)
 
 
-def _domains(evaluated: Sequence[Row]) -> dict[str, list[float | None]]:
+def _domains(evaluated: Sequence[RoundRow]) -> dict[str, list[float | None]]:
     """The accuracy on each domain's test samples, where the data have domains."""
-    names = evaluated[-1].get("domain_accuracy", {})
-    return {name: [_rounded(row.get("domain_accuracy", {}).get(name)) for row in evaluated] for name in names}
+    names = evaluated[-1].domain_accuracy or {}
+    return {name: [_rounded((row.domain_accuracy or {}).get(name)) for row in evaluated] for name in names}
 
 
-def _compute(rows: Sequence[Row]) -> list[float]:
+def _compute(rows: Sequence[RoundRow]) -> list[float]:
     """The computation up to each evaluation of the global model."""
     total, at = 0.0, []
     for row in rows:
-        total += row.get("compute", 0.0)
-        if row.get("model", "global") == "global" and "evaluation" in row:
+        total += row.compute
+        if row.is_evaluated:
             at.append(total)
     return at
 
 
-def _stages(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+def _stages(rows: Sequence[RoundRow]) -> dict[str, dict[str, float]]:
     """By stage: rounds, computation, sample visits, and whatever the method counts of them."""
     stages: dict[str, dict[str, float]] = {}
     for row in rows:
-        if row["round"] == 0:
+        if row.round == 0:
             continue
-        stage = stages.setdefault(row["stage"], {"rounds": 0, "compute": 0.0, "visits": 0})
+        stage = stages.setdefault(row.stage, {"rounds": 0, "compute": 0.0, "visits": 0})
         stage["rounds"] += 1
-        stage["compute"] = round(stage["compute"] + row["compute"], 6)
-        stage["visits"] += row["visits"]
-        for name, number in row["tally"].items():
+        stage["compute"] = round(stage["compute"] + row.compute, 6)
+        stage["visits"] += row.visits
+        for name, number in row.tally.items():
             stage[name] = stage.get(name, 0.0) + number
     return stages
 
 
-def _local(rows: Sequence[Row]) -> dict[str, Any] | None:
+def _local(rows: Sequence[RoundRow]) -> dict[str, Any] | None:
     """The last round's clients before and after their update, where the run looked at them (`eval_local`)."""
-    watched = [row for row in rows if "local" in row]
+    watched = [row for row in rows if row.local is not None]
     if not watched:
         return None
     last = watched[-1]
+    local = last.local or []
     return {
-        "round": last["model_round"],
-        "drift_diversity": last["drift_diversity"],
-        "before": [_rounded(a) for a in last["local_before"]],
-        "after": {str(c["client"]): [_rounded(a) for a in c["class_accuracy"]] for c in last["local"]},
-        "groups": {str(c["client"]): {"before": c["before"], "after": c["after"]} for c in last["local"]},
+        "round": last.model_round,
+        "drift_diversity": last.drift_diversity,
+        "before": [_rounded(a) for a in last.local_before or ()],
+        "after": {str(c["client"]): [_rounded(a) for a in c["class_accuracy"]] for c in local},
+        "groups": {str(c["client"]): {"before": c["before"], "after": c["after"]} for c in local},
     }

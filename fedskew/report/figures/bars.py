@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedskew.errors import UserError
+from fedskew.experiment.round.row import RoundRow
 from fedskew.methods import is_bound
 from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure
 from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun, Row
+from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.local import NEEDED, class_means
 from fedskew.report.sections.section import percent
 
@@ -22,12 +23,12 @@ def local_update(settings: Sequence[Setting]) -> Figure:
     for setting in settings:
         for c in with_local_models(setting):
             run, row = last_local_row(c)
-            one = row["local"][0]
+            one = (row.local or [])[0]
             series = [
-                BarSeries("initial global model", [percent(a) for a in row["local_before"]], style=0),
+                BarSeries("initial global model", [percent(a) for a in row.local_before or ()], style=0),
                 BarSeries("updated local model", [percent(a) for a in one["class_accuracy"]], style=1),
             ]
-            aggregated = run.evaluations[row["model_round"]].accuracy
+            aggregated = run.evaluations[row.model_round].accuracy
             title = titled(
                 f"{c.label}, client {one['client']}; aggregated {100 * aggregated:.1f}\N{NO-BREAK SPACE}%",
                 setting,
@@ -78,10 +79,10 @@ def with_local_models(setting: Setting) -> list[Contender]:
     return found
 
 
-def last_local_row(contender: Contender) -> tuple[RecordedRun, Row]:
+def last_local_row(contender: Contender) -> tuple[RecordedRun, RoundRow]:
     """Of the first run that has one; refuses a method without."""
     for run in contender.runs:
-        rows = [row for row in run.evaluated if row.get("local")]
+        rows = [row for row in run.evaluated if row.local]
         if rows:
             return run, rows[-1]
     raise UserError(f"{contender.label}: {NEEDED}")

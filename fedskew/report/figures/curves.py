@@ -71,7 +71,7 @@ def confusable_group(settings: Sequence[Setting]) -> Figure:
 
 def _group(run: RecordedRun) -> list[int]:
     """PKD's first group, or else the group that it would find in the last confusion matrix."""
-    noted = (run.rows[-1].get("notes") or {}).get("groups")
+    noted = run.rows[-1].notes.get("groups")
     if noted:
         return list(noted[0])
     assert run.last is not None
@@ -138,9 +138,9 @@ def _over_compute(contender: Contender, all_stages: bool) -> Line:
     else:
         own, spent = 0.0, {0: 0.0}
         for row in run.rows:
-            if row.get("model", "global") == "global":
-                own += row.get("compute") or 0.0
-                spent[row.get("model_round", 0)] = own
+            if row.is_global:
+                own += row.compute
+                spent[row.model_round] = own
     rounds = sorted(run.evaluations)
     accuracies = [percent(run.evaluations[t].accuracy) for t in rounds]
     return Line(contender.label, [round(spent[t], 4) for t in rounds], accuracies, style=contender.style)

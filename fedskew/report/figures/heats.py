@@ -46,7 +46,7 @@ def local_confusion(settings: Sequence[Setting]) -> Figure:
     for setting in settings:
         for c in with_local_models(setting):
             _, row = last_local_row(c)
-            one = row["local"][0]
+            one = (row.local or [])[0]
             if "confusion" not in one:
                 raise UserError(f"{c.label}: the matrices of local models are recorded in the last round of a run only")
             counts = np.array(one["confusion"], np.float64)

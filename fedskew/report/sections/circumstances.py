@@ -24,7 +24,7 @@ def _problems(run: RecordedRun) -> list[str]:
     if not run.rows:
         said.append("no round was recorded")
     elif not run.finished:
-        said.append(f"not finished: it stands after round {run.rows[-1]['round']}; the same command continues it")
+        said.append(f"not finished: it stands after round {run.rows[-1].round}; the same command continues it")
     if not run.about:
         said.append("no about.json, so command, versions and machine are not known")
     return said

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from fedskew.report.charts.chart import Figure, Line, Lines
 from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun, moved
+from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.section import Point, Section, banded, lines, percent
 
 FULL = (0.0, 100.0)
@@ -26,7 +26,7 @@ def curves(setting: Setting) -> Section:
     ]
     if costs:
         figures.append(Figure("costs", "Accuracy over what it costs", costs, 2))
-    if not any("bytes" in row for run in setting.runs for row in run.rows):
+    if not any(row.bytes for run in setting.runs for row in run.rows):
         missing.append("communication: these runs are from a version that did not count bytes; run them anew")
     if losses := lines(who, loss):
         figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
@@ -46,15 +46,15 @@ def worst_class(run: RecordedRun) -> Iterator[Point]:
 
 def loss(run: RecordedRun) -> Iterator[Point]:
     for row in run.rows:
-        if row.get("model", "global") == "global" and "loss" in row:
-            yield row["model_round"], row["loss"]
+        if row.is_global and row.round:
+            yield row.model_round, row.loss
 
 
 def cost(run: RecordedRun, key: str) -> dict[int, float]:
     """What the run had cost in all, stages of other models included, by evaluated round."""
-    spent = [moved(row) / 1e6 if key == "bytes" else row.get(key) or 0.0 for row in run.rows]
-    sums = {row["round"]: total for row, total in zip(run.rows, accumulate(spent), strict=True)}
-    return {row.get("model_round", 0): sums[row["round"]] for row in run.evaluated}
+    spent = [row.bytes_moved / 1e6 if key == "bytes" else row.compute for row in run.rows]
+    sums = {row.round: total for row, total in zip(run.rows, accumulate(spent), strict=True)}
+    return {row.model_round: sums[row.round] for row in run.evaluated}
 
 
 def _by_cost(contender: Contender, key: str) -> Line | None:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.experiment.round.row import RoundRow
 from fedskew.methods.pkd import mutual_probability, stands_out_above
 from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun, Row
+from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.section import Point, Section, first_tested, lines
 
 Floats = npt.NDArray[np.float64]
@@ -78,10 +79,10 @@ def similarity(contender: Contender, run: RecordedRun, setting: Setting) -> Heat
 
 def _confused(contender: Contender, run: RecordedRun, setting: Setting) -> Heat | None:
     """In place of it, where no survey was made or recorded."""
-    warm = [row for row in run.evaluated if row.get("stage") == "warm-up"]
+    warm = [row for row in run.evaluated if row.stage == "warm-up"]
     if not warm:
         return None
-    counts = np.array(warm[-1]["evaluation"]["confusion"], np.float64)
+    counts = warm[-1].tested.confusion.astype(np.float64)
     mutual = 100 * mutual_probability(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)))
     title = f"{contender.label}, seed {run.seed}"
     return _pairs(f"warm-confusion-{contender.style}", title, "mutual confusion, %", mutual, setting)
@@ -104,15 +105,15 @@ def _taught(who: Sequence[Contender], first: Sequence[tuple[Contender, RecordedR
 def activations(run: RecordedRun) -> Iterator[Point]:
     """By all experts together."""
     for row in _distilling(run):
-        yield row["model_round"], _share([row], "distilled")
+        yield row.model_round, _share([row], "distilled")
 
 
 def activations_by_expert(contender: Contender, run: RecordedRun, setting: Setting) -> Lines | None:
     """None where it was not recorded which expert taught."""
-    rows = [row for row in _distilling(run) if "expert 0" in row["tally"]]
+    rows = [row for row in _distilling(run) if "expert 0" in row.tally]
     if not rows:
         return None
-    rounds = [row["model_round"] for row in rows]
+    rounds = [row.model_round for row in rows]
     drawn = [
         Line(_named(i, group, setting), rounds, [_share([row], f"expert {i}") for row in rows], style=i)
         for i, group in enumerate(groups(run))
@@ -133,7 +134,7 @@ def _unknown(contender: Contender) -> Iterator[str]:
             run for run in contender.runs if _notes(run).get("groups") and survey(run) is None
         ],
         "how often each expert taught": [
-            run for run in contender.runs if any("expert 0" not in row["tally"] for row in _distilling(run))
+            run for run in contender.runs if any("expert 0" not in row.tally for row in _distilling(run))
         ],
     }
     for what, runs in lacking.items():
@@ -150,7 +151,7 @@ def _seeds(runs: Sequence[RecordedRun]) -> str:
 
 def survey(run: RecordedRun) -> Floats | None:
     """[C, C]: how training samples of each true class were predicted after the warm-up; None where no pair is known."""
-    told = next((row["survey"] for row in run.rows if "survey" in row), None)
+    told = next((row.survey for row in run.rows if row.survey), None)
     if told is None:
         return None
     probability = np.array(told["probability"], np.float64)
@@ -171,25 +172,25 @@ def _within(group: Sequence[int], probability: Floats | None) -> float | None:
     return number(100 * float(inside[np.triu_indices(len(group), 1)].mean()), 3)
 
 
-def _distilling(run: RecordedRun) -> list[Row]:
-    return [row for row in run.rows if "distilled" in (row.get("tally") or {}) and row.get("visits")]
+def _distilling(run: RecordedRun) -> list[RoundRow]:
+    return [row for row in run.rows if "distilled" in row.tally and row.visits]
 
 
 def _has_distilled(run: RecordedRun) -> bool:
-    return any(row.get("stage") == "distil" and row.get("visits") for row in run.rows)
+    return any(row.stage == "distil" and row.visits for row in run.rows)
 
 
-def _share(rows: Sequence[Row], name: str) -> float | None:
+def _share(rows: Sequence[RoundRow], name: str) -> float | None:
     """Of all sample visits, in percent."""
-    counted = [row for row in rows if name in row["tally"]]
+    counted = [row for row in rows if name in row.tally]
     if not counted:
         return None
-    return number(100 * sum(row["tally"][name] for row in counted) / sum(row["visits"] for row in counted), 3)
+    return number(100 * sum(row.tally[name] for row in counted) / sum(row.visits for row in counted), 3)
 
 
 def _notes(run: RecordedRun) -> dict[str, list[list[int]]]:
-    return dict(run.rows[-1].get("notes") or {}) if run.rows else {}
+    return run.rows[-1].notes if run.rows else {}
 
 
 def _has_experts(run: RecordedRun) -> bool:
-    return any(str(row.get("model", "")).startswith("expert") for row in run.rows)
+    return any(row.model.startswith("expert") for row in run.rows)

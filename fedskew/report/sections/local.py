@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedskew.experiment.round.row import RoundRow
 from fedskew.report.charts.chart import Bars, BarSeries, Figure, Lines
 from fedskew.report.charts.table import number
 from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun, Row
+from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.section import Point, Section, lines, percent
 
 KINDS = ("vacant", "minority", "majority")
@@ -52,8 +53,8 @@ def _reason(contender: Contender) -> str:
     return "it has no local models that are averaged" if asked and contender.tested else NEEDED
 
 
-def _rows(run: RecordedRun) -> list[Row]:
-    return [row for row in run.evaluated if row.get("local")]
+def _rows(run: RecordedRun) -> list[RoundRow]:
+    return [row for row in run.evaluated if row.local]
 
 
 def _kinds(who: list[Contender]) -> Bars:
@@ -62,7 +63,7 @@ def _kinds(who: list[Contender]) -> Bars:
         values = []
         for when in ("before", "after"):
             for kind in KINDS:
-                found = [one[when][kind] for run in c.tested for row in _rows(run)[-1:] for one in row["local"]]
+                found = [one[when][kind] for run in c.tested for row in _rows(run)[-1:] for one in row.local or ()]
                 known = [v for v in found if v is not None]
                 values.append(percent(float(np.mean(known))) if known else None)
         series.append(BarSeries(c.label, values, style=c.style))
@@ -80,12 +81,12 @@ def _by_class(setting: Setting, who: list[Contender]) -> list[Bars]:
 
 
 def _sent(contender: Contender) -> list[float | None]:
-    return _means([row["local_before"] for run in contender.tested for row in _rows(run)[-1:]])
+    return _means([row.local_before or [] for run in contender.tested for row in _rows(run)[-1:]])
 
 
 def class_means(contender: Contender) -> list[float | None]:
     """Of the local models after their update, over clients and seeds."""
-    found = [one["class_accuracy"] for run in contender.tested for row in _rows(run)[-1:] for one in row["local"]]
+    found = [one["class_accuracy"] for run in contender.tested for row in _rows(run)[-1:] for one in row.local or ()]
     return _means(found)
 
 
@@ -100,11 +101,11 @@ def _vacant(who: list[Contender]) -> Lines:
 
 def vacant_after(run: RecordedRun) -> Iterator[Point]:
     for row in _rows(run):
-        known = [v for one in row["local"] if (v := one["after"]["vacant"]) is not None]
-        yield row["model_round"], percent(float(np.mean(known))) if known else None
+        known = [v for one in row.local or () if (v := one["after"]["vacant"]) is not None]
+        yield row.model_round, percent(float(np.mean(known))) if known else None
 
 
 def drift(run: RecordedRun) -> Iterator[Point]:
     for row in _rows(run):
-        if row.get("drift_diversity") is not None:
-            yield row["model_round"], number(row["drift_diversity"], 4)
+        if row.drift_diversity is not None:
+            yield row.model_round, number(row.drift_diversity, 4)

@@ -82,11 +82,11 @@ def on_one_scale(panels: Sequence[Heat]) -> list[Heat]:
 
 def sampled_labels(run: RecordedRun, setting: Setting) -> Heat | None:
     counts = run.label_counts
-    rows = [row for row in run.rows if row.get("clients") and row.get("model") == "global"][:MOST_ROUNDS]
+    rows = [row for row in run.rows if row.clients and row.is_global][:MOST_ROUNDS]
     if counts is None or not rows:
         return None
-    held = np.array([counts[row["clients"]].sum(axis=0) for row in rows])
-    names = [str(row["model_round"]) for row in rows]
+    held = np.array([counts[row.clients].sum(axis=0) for row in rows])
+    names = [str(row.model_round) for row in rows]
     return _by_round("sampled-labels", "labels of the sampled clients", setting, names, held)
 
 

@@ -8,7 +8,6 @@ from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary, MeanStd, mean_std
 from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import moved
 from fedskew.report.sections.section import Section
 from fedskew.report.verdict import differences
 
@@ -55,7 +54,7 @@ def _row(contender: Contender) -> list[Cell]:
     ]
     n = len(contender.tested)
     measured = [contender.over_seeds(measure) for measure in _MEASURES.values()]
-    totals = [[run.total("compute"), sum(map(moved, run.rows)) / 1e6, run.total("seconds")] for run in contender.tested]
+    totals = [[run.total("compute"), run.bytes_moved / 1e6, run.total("seconds")] for run in contender.tested]
     means = [number(sum(column) / n, 1) for column in zip(*totals, strict=True)]
     return [
         contender.label,

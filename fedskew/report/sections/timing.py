@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedskew.experiment.round.row import RoundRow
 from fedskew.report.charts.chart import Bars, BarSeries, Figure
 from fedskew.report.charts.table import Table, number
 from fedskew.report.contenders import Setting
@@ -14,7 +15,7 @@ def timing(setting: Setting) -> Section:
     runs = setting.runs
     missing = []
     figures = []
-    if all("time" in row for run in runs for row in run.rows if row["round"]) and any(len(r.rows) > 1 for r in runs):
+    if all(row.time for run in runs for row in run.rows if row.round) and any(len(r.rows) > 1 for r in runs):
         figures.append(Figure("time", "Seconds by part, mean over the seeds", [_parts(setting)]))
     else:
         missing.append("time by part: these runs are from a version that did not record it")
@@ -41,8 +42,7 @@ def _parts(setting: Setting) -> Bars:
     return Bars("time", "time by part", "method", "seconds", labels, series, stacked=True)
 
 
-def _seconds(row: dict[str, dict[str, float]], part: str) -> float:
-    known = row.get("time", {})
+def _seconds(row: RoundRow, part: str) -> float:
     if part == "rest":
-        return max(0.0, float(row["seconds"]) - sum(known.values())) if known else 0.0  # type: ignore[arg-type]
-    return known.get(part, 0.0)
+        return max(0.0, row.seconds - sum(row.time.values())) if row.time else 0.0
+    return row.time.get(part, 0.0)

@@ -197,7 +197,7 @@ def test_a_run_reports_every_domain(engine: str, method: str, data_dir: Path) ->
     fed = federation(joined, DomainDirichlet(clients=3, beta=1.0, min_size=5), seed=0)
     result = run(fed, method, "dnn", rounds=2, lr=0.05, engine=engine, device="cpu", local_epochs=1)
     for row in result.history[1:]:
-        assert list(row["domain_accuracy"]) == ["mnist", "usps", "svhn"]
+        assert list(row.domain_accuracy) == ["mnist", "usps", "svhn"]
     sizes = {"mnist": 20, "usps": 20, "svhn": 30}
     right = sum(result.domain_accuracy[name] * sizes[name] for name in sizes)
     assert right / 70 == pytest.approx(result.accuracy)

@@ -109,4 +109,4 @@ def test_methods_never_see_it() -> None:
     model = Classifier(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
     assert layout(COLOURED, model).of_inputs(torch.randn(5, 3, 8, 8)).stride(1) == 1
     _, rows = trained(COLOURED, Compact(), model, precision="float32", lr=0.01)
-    assert [row["diverged"] for row in rows] == [[], []]
+    assert [row.diverged for row in rows] == [[], []]

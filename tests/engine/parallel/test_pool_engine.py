@@ -20,9 +20,9 @@ from toy_runs import distance, finished, image_federation, linear, norm_and_drop
 import fedskew as fs
 from fedskew.engine import PlainEngine, StackedEngine
 from fedskew.errors import UserError
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.history import Row
 from fedskew.methods import METHODS
 from fedskew.models import Inputs, make_model
 
@@ -34,7 +34,9 @@ pytestmark = [
 SUPPORT = Path(__file__).parents[2] / "support"
 
 
-def in_a_pool(this: Server, inner: type[PlainEngine] | type[StackedEngine] = PlainEngine) -> tuple[RunState, list[Row]]:
+def in_a_pool(
+    this: Server, inner: type[PlainEngine] | type[StackedEngine] = PlainEngine
+) -> tuple[RunState, list[RoundRow]]:
     engine = pooled(this, inner)
     try:
         end = finished(this)

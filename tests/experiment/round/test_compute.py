@@ -15,7 +15,7 @@ ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 )
 def test_compute_in_rounds_of_fedavg(method: str, units: float, engine: str) -> None:
     _, rows = trained(image_federation(), method, linear(), engine=engine, clients_per_round=3)
-    assert [row["compute"] for row in rows] == pytest.approx([units, units])
+    assert [row.compute for row in rows] == pytest.approx([units, units])
 
 
 def test_compute_of_pkd_as_the_paper_counts_it() -> None:
@@ -24,22 +24,22 @@ def test_compute_of_pkd_as_the_paper_counts_it() -> None:
     epochs, expert_epochs = 2, 3
     params = {**PKD, "expert_epochs": expert_epochs}
     _, rows = trained(federation, "pkd", linear(), params, rounds=3, local_epochs=epochs)
-    of_stage = {row["stage"]: row for row in rows}
-    assert of_stage["warm-up"]["compute"] == pytest.approx(1)
+    of_stage = {row.stage: row for row in rows}
+    assert of_stage["warm-up"].compute == pytest.approx(1)
     for stage, group in (("expert 0", (0, 3)), ("expert 1", (1, 2))):
         owned = int(federation.restrict(group).sizes.sum())
-        assert of_stage[stage]["compute"] == pytest.approx(expert_epochs / epochs * owned / total)
+        assert of_stage[stage].compute == pytest.approx(expert_epochs / epochs * owned / total)
     for row in rows[-2:]:
-        assert 0 < row["tally"]["distilled"] < row["visits"]
-        assert row["compute"] == pytest.approx(1 + row["tally"]["distilled"] / (3 * epochs * total))
-        assert row["tally"]["distilled"] == row["tally"]["expert 0"] + row["tally"]["expert 1"]
+        assert 0 < row.tally["distilled"] < row.visits
+        assert row.compute == pytest.approx(1 + row.tally["distilled"] / (3 * epochs * total))
+        assert row.tally["distilled"] == row.tally["expert 0"] + row.tally["expert 1"]
 
 
 def test_compute_of_experts_with_one_class_a_client() -> None:
     """Two of four clients train the expert: half a round's work, not a whole one."""
     federation = image_federation(((6, 0, 0, 0), (0, 6, 0, 0), (0, 0, 6, 0), (0, 0, 0, 6)))
     _, rows = trained(federation, "pkd", linear(), {**PKD, "groups": [[0, 3]]})
-    assert [row["compute"] for row in rows if row["stage"] == "expert 0"] == pytest.approx([0.5, 0.5])
+    assert [row.compute for row in rows if row.stage == "expert 0"] == pytest.approx([0.5, 0.5])
 
 
 @ENGINES
@@ -48,7 +48,7 @@ def test_a_round_without_any_step(engine: str) -> None:
     federation = image_federation(((1, 0, 0, 0), (0, 0, 0, 1), (0, 1, 0, 0)))
     for method in ("fedavg", "fedvls", "scaffold", "fedgr"):
         _, rows = trained(federation, method, norm_and_dropout(), engine=engine)
-        assert [(row["visits"], row["compute"], row["diverged"]) for row in rows] == [(0, 0.0, [])] * 2
+        assert [(row.visits, row.compute, row.diverged) for row in rows] == [(0, 0.0, [])] * 2
     params = {"groups": [[0, 1]], "warmup_rounds": 1, "expert_rounds": 1}
     _, rows = trained(federation, "pkd", norm_and_dropout(), params, engine=engine)
-    assert [row["visits"] for row in rows] == [0, 0, 0]
+    assert [row.visits for row in rows] == [0, 0, 0]

@@ -48,8 +48,8 @@ def test_a_round_looks_up_those_who_take_part_alone(engine: str) -> None:
     for _ in range(3):
         federation.indices.looked_up.clear()  # type: ignore[attr-defined]
         state, row = this.advance(state)
-        assert federation.indices.looked_up == row["clients"]  # type: ignore[attr-defined]
-        assert len(row["clients"]) == TAKING_PART
+        assert federation.indices.looked_up == row.clients  # type: ignore[attr-defined]
+        assert len(row.clients) == TAKING_PART
 
 
 def test_a_round_reads_and_writes_the_states_of_those_who_take_part_alone(
@@ -72,7 +72,7 @@ def test_a_round_reads_and_writes_the_states_of_those_who_take_part_alone(
             before = names(tmp_path)
             read.clear()
             state, row = this.advance(state)
-            drawn = set(row["clients"])
+            drawn = set(row.clients)
             assert sorted(read) == sorted(drawn & met)
             assert names(tmp_path) - before == {f"global.client-{c}.round-{number}.safetensors" for c in drawn}
             met |= drawn

@@ -40,25 +40,25 @@ def test_the_evaluation_is_that_of_the_module_on_the_test_set() -> None:
     while (stage := this.stage(state)) is not None:
         state, row = this.advance(state)
         expected = direct_confusion(this, state.trainees[stage.model].model, stage.labels)
-        assert row["evaluation"]["confusion"] == expected.tolist()
-        assert row["evaluation"]["accuracy"] == pytest.approx(np.trace(expected) / expected.sum())
+        assert row.tested.confusion.tolist() == expected.tolist()
+        assert row.accuracy == pytest.approx(np.trace(expected) / expected.sum())
 
 
 def test_a_model_that_takes_its_batch_s_statistics_can_be_tested_on_any_number_of_samples() -> None:
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 4))
     _, rows = trained(image_federation(tests=1001), "fedavg", model, rounds=1)
-    assert np.sum(rows[0]["evaluation"]["confusion"]) == 1001
+    assert np.sum(rows[0].tested.confusion) == 1001
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (3, [3, 5]), (9, [5])])
 def test_evaluation_every_few_rounds_and_at_the_end(every: int, expected: list[int]) -> None:
     _, rows = trained(image_federation(), "fedavg", linear(), rounds=5, eval_every=every)
-    assert [row["round"] for row in rows if "evaluation" in row] == expected
+    assert [row.round for row in rows if row.evaluation is not None] == expected
 
 
 def test_every_stage_ends_with_an_evaluation() -> None:
     _, rows = trained(image_federation(), "pkd", linear(), PKD, rounds=3, eval_every=100)
-    assert [row["round"] for row in rows if "evaluation" in row] == [1, 3, 5, 7]
+    assert [row.round for row in rows if row.evaluation is not None] == [1, 3, 5, 7]
 
 
 @ENGINES
@@ -69,14 +69,14 @@ def test_local_models_before_and_after_their_update(engine: str) -> None:
     result = this.engine.train(this.begin(state).work)
     _, row = this.advance(state)
     before = Evaluation(direct_confusion(this, state.model))
-    assert row["local_before"] == before.class_accuracy
-    assert [entry["client"] for entry in row["local"]] == row["clients"]
+    assert row.local_before == list(before.class_accuracy)
+    assert [entry["client"] for entry in row.local] == row.clients
     moves = []
-    for i, entry in enumerate(row["local"]):
+    for i, entry in enumerate(row.local):
         own = ModelState(*({n: t[i] for n, t in g.items()} for g in (result.trained.params, result.trained.buffers)))
         after = Evaluation(direct_confusion(this, own))
         moves.append(torch.cat([(own.params[n] - w).flatten() for n, w in state.model.params.items()]).numpy())
-        assert entry["class_accuracy"] == after.class_accuracy
+        assert entry["class_accuracy"] == list(after.class_accuracy)
         counts = np.array(SKEWED[entry["client"]])
         groups = {
             "vacant": counts == 0,
@@ -88,6 +88,6 @@ def test_local_models_before_and_after_their_update(engine: str) -> None:
             for group, members in groups.items():
                 mean = np.array(evaluation.class_accuracy, dtype=float)[members].mean() if members.any() else None
                 assert entry[moment][group] == pytest.approx(mean)
-    assert row["drift_diversity"] == pytest.approx(drift_diversity(moves))
+    assert row.drift_diversity == pytest.approx(drift_diversity(moves))
     norms = sum(float(m @ m) for m in moves)
-    assert row["drift_diversity"] == pytest.approx(norms / float(sum(moves) @ sum(moves)))
+    assert row.drift_diversity == pytest.approx(norms / float(sum(moves) @ sum(moves)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 from toy_runs import everything, finished, image_federation, norm_and_dropout, same_bits, server
 
 from fedskew.experiment.round.client_states import ClientStates
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.client_files import ClientFiles
-from fedskew.experiment.storage.history import Row
 from fedskew.experiment.storage.tensors import read_tensors, write_tensors
 from fedskew.methods import METHODS, make_method
 
@@ -66,9 +67,9 @@ def through_files(state: RunState, path: Path) -> RunState:
     return RunState.restored(*read_tensors(path / "state"), clients, CPU)
 
 
-def timeless(row: Row) -> Row:
+def timeless(row: RoundRow) -> RoundRow:
     """All but how long it took."""
-    return {key: value for key, value in row.items() if key != "time"}
+    return replace(row, time={})
 
 
 def assert_same_state(state: RunState, again: RunState) -> None:

@@ -12,7 +12,7 @@ PKD = {"groups": [[0, 3], [1, 2]], "warmup_rounds": 1, "expert_rounds": 2}
 def test_clients_are_drawn_without_replacement_in_order_and_anew_each_round() -> None:
     federation = image_federation(((2, 1, 1, 1),) * 12)
     _, rows = trained(federation, "fedavg", linear(), rounds=40, clients_per_round=5, local_epochs=1)
-    drawn = [tuple(row["clients"]) for row in rows]
+    drawn = [tuple(row.clients) for row in rows]
     assert all(len(set(clients)) == 5 and clients == tuple(sorted(clients)) for clients in drawn)
     assert len(set(drawn)) > 30
     assert {client for clients in drawn for client in clients} == set(range(12))
@@ -24,15 +24,15 @@ def test_every_method_meets_the_same_clients() -> None:
     for method in METHODS.keys() - {"centralised"}:  # which has no clients
         params = {"pkd": PKD}.get(method)
         _, rows = trained(federation, method, linear(), params, rounds=4, clients_per_round=2, local_epochs=1)
-        met[method] = [row["clients"] for row in rows if row["model"] == "global"]
+        met[method] = [row.clients for row in rows if row.model == "global"]
     assert all(clients == met["fedavg"] for clients in met.values())
     other = trained(federation, "fedavg", linear(), rounds=4, clients_per_round=2, local_epochs=1, seed=1)[1]
-    assert [row["clients"] for row in other] != met["fedavg"]
+    assert [row.clients for row in other] != met["fedavg"]
 
 
 def test_all_clients_take_part_unless_told_otherwise_but_not_those_without_samples() -> None:
     federation = image_federation(((1, 1, 1, 1), (0, 0, 0, 0), (2, 0, 0, 1)))
     _, rows = trained(federation, "fedavg", linear())
-    assert [row["clients"] for row in rows] == [[0, 2], [0, 2]]
+    assert [row.clients for row in rows] == [[0, 2], [0, 2]]
     _, rows = trained(federation, "fedavg", linear(), clients_per_round=3)
-    assert [row["clients"] for row in rows] == [[0, 2], [0, 2]]
+    assert [row.clients for row in rows] == [[0, 2], [0, 2]]

@@ -24,14 +24,14 @@ def test_pkd_goes_through_its_stages(engine: str) -> None:
     assert this.rounds_ahead(state) == 1 + 2 * 2 + 2
     state, rows = finished(this, state)
     stages = ["warm-up", "expert 0", "expert 0", "expert 1", "expert 1", "distil", "distil"]
-    assert [row["stage"] for row in rows] == stages
-    assert [row["model"] for row in rows] == ["global", *["expert.0"] * 2, *["expert.1"] * 2, "global", "global"]
-    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
-    assert {tuple(row["clients"]) for row in rows if row["stage"] == "expert 0"} == {(0, 2, 4)}
-    assert {tuple(row["clients"]) for row in rows if row["stage"] == "expert 1"} == {(0, 1, 2, 3)}
+    assert [row.stage for row in rows] == stages
+    assert [row.model for row in rows] == ["global", *["expert.0"] * 2, *["expert.1"] * 2, "global", "global"]
+    assert [row.round for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert {tuple(row.clients) for row in rows if row.stage == "expert 0"} == {(0, 2, 4)}
+    assert {tuple(row.clients) for row in rows if row.stage == "expert 1"} == {(0, 1, 2, 3)}
     assert sorted(state.trainees) == ["expert.0", "expert.1", "global"]
     group = federation.restrict((0, 3))
-    assert rows[1]["visits"] == 2 * group.sizes.sum()
+    assert rows[1].visits == 2 * group.sizes.sum()
 
 
 def test_an_expert_trains_on_its_group_alone() -> None:
@@ -64,15 +64,15 @@ def test_the_groups_that_pkd_finds_are_noted() -> None:
         probability = model(data.inputs(torch.from_numpy(rows))).softmax(dim=1).numpy()
     y = federation.dataset.train.y[rows]
     expected = weak_groups(np.stack([probability[y == c].mean(axis=0) for c in range(4)]), 2.0)
-    assert row["notes"]["groups"] == [list(group) for group in expected]
-    assert state.notes == row["notes"]
-    recorded = np.array(row["survey"]["probability"])
+    assert row.notes["groups"] == [list(group) for group in expected]
+    assert state.notes == row.notes
+    recorded = np.array(row.survey["probability"])
     np.testing.assert_allclose(recorded, [probability[y == c].mean(axis=0) for c in range(4)], rtol=1e-5)
-    assert row["survey"].keys() == {"probability"}, "nobody's label counts"
+    assert row.survey.keys() == {"probability"}, "nobody's label counts"
     assert state.notes.keys() == {"groups"}, "what checkpoints keep and sites are sent"
     _, rows_after = finished(this, state)
-    assert [r["stage"] for r in rows_after] == [*(f"expert {i}" for i in range(len(expected))), "distil"]
-    assert not any("survey" in r for r in rows_after), "it is recorded once"
+    assert [r.stage for r in rows_after] == [*(f"expert {i}" for i in range(len(expected))), "distil"]
+    assert not any(r.survey for r in rows_after), "it is recorded once"
 
 
 def test_a_class_without_samples_has_no_recorded_probabilities() -> None:
@@ -85,6 +85,6 @@ def test_a_class_without_samples_has_no_recorded_probabilities() -> None:
 
 def test_fedlmd_switches_at_its_round() -> None:
     _, rows = trained(image_federation(), "fedlmd-switch", linear(), {"switch_round": 1}, rounds=3)
-    assert [row["stage"] for row in rows] == ["teacher-free", "teacher", "teacher"]
+    assert [row.stage for row in rows] == ["teacher-free", "teacher", "teacher"]
     _, rows = trained(image_federation(), "fedlmd-switch", linear(), {"switch_round": 0}, rounds=2)
-    assert [row["stage"] for row in rows] == ["teacher", "teacher"]
+    assert [row.stage for row in rows] == ["teacher", "teacher"]

@@ -12,6 +12,7 @@ import torch
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.client_states import ClientStates, HeldStates
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.storage.client_files import ClientFiles
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.parts import Tensors
@@ -45,7 +46,7 @@ def assert_as_of(clients: ClientStates, round_: int) -> None:
 def play(folder: RunFolder, clients: ClientStates, first: int, through: int, every: int = 1) -> ClientStates:
     for number in range(first, through + 1):
         clients = advanced(clients, number)
-        folder.append_round({"round": number})
+        folder.append_round(RoundRow(round=number))
         if number % every == 0:
             folder.save_checkpoint(number, {"w": torch.zeros(1)}, {}, clients.versions)
     return clients

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from safetensors.torch import save_file
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, with_values
+from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.storage.run_folder import RunFolder
 
 CONFIG = Config(partition=PartitionConfig(params={"beta": 0.1}), rounds=3)
@@ -31,8 +31,8 @@ def state(round_: int) -> dict[str, torch.Tensor]:
     return {"w": torch.full((3,), round_ / 7), "steps": torch.tensor(round_)}
 
 
-def row(round_: int) -> dict[str, Any]:
-    return {"round": round_, "accuracy": round_ / 7}
+def row(round_: int) -> RoundRow:
+    return RoundRow(round=round_, seconds=round_ / 7)
 
 
 def play(folder: RunFolder, first: int, last: int) -> None:
@@ -247,7 +247,7 @@ def test_a_torn_last_row_is_not_read(played: Path) -> None:
     with (played / "rounds.jsonl").open("ab") as file:
         file.write(b'{"round": 4, "accu')
     folder = RunFolder(played)
-    assert [r["round"] for r in folder.rounds()] == [1, 2, 3]
+    assert [r.round for r in folder.rounds()] == [1, 2, 3]
     assert folder.warnings == []
 
 
@@ -257,11 +257,11 @@ def test_a_damaged_row_ends_the_history_and_the_checkpoints_after_it(played: Pat
     lines[1] = damaged
     (played / "rounds.jsonl").write_bytes(b"\n".join(lines))
     with RunFolder(played).open(CONFIG) as folder:
-        assert [r["round"] for r in folder.rounds()] == [1]
+        assert [r.round for r in folder.rounds()] == [1]
         assert "line 2; its last 2 rows" in folder.warnings[0]
         assert folder.load_checkpoint() is None
         folder.append_round(row(2))
-        assert [r["round"] for r in folder.rounds()] == [1, 2]
+        assert [r.round for r in folder.rounds()] == [1, 2]
 
 
 def test_a_damaged_summary_is_no_finished_run(played: Path) -> None:
@@ -297,7 +297,7 @@ def test_numbers_that_json_does_not_know_are_refused(tmp_path: Path) -> None:
         folder.append_round(row(1))
         before = contents(tmp_path)
         for write in (
-            lambda: folder.append_round({"round": 2, "loss": float("nan")}),
+            lambda: folder.append_round(RoundRow(round=2, loss=float("nan"))),
             lambda: folder.write_summary({"best": float("inf")}),
             lambda: folder.save_checkpoint(1, state(1), {"loss": float("nan")}),
         ):
@@ -311,7 +311,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(played: Path) -> None:
         before = contents(played)
         size = len(before["rounds.jsonl"])
         with largest_file(size + 10), pytest.raises(UserError, match=r"cannot write .*rounds.jsonl: File too large"):
-            folder.append_round({"round": 4, "note": "x" * 100})
+            folder.append_round(RoundRow(round=4, notes={"text": "x" * 100}))
         assert contents(played) == before
         folder.append_round(row(4))
         before = contents(played)
@@ -439,4 +439,4 @@ def test_a_killed_process_leaves_no_lock_even_if_its_workers_live(played: Path) 
 
 def test_rows_are_strict_json_lines(played: Path) -> None:
     lines = (played / "rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [row(1), row(2), row(3)]
+    assert [RoundRow.from_json(json.loads(line)) for line in lines] == [row(1), row(2), row(3)]

@@ -11,6 +11,7 @@ import pytest
 from fedskew.cli import main
 from fedskew.data import make_partition
 from fedskew.experiment.config import Config, load_yaml, with_values
+from fedskew.experiment.round.row import RoundRow
 from fedskew.lab.diagnosis.advice import candidates, recommended
 from fedskew.lab.diagnosis.diagnosis import Diagnosis
 from fedskew.lab.diagnosis.known import KnownSetting, Neighbour, Score, known_settings, nearest
@@ -19,6 +20,7 @@ from fedskew.lab.diagnosis.skew import Skew
 from fedskew.lab.papers.published import numbers
 from fedskew.lab.sweep.record import Record
 from fedskew.lab.sweep.records_file import RecordsFile
+from fedskew.metrics.confusion import Evaluation
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +121,9 @@ def test_results_of_reruns_are_found(tmp_path: Path) -> None:
         values = {"data": "cifar10", "method": method, "seed": seed, "rounds": 1}
         values |= {"partition.clients": 10, "partition.beta": 0.05}
         config = with_values(Config(), values)
-        evaluation = {"accuracy": accuracy, "macro_f1": 0.1, "worst_class": 0.1, "class_accuracy": [accuracy]}
-        counted = {"seconds": 1.0, "compute": 1.0, "visits": 1, "tally": {}}
-        rows = [{"round": 1, "model_round": 1, "stage": "train", "evaluation": evaluation, **counted}]
+        right = round(1000 * accuracy)
+        evaluation = Evaluation(np.array([[right, 1000 - right], [0, 0]]))
+        rows = [RoundRow(round=1, model_round=1, evaluation=evaluation, seconds=1.0, compute=1.0, visits=1)]
         RecordsFile(tmp_path / "r.jsonl").append(Record.of(f"{method}{seed}", config, rows, {}))
     setting = next(s for s in known_settings(tmp_path) if s.label == "cifar10, dirichlet 0.05, 10 clients")
     (score,) = [s for s in setting.scores if s.method == "fedvls" and s.seeds]
@@ -140,9 +142,9 @@ def test_of_an_ablation_s_variants_the_one_that_was_run_most_counts(tmp_path: Pa
     ]:  # fmt: skip
         values = {"data": "cifar10", "method": method, "seed": seed, "rounds": 1, "partition.clients": 7}
         config = with_values(Config(), values | ({} if weight is None else {"method.distill_weight": weight}))
-        evaluation = {"accuracy": accuracy, "macro_f1": 0.1, "worst_class": 0.1, "class_accuracy": [accuracy]}
-        counted = {"seconds": 1.0, "compute": 1.0, "visits": 1, "tally": {}}
-        rows = [{"round": 1, "model_round": 1, "stage": "train", "evaluation": evaluation, **counted}]
+        right = round(1000 * accuracy)
+        evaluation = Evaluation(np.array([[right, 1000 - right], [0, 0]]))
+        rows = [RoundRow(round=1, model_round=1, evaluation=evaluation, seconds=1.0, compute=1.0, visits=1)]
         RecordsFile(tmp_path / "r.jsonl").append(Record.of(f"{method}{weight}{seed}", config, rows, {}))
     setting = next(s for s in known_settings(tmp_path) if s.clients == 7)
     assert {s.method: round(s.gain) for s in setting.scores} == {"fedavg": 0, "fedvls": 10}
