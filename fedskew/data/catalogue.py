@@ -1,4 +1,4 @@
-"""The datasets known by name, and `load`, which takes such a name or the path of a user's own data."""
+"""The datasets known by name, and `load`, which takes such a name or the user's own data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 from fedskew.data.dataset import Dataset, Kind
 from fedskew.data.domains import DIGITS, load_domains
-from fedskew.data.options import checked, option_names
+from fedskew.data.loading import check_options, option_names
 from fedskew.data.own.forms import load_own
+from fedskew.data.own.objects import load_object, refuse_in_memory
 from fedskew.data.published.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar
 from fedskew.data.published.digits import load_digits
 from fedskew.data.published.download import RemoteFile
@@ -28,7 +29,7 @@ from fedskew.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """What one should know of a dataset before choosing it."""
+    """A dataset of the catalogue: what to know before choosing it, and how to load it."""
 
     name: str
     kind: Kind
@@ -40,38 +41,57 @@ class DatasetEntry:
     licence: str
     citation: str
     loader: Callable[..., Dataset]
-    """Takes the list of the dataset's files, unless there are none, and the options as keywords."""
+    """Takes the list of the dataset's files, if it has files, and the options as keywords."""
     published: Published | None = None
-    """Its files; None if the data come with an installed package, or are made of others."""
+    """Its files; None if the data come with an installed package or consist of other datasets."""
     made_of: tuple[str, ...] = ()
-    """The datasets that it consists of; `loader` is given `load` instead of files."""
+    """The datasets that it consists of; `loader` then takes `load` instead of files."""
 
     @property
     def options(self) -> tuple[str, ...]:
         return option_names(self.loader)
 
 
-def load(name_or_path: str | PathLike[str], data_dir: str | PathLike[str] | None = None, **options: Any) -> Dataset:
-    """A dataset by its name, or a user's own data by path.
+def load(data: object, data_dir: str | PathLike[str] | None = None, **options: Any) -> Dataset:
+    """Load a dataset by its name, your own data by path, or your own data as a Python object.
 
-    Files of a named dataset are looked for in `data_dir`, in the folder that FEDSKEW_DATA names and in the
-    user's cache, and downloaded into the cache when they are in none of them.
+    Objects are a pair of arrays (x, y), a pandas DataFrame, a torch Dataset of pairs (input, label), or a Hugging
+    Face Dataset or DatasetDict. `test=` gives a test part of the same form; otherwise a share of each class is held
+    out (`test_fraction`).
+
+    Files of a named dataset are looked for in `data_dir`, in the folder that FEDSKEW_DATA names and in the user's
+    cache. If they are in none of these, they are downloaded into the cache.
     """
-    name = str(name_or_path)
+    if "in_memory" in options:
+        raise refuse_in_memory(options)
+    if isinstance(data, Dataset):
+        if options:
+            raise UserError(f"option {next(iter(options))!r} for a Dataset that is loaded already; give it to fs.load")
+        return data
+    if not isinstance(data, str | PathLike):
+        return load_object(data, options)
+    name = str(data)
     entry = DATASETS.get(name.lower())
     if entry is not None:
-        checked(entry.loader, options, entry.name)
+        check_options(entry.loader, options, entry.name)
         if entry.made_of:
             return entry.loader(partial(load, data_dir=data_dir), **options)
         if entry.published is None:
             return entry.loader(**options)
         return entry.loader(files_of(entry.published, data_dir), **options)
     path = Path(name).expanduser()
-    if path.exists():
+    if _exists(path):
         return load_own(path, options)
     if path.suffix or len(path.parts) > 1:
         raise UserError(f"{name!r} does not exist; expected a file, a folder or one of {', '.join(DATASETS)}")
     raise unknown("dataset or path", name, DATASETS)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # for example, the name is too long
+        return False
 
 
 def _idx_files(urls: tuple[str, ...], md5: tuple[str, ...]) -> tuple[RemoteFile, ...]:

@@ -1,9 +1,9 @@
-"""What a dataset is: arrays, class names and the publisher's train/test split."""
+"""Datasets: arrays, class names and the publisher's train/test split."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -23,19 +23,22 @@ class Samples:
     Text: int64 token ids (n, length), where 0 pads and 1 is an unknown word."""
     y: npt.NDArray[np.int64]
     domain: npt.NDArray[np.int64] | None = None
-    """Of each row, the number of its domain, where the dataset has any."""
+    """The number of each row's domain; None if the dataset has no domains."""
 
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        return f"Samples({len(self)} of shape {tuple(self.x.shape[1:])}, {self.x.dtype})"
+
     def where(self, rows: npt.NDArray[np.generic]) -> Samples:
-        """Some rows."""
+        """The chosen rows."""
         return Samples(self.x[rows], self.y[rows], None if self.domain is None else self.domain[rows])
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A classification dataset as it leaves its loader: images not normalised, nothing shuffled."""
+    """A classification dataset as its loader returns it: images are not normalised, and nothing is shuffled."""
 
     name: str
     kind: Kind
@@ -43,18 +46,24 @@ class Dataset:
     train: Samples
     test: Samples
     mean: tuple[float, ...] = (0.5,)
-    """Per channel, of images scaled to [0, 1]; the loaders give each dataset's usual values."""
+    """Mean of each channel of images scaled to [0, 1]; known datasets have their usual values."""
     std: tuple[float, ...] = (0.5,)
     vocabulary: int = 0
     """Number of token ids of a text dataset, the padding id 0 included."""
     words: tuple[str, ...] = ()
-    """Of a text dataset: what its ids from 2 on stand for; empty if only its maker knows."""
+    """The words of a text dataset's ids from 2 on; empty if they are not known."""
     domains: tuple[str, ...] = ()
-    """Names of the domains that the samples come from, such as mnist and svhn."""
+    """Names of the domains that the samples come from, for example mnist and svhn."""
     scaling: tuple[tuple[float, float], ...] = ()
-    """Of a table: mean and deviation of each column, by which its loader standardised it; empty if it did not."""
+    """Mean and standard deviation by which each column of a table was standardised; empty if it was not."""
     columns: tuple[str, ...] = ()
-    """Of a table: its columns' names, in order, where its file tells them."""
+    """Names of a table's columns, in order; empty if they are not known."""
+    in_memory: Mapping[str, object] = field(default_factory=dict)
+    """For data given as Python objects: their type, shapes and SHA-256, which a configuration records."""
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train)} training and {len(self.test)} test samples"
+        return f"Dataset({self.name!r}, {self.kind}, {len(self.classes)} classes, {sizes} of shape {self.input_shape})"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -62,7 +71,8 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
-            raise UserError(f"dataset {self.name!r} has {len(self.classes)} classes; expected at least 2")
+            only = f"one class ({self.classes[0]})" if self.classes else "no class"
+            raise UserError(f"dataset {self.name!r} has {only}; expected at least 2 classes")
         for part, samples in (("train", self.train), ("test", self.test)):
             check_samples(samples, len(self.classes), f"{self.name} {part}")
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
@@ -73,7 +83,7 @@ class Dataset:
 
 
 def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int], str] = "row {}".format) -> None:
-    """Refuse bad data, naming the first offending row (`row` tells how the user counts rows)."""
+    """Refuse bad data, naming the first bad row; `row` names a row as the user counts rows."""
     x, y = samples.x, samples.y
     if len(x) != len(y):
         raise UserError(f"{where}: {len(x)} inputs but {len(y)} labels; expected equal lengths")

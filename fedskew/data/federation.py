@@ -1,4 +1,4 @@
-"""A federation: a dataset and a partition of it, hence clients with their samples and label counts."""
+"""Federations: a dataset split among clients, each with its samples and label counts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from fedskew.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Clients with their training samples."""
+    """A dataset whose training samples are split among clients."""
 
     dataset: Dataset
     indices: tuple[IntArray, ...]
@@ -27,6 +28,13 @@ class Federation:
     partition: Mapping[str, object]
     """The rule's name and parameters."""
     seed: int
+
+    def __repr__(self) -> str:
+        params = ", ".join(
+            f"{key}={value!r}" for key, value in self.partition.items() if key not in ("name", "clients")
+        )
+        rule = f"{self.partition.get('name')}({params})"
+        return f"Federation({self.dataset.name!r}, {self.clients} clients, {rule}, seed={self.seed})"
 
     @property
     def clients(self) -> int:
@@ -38,7 +46,7 @@ class Federation:
 
     @cached_property
     def sizes(self) -> IntArray:
-        """Samples by client, [clients]."""
+        """Samples per client, [clients]."""
         return _frozen(np.array([len(part) for part in self.indices], np.int64))
 
     @cached_property
@@ -56,7 +64,7 @@ class Federation:
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        """The domain of each client: that of most of its samples; empty if the data have none."""
+        """The domain of most of each client's samples; empty if the data have no domains."""
         domain = self.dataset.train.domain
         if domain is None:
             return ()
@@ -75,21 +83,21 @@ class Federation:
         return len(self.dataset.train) - int(self.sizes.sum())
 
     def vacant(self, client: int) -> tuple[int, ...]:
-        """The classes of which the client has no sample."""
+        """Classes of which the client has no sample."""
         return _where(self.label_counts[client] == 0)
 
     def minority(self, client: int) -> tuple[int, ...]:
-        """The classes it has, but no more of than an even share of its samples."""
+        """Classes of which the client has some samples, but no more than an even share."""
         counts = self.label_counts[client]
         return _where((counts > 0) & (counts * self.classes <= counts.sum()))
 
     def majority(self, client: int) -> tuple[int, ...]:
-        """The classes of which it has more than an even share (FedLMD's rule, as its code has it)."""
+        """Classes of which the client has more than an even share (the rule in FedLMD's code)."""
         counts = self.label_counts[client]
         return _where(counts * self.classes > counts.sum())
 
     def restrict(self, labels: Sequence[int]) -> Federation:
-        """The same clients with only their samples of these labels; some may have none left."""
+        """The same clients with only their samples of these labels; a client may have none left."""
         kept = np.zeros(self.classes, np.bool_)
         for label in labels:
             if not 0 <= label < self.classes:
@@ -104,7 +112,7 @@ class Federation:
         return Federation(self.dataset, indices, partition, self.seed)
 
     def save_split(self, path: str | os.PathLike[str]) -> None:
-        """Save the split with its hash; `Saved(path)` is the partition that gives it back."""
+        """Save the split with its hash; the partition `Saved(path)` restores it."""
         write_split(path, self.indices, self.dataset.train.y, self.partition, self.seed)
 
     def _samples(self) -> IntArray:
@@ -115,15 +123,19 @@ class Federation:
 
 
 def federation(
-    data: str | Dataset,
+    data: object,
     partition: Partition,
     seed: int = 0,
     data_dir: str | os.PathLike[str] | None = None,
+    **options: Any,
 ) -> Federation:
-    """Split a dataset, given itself or by name, among clients."""
+    """Split a dataset among clients.
+
+    `data` is a `Dataset`, or anything that `load` takes: a name, a path or a Python object, with its `options`.
+    """
     if not isinstance(partition, Partition):
-        raise UserError(f"partition {partition!r}; expected a rule such as Dirichlet(clients=10, beta=0.1)")
-    dataset = data if isinstance(data, Dataset) else load(data, data_dir)
+        raise UserError(f"partition is {partition!r}; expected a rule, for example fs.Dirichlet(clients=10, beta=0.1)")
+    dataset = load(data, data_dir, **options)
     labels, domain = dataset.train.y, dataset.train.domain
     indices = partition.split(labels, len(dataset.classes), seed, names=dataset.classes, domain=domain)
     return Federation(dataset, tuple(indices), partition.describe(), seed)

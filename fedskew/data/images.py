@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _GREY_MODES = {"1", "L", "LA", "I", "I;16", "F"}
 
 
 def parse_size(value: object) -> Size | None:
-    """`image_size` as users write it: 32, (32, 48), [32, 48] or "32x48" (height × width)."""
+    """Read the option `image_size`: 32, (32, 48), [32, 48] or "32x48" (height × width)."""
     if value is None:
         return None
     parts: Sequence[object]
@@ -48,17 +49,19 @@ def decode_all(
     size: Size | None = None,
     colour: bool | None = None,
 ) -> Pixels:
-    """Every image, at `size` or else at the size that all of them share.
+    """Decode every image, at `size` or else at the size that all of them share.
 
-    Without `colour` being said, the result is grey when every image is. `name` tells which file or row an
-    image came from, for the error message.
+    If `colour` is None, the result is grey when every image is grey. `name` names an image's file or row in messages.
     """
     pillow = _pillow()
     if not sources:
         raise UserError("no images to read")
 
     def decode(index: int) -> Pixels:
-        return _decode(pillow, sources[index], name(index), size, colour)
+        source = sources[index]
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        with _naming_unreadable(pillow, name(index)), pillow.Image.open(file) as image:
+            return _pixels(pillow, image, size, colour)
 
     first = decode(0)
     out = np.empty((len(sources), *first.shape), np.uint8)
@@ -78,28 +81,44 @@ def decode_all(
 
 
 def same_channels(parts: Sequence[Pixels]) -> list[Pixels]:
-    """Where one part is grey and another coloured, grey images get three equal channels."""
+    """Give grey images three equal channels if another part has colours."""
     channels = max(part.shape[1] for part in parts)
     return [part if part.shape[1] == channels else part.repeat(channels, axis=1) for part in parts]
 
 
-def _decode(pillow: Any, source: Source, name: str, size: Size | None, colour: bool | None) -> Pixels:
+def is_image(value: object) -> bool:
+    """Whether this is a Pillow image."""
+    return all(hasattr(value, name) for name in ("mode", "size", "convert"))
+
+
+def image_pixels(image: Any, name: str, size: Size | None = None, colour: bool | None = None) -> Pixels:
+    """The pixels (channels, height, width) of a Pillow image, upright and at `size`."""
+    pillow = _pillow()
+    with _naming_unreadable(pillow, name):
+        return _pixels(pillow, image, size, colour)
+
+
+@contextmanager
+def _naming_unreadable(pillow: Any, name: str) -> Iterator[None]:
     try:
-        with pillow.Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            upright = pillow.ImageOps.exif_transpose(image)
-            grey = not colour if colour is not None else upright.mode in _GREY_MODES
-            converted = _to_8_bits(pillow, upright, grey)
-            if size is not None and converted.size != (size[1], size[0]):
-                converted = converted.resize((size[1], size[0]), pillow.Image.Resampling.BILINEAR)
-            pixels = np.asarray(converted)
+        yield
     except (OSError, ValueError, SyntaxError, EOFError, pillow.Image.DecompressionBombError) as error:
         reason = str(error).split(" <")[0]
         raise UserError(f"{name}: unreadable image ({reason})") from error
+
+
+def _pixels(pillow: Any, image: Any, size: Size | None, colour: bool | None) -> Pixels:
+    upright = pillow.ImageOps.exif_transpose(image)
+    grey = not colour if colour is not None else upright.mode in _GREY_MODES
+    converted = _to_8_bits(pillow, upright, grey)
+    if size is not None and converted.size != (size[1], size[0]):
+        converted = converted.resize((size[1], size[0]), pillow.Image.Resampling.BILINEAR)
+    pixels = np.asarray(converted)
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 
 def _to_8_bits(pillow: Any, image: Any, grey: bool) -> Any:
-    """Pillow clips 16-bit grey at 255 where a viewer scales it; so do we scale."""
+    """Scale 16-bit grey as image viewers do; Pillow alone would clip it at 255."""
     if image.mode.startswith("I"):
         image = pillow.Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     return image.convert("L" if grey else "RGB")

@@ -77,6 +77,7 @@ def prepare(
         )
     resolved = replace(
         config,
+        data_params=dict(fed.dataset.in_memory) or config.data_params,
         partition=_described(fed, config),
         model=name if model is None else type(model).__name__,
         method=chosen.name,

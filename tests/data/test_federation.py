@@ -78,7 +78,7 @@ def test_a_federation_by_name() -> None:
 
 
 def test_a_rule_by_its_bare_name_is_refused() -> None:
-    with pytest.raises(UserError, match="expected a rule such as"):
+    with pytest.raises(UserError, match="expected a rule, for example"):
         federation(TOY, "dirichlet")  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""A user's arrays: what is an image, in which order its axes stand, and the `.npz` file."""
+"""A user's arrays: tables and images, the order of their axes, and `.npz` files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ _LAYOUTS = ("nchw", "nhwc")
 def load_npz(
     path: Path, *, test_fraction: float | None = None, layout: str | None = None, classes: object = None
 ) -> Dataset:
-    """Arrays `x_train, y_train, x_test, y_test`, or `x, y`; optionally `classes`, the class names.
-
-    An `x` of two dimensions is a table. Three are grey images (n, height, width). Of four, the axis of size
-    1, 3 or 4 holds the channels; `layout` ("nchw" or "nhwc") says so where both or neither could.
-    """
+    """Load `x_train, y_train, x_test, y_test`, or `x, y`; optionally `classes`, the class names."""
     arrays = _read(path)
     names = [("x_train", "y_train"), ("x_test", "y_test")] if "x_train" in arrays else [("x", "y")]
     missing = [name for pair in names for name in pair if name not in arrays]
@@ -34,16 +30,32 @@ def load_npz(
             f"{path}: no array {missing[0]!r}; expected x_train, y_train, x_test and y_test, or x and y; "
             f"found {', '.join(sorted(arrays)) or 'nothing'}"
         )
-    labels = [read_labels(arrays[y], f"{path} {y}", "row {}".format) for _, y in names]
-    where = [f"{path} {x}" for x, _ in names]
-    kind, inputs = inputs_of([arrays[x] for x, _ in names], where, layout)
     found = None if "classes" not in arrays else [str(name) for name in np.atleast_1d(arrays["classes"])]
+    parts = [(arrays[x], arrays[y], f"{path} {x}", f"{path} {y}") for x, y in names]
+    return array_dataset(path.name, parts, class_list(classes) or found, test_fraction, layout)
+
+
+def array_dataset(
+    name: str,
+    arrays: Sequence[tuple[Array, Array, str, str]],
+    classes: Sequence[str] | None,
+    test_fraction: float | None,
+    layout: str | None,
+) -> Dataset:
+    """Make a dataset from inputs and labels (with what to call each of them): one part, or train and test.
+
+    Inputs of two dimensions are a table, of three grey images (n, height, width). Of four dimensions, the axis of
+    size 1, 3 or 4 holds the channels; `layout` ("nchw" or "nhwc") decides where both or neither could.
+    """
+    labels = [read_labels(y, where, "row {}".format) for _, y, _, where in arrays]
+    where = [name for _, _, name, _ in arrays]
+    kind, inputs = check_inputs([x for x, _, _, _ in arrays], where, layout)
     parts = [Part(x, y, name) for x, y, name in zip(inputs, labels, where, strict=True)]
-    return assemble(path.name, kind, parts, class_list(classes) or found, test_fraction)
+    return assemble(name, kind, parts, classes, test_fraction)
 
 
-def inputs_of(arrays: Sequence[Array], where: Sequence[str], layout: str | None) -> tuple[Kind, list[Array]]:
-    """Numbers as a table, or as uint8 images (n, channels, height, width); all arrays are read alike."""
+def check_inputs(arrays: Sequence[Array], where: Sequence[str], layout: str | None) -> tuple[Kind, list[Array]]:
+    """Read numbers as a table, or as uint8 images (n, channels, height, width); all arrays are read alike."""
     for array, name in zip(arrays, where, strict=True):
         if array.dtype.kind not in "biuf":
             raise UserError(f"{name}: values of type {array.dtype}; expected numbers")
@@ -64,11 +76,8 @@ def _channel_order(images: Array, where: str, layout: str | None) -> str:
         return layout or "nhw"
     first, last = images.shape[1] in _CHANNELS, images.shape[3] in _CHANNELS
     if first == last:
-        which = "both" if first else "neither"
-        raise UserError(
-            f"{where}: shape {images.shape}, where {which} of axes 1 and 3 could be the channels; "
-            "say layout=nchw or layout=nhwc"
-        )
+        which = "both axes 1 and 3 could be" if first else "neither axis 1 nor axis 3 can be"
+        raise UserError(f"{where}: shape {images.shape}, where {which} the channels; set layout to nchw or nhwc")
     return "nchw" if first else "nhwc"
 
 
@@ -79,14 +88,17 @@ def _channels_first(images: npt.NDArray[np.uint8], order: str) -> npt.NDArray[np
 
 
 def _as_bytes(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
-    """Whole numbers are levels from 0 to 255; floats run from 0 to 1, or to 255 if any exceeds 1."""
+    """Read whole numbers as levels from 0 to 255, and floats as 0 to 1, or as 0 to 255 if any exceeds 1."""
     for array, name in zip(arrays, where, strict=True):
         if array.dtype == np.uint8:
             continue
         flat = array.reshape(len(array), -1).astype(np.float64)
         bad = np.flatnonzero(~((flat >= 0) & (flat <= 255)).all(axis=1))  # NaN fails both
         if len(bad):
-            raise UserError(f"{name}: NaN, negative or over 255 in row {bad[0]}; expected pixels in 0 to 1 or 0 to 255")
+            raise UserError(
+                f"{name}: NaN, negative or over 255 in row {bad[0]}; expected pixels in 0 to 1 or 0 to 255 "
+                "(fedskew normalises images itself)"
+            )
     floats = arrays[0].dtype.kind == "f"
     scale = 255.0 if floats and max(float(a.max(initial=0)) for a in arrays) <= 1 else 1.0
     return [

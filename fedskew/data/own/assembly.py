@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset, Kind, Samples, check_samples
-from fedskew.data.holdout import TEST_FRACTION, stratified_holdout
+from fedskew.data.loading import TEST_FRACTION, stratified_holdout
 from fedskew.data.own.labels import Labels, encode_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY, text_dataset
 from fedskew.errors import UserError

@@ -9,12 +9,12 @@ import numpy as np
 
 from fedskew.data.dataset import Dataset
 from fedskew.data.images import parse_size, same_channels
-from fedskew.data.options import checked
+from fedskew.data.loading import check_options
 from fedskew.data.own.arrays import load_npz
 from fedskew.data.own.assembly import Part, assemble
 from fedskew.data.own.labels import Labels, class_list
-from fedskew.data.own.saved_datasets import is_saved_dataset, saved_tables
-from fedskew.data.own.tables import CSV_SUFFIXES, Table, csv_table, load_tables, parquet_table
+from fedskew.data.own.table_files import CSV_SUFFIXES, csv_table, is_saved_dataset, parquet_table, saved_tables
+from fedskew.data.own.tables import Table, load_tables
 from fedskew.data.published.image_folders import class_folders, labelled_images, read_images
 from fedskew.errors import UserError
 
@@ -28,12 +28,12 @@ _TEST_FOLDERS = ("test", "val", "valid", "validation")
 def load_own(path: Path, options: dict[str, Any]) -> Dataset:
     """The data at `path`, which exists."""
     if path.suffix == ".npz":
-        return load_npz(path, **checked(load_npz, options, str(path)))
+        return load_npz(path, **check_options(load_npz, options, str(path)))
     tables = _tables(path)
     if tables:
-        return load_tables(path.resolve().name, tables, **checked(load_tables, options, str(path)))
+        return load_tables(path.resolve().name, tables, **check_options(load_tables, options, str(path)))
     if path.is_dir():
-        return load_image_folder(path, **checked(load_image_folder, options, str(path)))
+        return load_image_folder(path, **check_options(load_image_folder, options, str(path)))
     raise UserError(f"{path}: unknown form of data; expected {_FORMS}")
 
 

@@ -1,9 +1,10 @@
-"""A user's labels, whatever they are written as, to class numbers."""
+"""A user's labels, as numbers or as names, to class numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from fedskew.errors import UserError
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels as found: int64 or str, and how to name a row of their file."""
+    """Labels as read: int64 or str. `row` names a row in a message."""
 
     values: npt.NDArray[np.generic]
     where: str
@@ -24,11 +25,13 @@ class Labels:
 
 
 def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> Labels:
-    """Whole numbers (in any dtype) or strings; anything else is refused with its first row."""
+    """Read whole numbers (of any dtype) or strings; refuse anything else, naming the first such row."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
         raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample")
+    if values.dtype.kind == "O":
+        values = _unboxed(values, where, row)
     if values.dtype.kind == "S":
         values = np.char.decode(values.astype(np.bytes_), "utf-8", "replace")
     if values.dtype.kind == "U":
@@ -43,8 +46,23 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     return Labels(values.astype(np.int64), where, row)
 
 
+def _unboxed(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:
+    """An array of Python objects, as pandas gives it, as strings or numbers."""
+    missing = np.array([value is None or value != value for value in values], dtype=bool)
+    if missing.any():
+        raise UserError(f"{where}: no label in {row(int(missing.argmax()))}; expected one for every sample")
+    unboxed = np.array(values.tolist())
+    strings = [isinstance(value, str) for value in values]
+    if unboxed.dtype.kind == "O" or any(strings) != all(strings):
+        odd = next((i for i, value in enumerate(values) if type(value) is not type(values[0])), 0)
+        raise UserError(
+            f"{where}: label {str(values[odd])!r} in {row(odd)}; expected only whole numbers, or only strings"
+        )
+    return unboxed
+
+
 def class_list(option: object) -> tuple[str, ...] | None:
-    """The user's list of all classes, of which data may lack some: names, or text with commas between them."""
+    """The option `classes`, as a list of names or as text with commas. The data may lack some of the classes."""
     if option is None:
         return None
     names = option.split(",") if isinstance(option, str) else option

@@ -1,49 +1,46 @@
-"""A user's CSV and Parquet files, and what the columns of a table are taken for."""
+"""A user's tables: which column is the label, and whether the others are numbers, text or images."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset
 from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
-from fedskew.data.own.arrays import inputs_of
+from fedskew.data.own.arrays import check_inputs
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.labels import Labels, class_list, read_labels
-from fedskew.data.published.text import LENGTH, VOCABULARY, read_csv
+from fedskew.data.published.text import LENGTH, VOCABULARY
 from fedskew.errors import UserError, unknown
 
 LABEL_NAMES = ("label", "labels", "class", "target", "y")
-CSV_SUFFIXES = (".csv", ".csv.gz", ".csv.xz")
 
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """A column of image files' bytes."""
+    """A column of images, each as the bytes of an image file."""
 
     files: list[bytes]
 
 
 Column = Array | list[str] | EncodedImages
-"""Numbers (one or more a row), strings, or images."""
+"""Numbers (one or more per row), strings, or images."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file's columns by name."""
+    """The columns of a table by name."""
 
     where: str
     row: Callable[[int], str]
     columns: dict[str, Column]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mistakes: dict[str, str] = field(default_factory=dict)
-    """What is wrong with a column, should it be used as numbers: it may be the label or left aside."""
+    """Why a column cannot be used as numbers. It is refused only if it is used so: it may be the label, or unused."""
+    gaps: dict[str, int] = field(default_factory=dict)
+    """The first row without a value, for the columns that have one."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ def load_tables(
     vocabulary: int = VOCABULARY,
     classes: object = None,
 ) -> Dataset:
-    """One table, or train and test: a label column, and numbers, one text or one image column beside it."""
+    """Load one table, or a training and a test table: a label column, and numbers, one text or one image column."""
     label = _label_column(tables[0], label)
     inputs = _choose_inputs(tables[0], label, text)
     labels = [_labels(table, label) for table in tables]
@@ -78,95 +75,11 @@ def load_tables(
         pixels: list[Array] = [*same_channels([_decoded(table, inputs.names[0], size) for table in tables])]
     else:
         pixels = [_numbers(table, inputs.names) for table in tables]
-    kind, x = inputs_of(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
+    kind, x = check_inputs(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
     parts = [Part(v, y, table.where) for v, y, table in zip(x, labels, tables, strict=True)]
     dataset = assemble(name, kind, parts, names, test_fraction)
     named = kind == "table" and dataset.input_shape == (len(inputs.names),)
     return replace(dataset, columns=inputs.names) if named else dataset
-
-
-def csv_table(path: Path) -> Table:
-    """A CSV file with a header; a column is numeric if most of its cells are."""
-    rows = read_csv(path)
-    if len(rows) < 2:
-        raise UserError(f"{path}: no rows; expected a line of column names and one line per sample")
-    header = [name.strip() for name in rows[0][1]]
-    repeated = [name for name in header if header.count(name) > 1]
-    if repeated:
-        raise UserError(f"{path}: column {repeated[0]!r} appears twice; expected different names")
-    for line, cells in rows[1:]:
-        if len(cells) != len(header):
-            raise UserError(f"{path}: line {line} has {len(cells)} cells; expected {len(header)} as in the first line")
-    lines = [line for line, _ in rows[1:]]
-
-    def row(index: int) -> str:
-        return f"line {lines[index]}"
-
-    columns: dict[str, Column] = {}
-    mistakes = {}
-    for i, name in enumerate(header):
-        cells = [cells[i] for _, cells in rows[1:]]
-        columns[name], odd = _typed(cells)
-        if odd is not None:
-            what = repr(cells[odd]) if cells[odd].strip() else "an empty cell"
-            mistakes[name] = f"{path}: {what} in column {name!r}, {row(odd)}; expected a number"
-    return Table(str(path), row, columns, mistakes=mistakes)
-
-
-def parquet_table(path: Path) -> Table:
-    pyarrow = import_pyarrow()
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read ({error}); expected a Parquet file") from error
-    return arrow_table(table, str(path), {})
-
-
-def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
-    """An Arrow table; `features` are Hugging Face's notes on its columns, which name the classes."""
-    features = features or _features_in(table.schema.metadata or {})
-    class_names = {
-        name: tuple(feature["names"])
-        for name, feature in features.items()
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and "names" in feature
-    }
-    columns = {name: _arrow_column(table.column(name), where, name) for name in table.column_names}
-    return Table(where, "row {}".format, columns, class_names)
-
-
-def _features_in(metadata: dict[bytes, bytes]) -> dict[str, Any]:
-    """Hugging Face's notes inside the file; whatever else stands there is none of ours."""
-    try:
-        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return features if isinstance(features, dict) else {}
-
-
-def import_pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError("reading Parquet and Arrow files needs pyarrow: pip install 'fedskew[data]'") from error
-    return pyarrow
-
-
-def _typed(cells: list[str]) -> tuple[Column, int | None]:
-    """Numbers, or the cells as they are; and which cell spoils a column of which most are numbers."""
-    try:
-        return np.array(cells, dtype=np.float64), None
-    except ValueError:
-        odd = [index for index, cell in enumerate(cells) if not _is_number(cell)]
-    return cells, odd[0] if 2 * len(odd) < len(cells) else None
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _label_column(table: Table, wanted: str | None) -> str:
@@ -199,7 +112,7 @@ def _choose_inputs(table: Table, label: str, text: str | None) -> _Inputs:
     if encoded or pixels:
         return _Inputs("encoded" if encoded else "numbers", (*encoded, *pixels))
     for name in others:
-        _refuse_mistake(table, name)
+        _require_numbers(table, name)
     texts = _text_names(others)
     if len(texts) == 1 and len(others) == 1:
         return _Inputs("text", (texts[0],))
@@ -213,9 +126,16 @@ def _choose_inputs(table: Table, label: str, text: str | None) -> _Inputs:
     return _Inputs("numbers", tuple(others))
 
 
-def _refuse_mistake(table: Table, name: str) -> None:
+def _require_numbers(table: Table, name: str) -> None:
+    _require_values(table, name)
     if name in table.mistakes:
         raise UserError(table.mistakes[name])
+
+
+def _require_values(table: Table, name: str) -> None:
+    if name in table.gaps:
+        row = table.row(table.gaps[name])
+        raise UserError(f"{table.where}: no value in column {name!r}, {row}; expected one for every sample")
 
 
 def _text_names(columns: dict[str, Column]) -> list[str]:
@@ -230,6 +150,7 @@ def _column(table: Table, name: str) -> Column:
 
 def _labels(table: Table, name: str) -> Labels:
     column = _column(table, name)
+    _require_values(table, name)
     if isinstance(column, EncodedImages):
         raise UserError(f"{table.where}: the label column {name!r} holds images; expected numbers or strings")
     return read_labels(np.asarray(column), f"{table.where} column {name!r}", table.row)
@@ -237,6 +158,7 @@ def _labels(table: Table, name: str) -> Labels:
 
 def _text(table: Table, name: str) -> list[str]:
     column = _column(table, name)
+    _require_values(table, name)
     if not isinstance(column, list):
         raise UserError(f"{table.where}: column {name!r} holds no strings; expected text as in the training data")
     return column
@@ -255,11 +177,13 @@ def _numbers(table: Table, names: tuple[str, ...]) -> Array:
     blocks = []
     for name in names:
         column = _column(table, name)
-        _refuse_mistake(table, name)
+        _require_numbers(table, name)
         if not isinstance(column, np.ndarray):
             raise UserError(f"{table.where}: column {name!r} holds strings; expected numbers as in the training data")
         if column.ndim > 2:
             return column
+        if not len(column):
+            raise UserError(f"{table.where}: no samples")
         block = column.reshape(len(column), -1).astype(np.float64)
         bad = np.flatnonzero(~np.isfinite(block).all(axis=1))
         if len(bad):
@@ -269,61 +193,3 @@ def _numbers(table: Table, names: tuple[str, ...]) -> Array:
             )
         blocks.append(block)
     return np.concatenate(blocks, axis=1)
-
-
-def _arrow_column(chunked: Any, where: str, name: str) -> Column:
-    pyarrow = import_pyarrow()
-    types = pyarrow.types
-    column = chunked.combine_chunks()
-    if isinstance(column, pyarrow.ChunkedArray):
-        column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], chunked.type)
-    if isinstance(column.type, pyarrow.BaseExtensionType):
-        column = column.storage
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if column.null_count:
-        first = column.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise UserError(f"{where}: no value in column {name!r}, row {first}; expected one for every sample")
-    if types.is_string(column.type) or types.is_large_string(column.type):
-        return list(column.to_pylist())
-    if types.is_binary(column.type) or types.is_large_binary(column.type):
-        return EncodedImages(column.to_pylist())
-    if types.is_struct(column.type):
-        return _image_structs(column, where, name)
-    if types.is_decimal(column.type):
-        column = column.cast(pyarrow.float64())
-    return _nested(column, where, name)
-
-
-def _image_structs(column: Any, where: str, name: str) -> EncodedImages:
-    """Hugging Face's images: the file's bytes, or the path where the file lies."""
-    files = []
-    for index, image in enumerate(column.to_pylist()):
-        content, path = image.get("bytes"), image.get("path")
-        if content is None and path and Path(path).is_file():
-            content = Path(path).read_bytes()
-        if content is None:
-            raise UserError(f"{where}: no image in column {name!r}, row {index} (path {path!r}); expected its bytes")
-        files.append(content)
-    return EncodedImages(files)
-
-
-def _nested(column: Any, where: str, name: str) -> Array:
-    """Numbers, or lists of equal length of them, however deep, as one array."""
-    types = import_pyarrow().types
-    shape = [len(column)]
-    while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
-        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
-        odd = np.flatnonzero(lengths != lengths[:1])
-        if len(odd):
-            row = int(odd[0]) // max(int(np.prod(shape[1:])), 1)
-            raise UserError(f"{where}: lists of unequal length in column {name!r}, row {row}; expected equal lengths")
-        shape.append(int(lengths[0]) if len(lengths) else 0)
-        column = column.flatten()
-    kind = column.type
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        raise UserError(f"{where}: column {name!r} holds {kind} values; expected numbers, strings or images")
-    values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False).copy()  # Arrow's memory is read-only
-    if values.dtype.kind == "b":
-        values = values.astype(np.int64)
-    return values.reshape(shape)

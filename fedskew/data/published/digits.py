@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedskew.data.dataset import Dataset, Samples
-from fedskew.data.holdout import TEST_FRACTION, stratified_holdout
+from fedskew.data.loading import TEST_FRACTION, stratified_holdout
 
 MEAN, STD = (0.3058,), (0.3760,)  # of the training pixels, which run from 0 to 16 in the source and to 255 here
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.data import Dataset, Federation, load
-from fedskew.data.holdout import stratified_holdout
+from fedskew.data.loading import stratified_holdout
 from fedskew.data.partitions.split_file import read_split
 from fedskew.data.published.places import cache_folder
 from fedskew.errors import UserError

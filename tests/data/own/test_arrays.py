@@ -51,7 +51,7 @@ def test_floats_up_to_one_are_scaled_to_bytes(tmp_path: Path) -> None:
 def test_axes_that_cannot_be_told_apart_need_a_layout(tmp_path: Path) -> None:
     x = np.zeros((20, 3, 8, 3), np.uint8)
     path = npz(tmp_path, x=x, y=Y)
-    with pytest.raises(UserError, match=r"both of axes 1 and 3 .*layout=nchw or layout=nhwc"):
+    with pytest.raises(UserError, match=r"both axes 1 and 3 could be the channels; set layout to nchw or nhwc"):
         load(path)
     assert load(path, layout="nhwc").input_shape == (3, 3, 8)
     assert load(path, layout="nchw").input_shape == (3, 8, 3)
@@ -128,7 +128,7 @@ TABLE = np.random.default_rng(3).normal(size=(20, 3))
         ({"x": TABLE, "y": with_value(Y.astype(float), 4, np.nan)}, r"label nan in row 4"),
         ({"x": TABLE, "y": np.array(["a", " "] * 10)}, r"no label in row 1"),
         ({"x": TABLE, "y": np.eye(20)}, r"labels have shape \(20, 20\); expected one label per sample"),
-        ({"x": TABLE, "y": 0 * Y}, r"has 1 classes; expected at least 2"),
+        ({"x": TABLE, "y": 0 * Y}, r"has one class"),
         ({"x": TABLE[:, 0], "y": Y}, r"1 dimensions; expected 2"),
         ({"x": np.array(["a"] * 20)[:, None], "y": Y}, r"values of type <U1; expected numbers"),
         ({"x": np.array([object()] * 20), "y": Y}, r"holds Python objects, which are never unpickled"),

@@ -1,0 +1,273 @@
+"""A user's data as Python objects: arrays, a pandas DataFrame, a torch Dataset or a Hugging Face Dataset.
+
+pandas and Hugging Face's datasets need not be installed: their objects are known by their attributes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedskew.data.dataset import Dataset
+from fedskew.data.images import Size, image_pixels, is_image, parse_size
+from fedskew.data.loading import check_options
+from fedskew.data.own.arrays import array_dataset
+from fedskew.data.own.assembly import Array, Part, assemble
+from fedskew.data.own.labels import class_list, read_labels
+from fedskew.data.own.table_files import TEST_SPLITS, arrow_table
+from fedskew.data.own.tables import Column, Table, load_tables
+from fedskew.data.published.text import LENGTH, VOCABULARY
+from fedskew.errors import UserError
+
+FORMS = (
+    "a dataset's name, a path, a pair of arrays (x, y), a pandas DataFrame, a torch Dataset or a Hugging Face Dataset"
+)
+_COMMON_OPTIONS = ("name", "test")
+
+
+def load_object(data: object, options: dict[str, Any]) -> Dataset:
+    """Load `data`; `options` are `name`, `test` (a test part of the same form) and those of the data's form."""
+    train, test = _parts(data, options.get("test"))
+    parts = [train] if test is None else [train, test]
+    pairs = _is_pair(train)
+    kind = type(train[0]).__name__ if pairs else type(train).__name__
+    name = options.get("name", "arrays" if pairs else kind.lower())
+    if not isinstance(name, str) or not name.strip():
+        raise UserError(f"name is {name!r}; expected text")
+    rest = {key: value for key, value in options.items() if key not in _COMMON_OPTIONS}
+    where = (kind, f"test {kind}")
+    loader: Callable[..., Dataset]
+    content: list[Any]
+    if pairs and _is_frame(train[0]):
+        if "label" in rest:
+            raise UserError(f"label is {rest['label']!r}, but the labels are y of the pair (x, y); leave label out")
+        loader, content = load_tables, [_frame_table(x, y, at) for (x, y), at in zip(parts, where, strict=False)]
+        rest["label"] = next(reversed(content[0].columns))
+    elif _is_frame(train) or _is_hugging_face(train):
+        loader, content = load_tables, [_table(part, at) for part, at in zip(parts, where, strict=False)]
+    elif pairs:
+        loader, content = load_arrays, parts
+    else:
+        loader, content = load_samples, list(zip(parts, where, strict=False))
+    dataset = loader(name, content, **check_options(loader, rest, kind, _COMMON_OPTIONS))
+    return replace(dataset, in_memory=_identity(kind, dataset))
+
+
+def load_arrays(
+    name: str,
+    pairs: Sequence[tuple[Any, Any]],
+    *,
+    test_fraction: float | None = None,
+    layout: str | None = None,
+    classes: object = None,
+    columns: Sequence[str] | None = None,
+) -> Dataset:
+    """Load arrays x and y; `columns` are the names of a table's features."""
+    parts = [
+        (_array(x, f"{part}x"), _labels(y, f"{part}y"), f"{part}x", f"{part}y")
+        for (x, y), part in zip(pairs, ("", "test "), strict=False)
+    ]
+    dataset = array_dataset(name, parts, class_list(classes), test_fraction, layout)
+    if columns is None:
+        return dataset
+    if dataset.kind != "table" or len(columns) != dataset.input_shape[0]:
+        raise UserError(f"columns has {len(columns)} names, x has shape {parts[0][0].shape}; expected one per feature")
+    return replace(dataset, columns=tuple(map(str, columns)))
+
+
+def load_samples(
+    name: str,
+    parts: Sequence[tuple[Any, str]],
+    *,
+    test_fraction: float | None = None,
+    layout: str | None = None,
+    image_size: object = None,
+    classes: object = None,
+    length: int = LENGTH,
+    vocabulary: int = VOCABULARY,
+) -> Dataset:
+    """Load torch Datasets whose items are pairs (input, label). An input is numbers, an image or a text."""
+    samples = [_samples(data, where) for data, where in parts]
+    names = class_list(classes) or _class_names(parts[0][0])
+    inputs, places = [x for x, _ in samples], [where for _, where in parts]
+    if isinstance(inputs[0][0], str):
+        texts = [
+            Part(list(map(str, x)), read_labels(y, where, "item {}".format), where)
+            for (x, y), where in zip(samples, places, strict=True)
+        ]
+        return assemble(name, "text", texts, names, test_fraction, length, vocabulary)
+    if is_image(inputs[0][0]):
+        size, layout = parse_size(image_size), "nchw"
+        inputs = [_pixels(images, where, size) for images, where in zip(inputs, places, strict=True)]
+        channels = max(len(image) for part in inputs for image in part)
+        inputs = [[x if len(x) == channels else x.repeat(channels, axis=0) for x in part] for part in inputs]
+    arrays = [(_stack(x, where), y, where, where) for (_, y), x, where in zip(samples, inputs, places, strict=True)]
+    return array_dataset(name, arrays, names, test_fraction, layout)
+
+
+def _parts(data: Any, test: Any) -> tuple[Any, Any]:
+    """The training part and the test part, which may be None."""
+    if isinstance(data, Mapping):
+        splits = list(data)
+        if len(splits) > 1 and "train" not in splits:
+            raise UserError(f"{type(data).__name__}: splits {', '.join(map(str, splits))}; expected one named train")
+        own = next((name for name in TEST_SPLITS if name in splits), None) if len(splits) > 1 else None
+        if own is not None and test is not None:
+            raise UserError(f"{type(data).__name__} has a split {own!r}; leave test out")
+        if not splits:
+            raise UserError(f"{type(data).__name__} is empty; expected a split named train")
+        train = data["train"] if "train" in splits else data[splits[0]]
+        return train, test if own is None else data[own]
+    known = _is_pair(data) or _is_frame(data) or _is_hugging_face(data)
+    if isinstance(data, np.ndarray | torch.Tensor):
+        raise UserError(f"data is a single {type(data).__name__}; expected a pair (x, y) of inputs and labels")
+    if not known and (not hasattr(data, "__getitem__") or isinstance(data, str | bytes | tuple)):
+        raise UserError(f"data is of type {type(data).__name__}; expected {FORMS}")
+    if not hasattr(data, "__len__"):
+        raise UserError(f"{type(data).__name__} has no length, so it is a stream; expected a Dataset with a length")
+    if test is not None and (_is_frame(data), _is_hugging_face(data), _is_pair(data)) != (
+        _is_frame(test),
+        _is_hugging_face(test),
+        _is_pair(test),
+    ):
+        raise UserError(f"test is of type {type(test).__name__}; expected {type(data).__name__}, as the training part")
+    return data, test
+
+
+def _is_pair(data: object) -> bool:
+    return isinstance(data, tuple) and len(data) == 2
+
+
+def _is_frame(data: object) -> bool:
+    return all(hasattr(data, name) for name in ("columns", "iloc", "dtypes"))
+
+
+def _is_hugging_face(data: object) -> bool:
+    return all(hasattr(data, name) for name in ("features", "column_names", "with_format"))
+
+
+def _array(values: Any, where: str) -> npt.NDArray[Any]:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"{where}: rows of unequal length; expected an array of numbers") from error
+
+
+def _labels(values: Any, where: str) -> npt.NDArray[Any]:
+    """Labels as an array; those of a list stay as they are, since numpy would turn [1, "a"] into strings."""
+    return np.array(values, dtype=object) if isinstance(values, list | tuple) else _array(values, where)
+
+
+def _table(data: Any, where: str) -> Table:
+    return _frame_table(data, None, where) if _is_frame(data) else _hugging_face_table(data, where)
+
+
+def _hugging_face_table(data: Any, where: str) -> Table:
+    """The rows that the Dataset shows, which may be a selection of those it stores."""
+    features = data.features.to_dict() if hasattr(data.features, "to_dict") else {}
+    return arrow_table(data.with_format("arrow")[:], where, features)
+
+
+def _frame_table(frame: Any, labels: Any, where: str) -> Table:
+    """The columns of a DataFrame, and `labels` as the last one if they are given apart."""
+    columns: dict[str, Column] = {}
+    mistakes: dict[str, str] = {}
+    gaps: dict[str, int] = {}
+    for position, key in enumerate(frame.columns):
+        name, column = str(key), frame.iloc[:, position]
+        if name in columns:
+            raise UserError(f"{where}: column {name!r} appears twice; expected different names")
+        missing = np.asarray(column.isna())
+        if missing.any():
+            gaps[name] = int(missing.argmax())
+        kind, values = column.dtype.kind, np.asarray(column)
+        if kind in "biuf":
+            columns[name] = values.astype(np.float64) if name not in gaps else values
+            continue
+        columns[name] = [str(value) for value in values]
+        if content := _unusable(column, values):
+            mistakes[name] = (
+                f"{where}: column {name!r} holds {content}; expected numbers: convert it first, or leave it out"
+            )
+    if labels is not None:
+        own = str(getattr(labels, "name", None) or "label")
+        while own in columns:
+            own += "_"
+        columns[own] = _labels(labels, "y")
+    return Table(where, "row {}".format, columns, mistakes=mistakes, gaps=gaps)
+
+
+def _unusable(column: Any, values: npt.NDArray[Any]) -> str | None:
+    """What a column holds, if that is neither numbers nor text."""
+    if str(column.dtype) == "category":
+        return "categories"
+    if column.dtype.kind in "mM":
+        return "dates or times"
+    odd = next((value for value in values if value == value and not isinstance(value, str | None)), None)
+    return None if odd is None else f"values of type {type(odd).__name__}"
+
+
+def _samples(data: Any, where: str) -> tuple[list[Any], npt.NDArray[Any]]:
+    """The inputs and the labels of all items."""
+    inputs, labels = [], []
+    for index in range(len(data)):
+        item = data[index]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UserError(f"{where}: item {index} has type {type(item).__name__}; expected a pair (input, label)")
+        inputs.append(item[0])
+        labels.append(item[1].item() if hasattr(item[1], "item") else item[1])
+    if not inputs:
+        raise UserError(f"{where}: no samples")
+    return inputs, np.array(labels, dtype=object)
+
+
+def _pixels(images: Sequence[Any], where: str, size: Size | None) -> list[Any]:
+    return [image_pixels(image, f"{where}: item {index}", size) for index, image in enumerate(images)]
+
+
+def _stack(inputs: Sequence[Any], where: str) -> Array:
+    arrays = [_array(value, f"{where}: item {index}") for index, value in enumerate(inputs)]
+    odd = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
+    if odd is not None:
+        raise UserError(
+            f"{where}: item {odd} has shape {arrays[odd].shape}, item 0 {arrays[0].shape}; expected the same"
+        )
+    return np.stack(arrays)
+
+
+def _class_names(data: Any) -> tuple[str, ...] | None:
+    """The class names that torchvision's datasets have, also of a subset of one."""
+    names = getattr(data, "classes", None) or getattr(getattr(data, "dataset", None), "classes", None)
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else None
+
+
+def _identity(kind: str, dataset: Dataset) -> dict[str, object]:
+    """What a configuration records of data that it cannot hold."""
+    digest = hashlib.sha256("\n".join(dataset.classes).encode())
+    for samples in (dataset.train, dataset.test):
+        for array in (samples.x, samples.y):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return {
+        "in_memory": kind,
+        "train": list(dataset.train.x.shape),
+        "test": list(dataset.test.x.shape),
+        "sha256": digest.hexdigest(),
+    }
+
+
+def refuse_in_memory(options: Mapping[str, object]) -> UserError:
+    """The error for a configuration of a run whose data were Python objects."""
+    shape = " and ".join(f"{part} {'×'.join(map(str, options[part]))}" for part in ("train", "test"))  # type: ignore[call-overload]
+    return UserError(
+        f"the data of this run were a {options['in_memory']} in Python ({shape}, SHA-256 "
+        f"{str(options['sha256'])[:12]}…), which a configuration cannot hold; pass them to fs.federation in Python"
+    )

@@ -1,0 +1,247 @@
+"""A user's data as Python objects: arrays, DataFrames, torch Datasets and Hugging Face Datasets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torch.utils.data import Subset, TensorDataset
+
+import fedskew as fs
+from fedskew.cli import main
+
+RANDOM = np.random.default_rng(0)
+Y = np.arange(60) % 3
+TABLE = RANDOM.normal(size=(60, 4)) + Y[:, None]
+IMAGES = RANDOM.integers(0, 256, (60, 3, 6, 5), dtype=np.uint8)
+NAMES = ["low", "middle", "high"]
+
+
+def frame(**changes: Any) -> pd.DataFrame:
+    columns = {"age": TABLE[:, 0], "pulse": TABLE[:, 1], "ill": np.array(NAMES)[Y]}
+    return pd.DataFrame({**columns, **changes})
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    """A torch Dataset in its most general form."""
+
+    def __init__(self, inputs: list[Any], labels: list[Any]) -> None:
+        self.inputs, self.labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.inputs[index], self.labels[index]
+
+
+def same(one: fs.Dataset, other: fs.Dataset) -> bool:
+    """Whether two datasets have the same samples and classes."""
+    parts = ((one.train, other.train), (one.test, other.test))
+    equal = all(np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y) for a, b in parts)
+    return equal and one.classes == other.classes and one.kind == other.kind
+
+
+# Arrays
+
+
+def test_arrays_give_what_their_npz_file_gives(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=TABLE, y=Y, classes=NAMES)
+    loaded = fs.load((TABLE, Y), classes=NAMES)
+    assert same(loaded, fs.load(tmp_path / "own.npz"))
+    assert len(loaded.test) == 12
+
+
+def test_a_test_part_is_not_held_out_again() -> None:
+    loaded = fs.load((IMAGES[:40], Y[:40]), test=(IMAGES[40:], Y[40:]))
+    assert loaded.kind == "image"
+    np.testing.assert_array_equal(loaded.test.x, IMAGES[40:])
+    with pytest.raises(fs.UserError, match="test x is a test set already; leave test_fraction out"):
+        fs.load((IMAGES[:40], Y[:40]), test=(IMAGES[40:], Y[40:]), test_fraction=0.5)
+
+
+def test_tensors_lists_and_names_of_labels_and_features() -> None:
+    loaded = fs.load((torch.tensor(TABLE), [NAMES[y] for y in Y]), columns=list("abcd"), classes=NAMES)
+    assert loaded.columns == tuple("abcd")
+    assert same(loaded, fs.load((TABLE, Y), classes=NAMES))
+
+
+# DataFrames
+
+
+def test_a_frame_gives_what_its_csv_file_gives(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "own.csv", index=False)
+    loaded = fs.load(frame(), label="ill")
+    assert same(loaded, fs.load(tmp_path / "own.csv", label="ill"))
+    assert loaded.columns == ("age", "pulse")
+    assert loaded.classes == ("high", "low", "middle")
+
+
+def test_features_and_labels_as_in_scikit_learn() -> None:
+    apart = fs.load((frame()[["age", "pulse"]], frame()["ill"]))
+    assert same(apart, fs.load(frame(), label="ill"))
+    assert apart.columns == ("age", "pulse")
+
+
+@pytest.mark.parametrize("label", [pd.Categorical(np.array(NAMES)[Y]), pd.array(Y, dtype="Int64"), Y > 1], ids=type)
+def test_a_label_column_may_have_any_type(label: Any) -> None:
+    assert len(fs.load(frame(ill=label), label="ill").train) == 48
+
+
+def test_one_column_of_text() -> None:
+    loaded = fs.load(pd.DataFrame({"note": [f"word{y} and more" for y in Y], "y": Y}), length=3)
+    assert loaded.kind == "text"
+    assert loaded.input_shape == (3,)
+
+
+# torch Datasets
+
+
+def test_a_tensor_dataset_and_a_subset() -> None:
+    whole = TensorDataset(torch.tensor(TABLE), torch.tensor(Y))
+    assert same(fs.load(whole), fs.load((TABLE, Y)))
+    part = Subset(whole, range(30))
+    assert same(fs.load(part), fs.load((TABLE[:30], Y[:30])))
+
+
+def test_images_as_floats_as_pillow_gives_them_and_as_bytes() -> None:
+    expected = fs.load((IMAGES, Y))
+    floats = Pairs([torch.tensor(x) / 255 for x in IMAGES], Y.tolist())
+    pillow = Pairs([Image.fromarray(x.transpose(1, 2, 0)) for x in IMAGES], Y.tolist())
+    assert same(fs.load(floats), expected)
+    assert same(fs.load(pillow), expected)
+    assert fs.load(pillow, image_size="3x4").input_shape == (3, 3, 4)
+
+
+def test_class_names_of_a_torch_dataset() -> None:
+    data = Pairs(list(TABLE), Y.tolist())
+    data.classes = NAMES  # type: ignore[attr-defined]
+    assert fs.load(data).classes == tuple(NAMES)
+    assert fs.load(Subset(data, range(30))).classes == tuple(NAMES)
+
+
+def test_texts_of_a_torch_dataset() -> None:
+    assert fs.load(Pairs([f"word{y} here" for y in Y], Y.tolist())).kind == "text"
+
+
+# Hugging Face Datasets
+
+
+def hugging_face() -> datasets.Dataset:
+    features = datasets.Features(
+        {"a": datasets.Value("float64"), "b": datasets.Value("float64"), "mood": datasets.ClassLabel(names=NAMES)}
+    )
+    return datasets.Dataset.from_dict({"a": TABLE[:, 0], "b": TABLE[:, 1], "mood": Y}, features=features)
+
+
+def test_a_hugging_face_dataset_names_its_classes() -> None:
+    loaded = fs.load(hugging_face())
+    assert loaded.classes == tuple(NAMES)
+    assert loaded.columns == ("a", "b")
+    assert same(loaded, fs.load((TABLE[:, :2], Y), classes=NAMES))
+
+
+def test_a_selection_of_a_hugging_face_dataset() -> None:
+    chosen = hugging_face().select(range(30, 60))
+    assert same(fs.load(chosen), fs.load((TABLE[30:, :2], Y[30:]), classes=NAMES))
+
+
+def test_a_dataset_dict_has_its_own_test_part() -> None:
+    parts = hugging_face().train_test_split(test_size=20, shuffle=False)
+    loaded = fs.load(parts)
+    assert (len(loaded.train), len(loaded.test)) == (40, 20)
+    assert same(loaded, fs.load((TABLE[:40, :2], Y[:40]), test=(TABLE[40:, :2], Y[40:]), classes=NAMES))
+    with pytest.raises(fs.UserError, match="DatasetDict has a split 'test'; leave test out"):
+        fs.load(parts, test=hugging_face())
+
+
+def test_images_of_a_hugging_face_dataset(tmp_path: Path) -> None:
+    pictures = [Image.fromarray(x.transpose(1, 2, 0)) for x in IMAGES]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)})
+    data = datasets.Dataset.from_dict({"image": pictures, "label": Y}, features=features)
+    assert same(fs.load(data), fs.load((IMAGES, Y), classes=NAMES))
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "line"),
+    [
+        ((TABLE, Y[:-1]), {}, "x: 60 inputs but 59 labels; expected equal lengths"),
+        ((TABLE, np.zeros(60)), {}, "'arrays' has one class (0); expected at least 2 classes"),
+        ((np.where(TABLE > 3, np.nan, TABLE), Y), {}, "x: NaN or infinite value in row"),
+        ((TABLE, [None, *Y[1:]]), {}, "y: no label in row 0; expected one for every sample"),
+        ((TABLE, ["a", *Y[1:]]), {}, "label '1' in row 1; expected only whole numbers, or only strings"),
+        ((TABLE, Y), {"columns": ["a"]}, "columns has 1 names, x has shape (60, 4); expected one per feature"),
+        ((TABLE, Y), {"colums": ["a"]}, "unknown option of ndarray: 'colums'; did you mean 'columns'?"),
+        (((TABLE - 9).reshape(60, 2, 2), Y), {}, "expected pixels in 0 to 1 or 0 to 255 (fedskew normalises images"),
+        (([[1, 2], [3]], [0, 1]), {}, "x: rows of unequal length"),
+        (TABLE, {}, "data is a single ndarray; expected a pair (x, y) of inputs and labels"),
+        ((TABLE, Y, TABLE, Y), {}, "data is of type tuple; expected a dataset's name, a path, a pair of arrays (x, y)"),
+        (7, {}, "data is of type int; expected a dataset's name"),
+        ((TABLE, Y), {"test": TABLE}, "test is of type ndarray; expected tuple"),
+        (frame(), {}, "DataFrame: no column named label, labels, class, target, y; say which is the label"),
+        (frame(), {"label": "il"}, "unknown label column in DataFrame: 'il'; did you mean 'ill'?"),
+        (frame(ill=None), {"label": "ill"}, "DataFrame: no value in column 'ill', row 0; expected one for every"),
+        (frame(age=[np.nan, *Y[1:]]), {"label": "ill"}, "DataFrame: no value in column 'age', row 0"),
+        (frame(town=pd.Categorical(["a", "b", "c"] * 20)), {"label": "ill"}, "column 'town' holds categories;"),
+        (frame(born=pd.Timestamp("2020-01-01")), {"label": "ill"}, "column 'born' holds dates or times; expected num"),
+        (frame(town=["a", "b", "c"] * 20), {"label": "ill"}, "column 'town' holds strings; expected numbers"),
+        (frame(odd=[[1]] * 60), {"label": "ill"}, "column 'odd' holds values of type list; expected numbers"),
+        (frame().iloc[:0], {"label": "ill"}, "no samples"),
+        ((frame(), Y), {"label": "ill"}, "the labels are y of the pair (x, y); leave label out"),
+        (Pairs(list(TABLE), Y.tolist()), {"label": "y"}, "unknown option of Pairs: 'label'"),
+        (Pairs([*TABLE[1:], TABLE[0, :2]], Y.tolist()), {}, "Pairs: item 59 has shape (2,), item 0 (4,); expected the"),
+        (torch.tensor(TABLE), {}, "data is a single Tensor; expected a pair (x, y)"),
+        (TensorDataset(torch.tensor(TABLE)), {}, "TensorDataset: item 0 has type tuple; expected a pair"),
+        (Pairs([], []), {}, "Pairs: no samples"),
+        (hugging_face(), {"label": "moods"}, "unknown label column in Dataset: 'moods'; did you mean 'mood'?"),
+        (hugging_face().to_iterable_dataset(), {}, "IterableDataset has no length, so it is a stream"),
+        ("x" * 5000, {}, "unknown dataset or path"),
+        (fs.load((TABLE, Y)), {"label": "y"}, "option 'label' for a Dataset that is loaded already"),
+    ],
+)  # fmt: skip
+def test_mistakes_get_one_line(data: Any, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(fs.UserError) as caught:
+        fs.federation(data, fs.IID(clients=3), **options)
+    assert line in str(caught.value)
+
+
+# Runs on such data
+
+
+def test_the_run_records_what_the_data_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = {"method": "fedavg", "rounds": 1, "out": tmp_path / "run"}
+    fed = fs.federation(frame(), fs.IID(clients=3), label="ill", name="patients")
+    result = fs.run(fed, **short)
+    recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]
+    assert recorded["name"] == "patients"
+    assert (recorded["in_memory"], recorded["train"], recorded["test"]) == ("DataFrame", [48, 2], [12, 2])
+    assert len(recorded["sha256"]) == 64
+
+    again = fs.run(fs.federation(frame(), fs.IID(clients=3), label="ill", name="patients"), **short)
+    assert again.accuracy == result.accuracy
+    other = fs.federation(frame(age=TABLE[:, 2]), fs.IID(clients=3), label="ill", name="patients")
+    with pytest.raises(fs.UserError, match=r"another configuration \(it differs in data.sha256\)"):
+        fs.run(other, **short)
+
+    status = main(["run", "-c", str(tmp_path / "run" / "config.yaml"), "--out", str(tmp_path / "again")])
+    assert status == 2
+    line = " ".join(capsys.readouterr().err.split())
+    assert "the data of this run were a DataFrame in Python (train 48×2 and test 12×2, SHA-256" in line
+    assert "pass them to fs.federation in Python" in line
+
+
+def test_federations_and_datasets_have_a_short_repr() -> None:
+    fed = fs.federation((TABLE, Y), fs.LabelsPerClient(clients=3, labels_per_client=1), seed=2)
+    assert repr(fed) == "Federation('arrays', 3 clients, labels(labels_per_client=1), seed=2)"
+    assert repr(fed.dataset) == "Dataset('arrays', table, 3 classes, 48 training and 12 test samples of shape (4,))"
+    assert repr(fed.dataset.train) == "Samples(48 of shape (4,), float32)"
