@@ -52,6 +52,7 @@ def command(
     from fedskew.experiment.config import assigned
     from fedskew.flower.app_folder import write_app
     from fedskew.flower.contract import Contract
+    from fedskew.flower.disclosure import noise_warning
     from fedskew.flower.planning import described_contract, resolved, settings_of
 
     config = settings.config()
@@ -63,6 +64,9 @@ def command(
     else:
         contract = Contract.of(load(config.data, config.data_dir, **config.data_params))
     own = settings_of(names, assigned(federation or ()))
-    path = write_app(folder, own, contract, resolved(config, contract, names))
+    whole = resolved(config, contract, names)
+    path = write_app(folder, own, contract, whole)
+    if warning := noise_warning(own, contract, whole):
+        notice(f"warning: {warning}")
     stdout().print(f"{path}: a Flower app for {', '.join(names)}", soft_wrap=True, markup=False)
     notice(f"its operators read {path / 'README.md'}; every setting is in {path / 'pyproject.toml'}")

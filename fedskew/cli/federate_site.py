@@ -11,6 +11,7 @@ from fedskew.errors import UserError
 
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
+    from fedskew.flower.site_config import SiteConfig
 
 EXAMPLES = (
     "fedskew federate site site.yaml --check my-federation",
@@ -42,7 +43,7 @@ def command(
     held = config.federation()
     _show(config.name, held)
     if check is not None:
-        _check(check, config.name, held)
+        _check(check, config, held)
     if superlink is None:
         return
     if keys is None:
@@ -58,22 +59,22 @@ def _show(name: str, held: Federation) -> None:
     stdout().print(f"{name}: {held.sizes[0]} training samples ({own})", soft_wrap=True, markup=False)
 
 
-def _check(app: str, name: str, held: Federation) -> None:
-    from fedskew.cli.terminal import stdout
+def _check(app: str, site: SiteConfig, held: Federation) -> None:
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.disclosure import disclosures, noise_warning
     from fedskew.flower.planning import read_app
-    from fedskew.methods.catalogue import find
+    from fedskew.flower.site_policy import DETAILS
 
     settings, contract, config = read_app(app)
-    if name not in settings.sites:
-        raise UserError(f"the site is called {name!r}; expected one of {', '.join(settings.sites)}")
+    if site.name not in settings.sites:
+        raise UserError(f"the site is called {site.name!r}; expected one of {', '.join(settings.sites)}")
     contract.admit(held.dataset)
-    console = stdout()
-    for part in config.method.split("+"):
-        entry = find(part)
-        console.print(f"{entry.name} sends: {entry.sends}; reveals of labels: {entry.reveals}", soft_wrap=True)
-    told = {"class": "results of its tests by class", "total": "the accuracy of its tests", "none": "nothing"}
-    loss = ", its training loss" if settings.share_loss else ""
-    console.print(f"metrics that leave the site: {told[settings.site_metrics]}{loss}", soft_wrap=True)
+    for line in disclosures(settings, config):
+        stdout().print(line, soft_wrap=True, markup=False)
+    if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):
+        notice(f"this site allows metrics: {site.metrics}, so the results of its tests will be left out")
+    if warning := noise_warning(settings, contract, config):
+        notice(f"warning: {warning}")
 
 
 def _connect(file: Path, superlink: str, folder: Path) -> None:

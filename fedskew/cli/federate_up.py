@@ -38,6 +38,8 @@ def command(
     """
     from fedskew.cli.terminal import notice, print_json, stdout
     from fedskew.experiment.config import assigned, with_values
+    from fedskew.flower.disclosure import noise_warning
+    from fedskew.flower.planning import read_app
     from fedskew.flower.trial import follow, plan_trial
 
     def say(line: str) -> None:
@@ -46,6 +48,8 @@ def command(
 
     config = with_values(settings.config(), {"partition.clients": sites})
     trial = plan_trial(Path(folder), config, assigned(federation or ()))
+    if warning := noise_warning(*read_app(trial.app)):
+        say(f"warning: {warning}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # however it is ended, it ends what it started
     try:
         with trial:

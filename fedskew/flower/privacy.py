@@ -1,14 +1,17 @@
-"""Differential privacy of whole sites: clipped changes, Gaussian noise, and the ε that a run has come to.
+"""Differential privacy of whole sites: clipped changes, Gaussian noise, and the ε that a run has reached.
 
-    central   the server clips every site's change to norm C and adds noise of deviation z·C/K to the mean of the K:
-              whoever sees the models of the run learns little of whether any one site took part
-    local     every site clips its change and adds noise of deviation z·C before it sends it: the server itself learns
-              little of any site, and the model suffers √K times as much noise
+    central   the server clips every site's change to norm C and adds noise of deviation z·C/K to the mean of the K
+              changes: the models of the run reveal little about the data of any one site
+    local     every site clips its change and adds noise of deviation z·C before sending it: the server itself learns
+              little about any site, and the mean has √K times as much noise
 
-T releases with noise multiplier z are together as private as one Gaussian mechanism with μ = √T·s/z, where s is 1 for a
-site that is there or not (central) and 2 for one change or any other (local); ε follows from μ exactly (Dong, Roth and
-Su, "Gaussian differential privacy", JRSS B 2022). No amplification by sampling is counted. What is covered is the
-model; the number of samples that a site tells, and losses and metrics where they are shared, are not.
+Two runs are neighbours if they differ in the data of one site: its change is replaced by any other of norm C at most.
+Who takes part in a round is public, so that K is the same in both. The mean then differs by at most 2·C/K, and a local
+change by at most 2·C: in both cases the sensitivity is 2 in units of what z multiplies.
+
+T releases with noise multiplier z are together as private as one Gaussian mechanism with μ = 2·√T/z, and ε follows from
+μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022). No amplification by sampling is counted.
+The guarantee covers the models. It does not cover the number of samples that a site reports, nor losses and metrics.
 
 Flower's own wrappers are not used: the server-side one accounts for FedAvg only and reseeds from the run's global
 state; `LocalDpMod` needs one array per tensor and takes a formula for σ that holds for ε < 1 and a single release.
@@ -29,13 +32,15 @@ from fedskew.methods.fedavg import Mean
 from fedskew.methods.fedavgm import FedAvgM
 from fedskew.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 
-SENSITIVITY = {"central": 1.0, "local": 2.0}
+SENSITIVITY = {"central": 2.0, "local": 2.0}
+"""Of one release, in units of what the noise multiplier multiplies: clip / K (central) or clip (local)."""
+NEIGHBOURS = "for a site whose data are replaced by any others; who takes part is public"
 _MEANS = (Mean, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Server rules that see the updates' mean alone."""
 
 
 def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The smallest ε for which so many releases are (ε, δ)-private."""
+    """The smallest ε for which `releases` releases are (ε, δ)-private."""
     if releases == 0:
         return 0.0
     mu = math.sqrt(releases) * sensitivity / noise_multiplier
@@ -64,10 +69,15 @@ def _log_normal(x: float) -> float:
     return -x * x / 2 - math.log(-x) - math.log(2 * math.pi) / 2 + math.log1p(-1 / (x * x))
 
 
+def noise_to_signal(kind: str, noise_multiplier: float, sites: int, parameters: int) -> float:
+    """Norm of the noise on a round's mean change over the largest norm that the mean change itself can have."""
+    return noise_multiplier * math.sqrt(parameters) / (sites if kind == "central" else math.sqrt(sites))
+
+
 def private_change(
     trained: Mapping[str, Tensor], sent: Mapping[str, Tensor], clip: float, deviation: float, noise: torch.Generator
 ) -> Tensors:
-    """The trained parameters with their change clipped to a norm, and noise of that deviation on every entry."""
+    """The trained parameters, with their change clipped to norm `clip` and noise added to every entry."""
     change = {name: trained[name].double() - sent[name].double() for name in sent}
     norm = math.sqrt(sum(float(c.square().sum()) for c in change.values()))
     scale = min(1.0, clip / norm) if norm > 0 else 1.0
@@ -80,7 +90,7 @@ def private_change(
 
 
 def noise_source() -> torch.Generator:
-    """Not keyed by the run's seed: whoever knows that must not know the noise."""
+    """Noise is not keyed by the run's seed, since whoever knows the seed must not know the noise."""
     return torch.Generator().manual_seed(secrets.randbits(63))
 
 
@@ -88,9 +98,9 @@ def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[s
     """Refuse methods and models whose releases the accounting does not cover."""
     if average != "uniform":
         raise UserError(f"average is {average!r}; {kind} privacy needs 'uniform': a large site's weight has no bound")
-    told = [part.sends for part in method.members if part.sends]
-    if told:
-        raise UserError(f"method {method.name!r} sends {', '.join(told)}, which {kind} privacy does not cover")
+    extras = [part.sends for part in method.members if part.sends]
+    if extras:
+        raise UserError(f"method {method.name!r} sends {', '.join(extras)}, which {kind} privacy does not cover")
     if kind == "central" and not isinstance(method.server, _MEANS):
         raise UserError(
             f"method {method.name!r} does more than average the updates; central privacy needs a mean, such as fedavg's"

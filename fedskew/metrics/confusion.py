@@ -6,7 +6,7 @@ gives the metrics of the whole without keeping any prediction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,8 @@ def macro_f1(confusion: Confusion) -> float:
     """Mean F1 over the classes that occur among labels or predictions, as scikit-learn averages it."""
     occurrences = confusion.sum(axis=1) + confusion.sum(axis=0)
     occurring = occurrences > 0
+    if not occurring.any():
+        return float("nan")
     return float(np.mean(2 * np.diag(confusion)[occurring] / occurrences[occurring]))
 
 
@@ -55,17 +57,22 @@ def micro_f1(confusion: Confusion) -> float:
 
 def worst_class(confusion: Confusion) -> float:
     """The accuracy of the class that is predicted worst."""
-    return float(np.nanmin(class_accuracy(confusion)))
+    return _over_classes(np.nanmin, confusion)
 
 
 def mean_class(confusion: Confusion) -> float:
     """Mean accuracy over the classes: accuracy as if all classes had equally many samples."""
-    return float(np.nanmean(class_accuracy(confusion)))
+    return _over_classes(np.nanmean, confusion)
 
 
 def best_class(confusion: Confusion) -> float:
     """The accuracy of the class that is predicted best."""
-    return float(np.nanmax(class_accuracy(confusion)))
+    return _over_classes(np.nanmax, confusion)
+
+
+def _over_classes(reduce: Callable[..., Any], confusion: Confusion) -> float:
+    """NaN if no class was tested by itself."""
+    return float(reduce(class_accuracy(confusion))) if confusion.any() else float("nan")
 
 
 def class_gap(confusion: Confusion) -> float:
@@ -75,32 +82,39 @@ def class_gap(confusion: Confusion) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What a model did on a test set."""
+    """A model's results on a test set."""
 
     confusion: Confusion
+    totals: tuple[int, int] | None = None
+    """Samples predicted right and samples tested, where only these are known, as from sites that report no results by
+    class. The matrix is then zero, and metrics by class are NaN."""
 
     def __post_init__(self) -> None:
         matrix = np.array(self.confusion, dtype=np.int64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a confusion matrix is square, not of shape {matrix.shape}")
-        if matrix.min(initial=0) < 0 or matrix.sum() == 0:
+        if self.totals is not None and (matrix.any() or not 0 <= self.totals[0] <= self.totals[1] != 0):
+            raise ValueError(f"totals {self.totals} are not a number of right samples among those tested")
+        if matrix.min(initial=0) < 0 or (matrix.sum() == 0 and self.totals is None):
             raise ValueError("a confusion matrix counts at least one sample and has no negative cell")
         matrix.flags.writeable = False
         object.__setattr__(self, "confusion", matrix)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Evaluation) and np.array_equal(self.confusion, other.confusion)
+        if not isinstance(other, Evaluation):
+            return False
+        return self.totals == other.totals and np.array_equal(self.confusion, other.confusion)
 
     def __hash__(self) -> int:
-        return hash(self.confusion.tobytes())
+        return hash((self.confusion.tobytes(), self.totals))
 
     @property
     def samples(self) -> int:
-        return int(self.confusion.sum())
+        return int(self.confusion.sum()) if self.totals is None else self.totals[1]
 
     @property
     def accuracy(self) -> float:
-        return accuracy(self.confusion)
+        return accuracy(self.confusion) if self.totals is None else self.totals[0] / self.totals[1]
 
     @property
     def macro_f1(self) -> float:
@@ -108,7 +122,7 @@ class Evaluation:
 
     @property
     def micro_f1(self) -> float:
-        return micro_f1(self.confusion)
+        return micro_f1(self.confusion) if self.totals is None else self.accuracy
 
     @property
     def class_accuracy(self) -> tuple[float | None, ...]:
@@ -132,8 +146,8 @@ class Evaluation:
         return class_gap(self.confusion)
 
     def to_json(self) -> dict[str, Any]:
-        """All metrics for a reader, and the matrix they come from."""
-        return {
+        """All metrics for a reader, and the matrix or the totals they come from."""
+        values = {
             "accuracy": self.accuracy,
             "macro_f1": self.macro_f1,
             "micro_f1": self.micro_f1,
@@ -144,8 +158,13 @@ class Evaluation:
             "class_accuracy": list(self.class_accuracy),
             "confusion": self.confusion.tolist(),
         }
+        if self.totals is None:
+            return values
+        known = {key: None if isinstance(value, float) and np.isnan(value) else value for key, value in values.items()}
+        return known | {"totals": list(self.totals)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
-        """The matrix alone is read: everything else follows from it."""
-        return cls(np.asarray(data["confusion"], dtype=np.int64))
+        """The inverse of `to_json`. Only the matrix and the totals are read: everything else follows from them."""
+        totals = data.get("totals")
+        return cls(np.asarray(data["confusion"], dtype=np.int64), (totals[0], totals[1]) if totals else None)

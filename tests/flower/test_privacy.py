@@ -13,10 +13,14 @@ from scipy import integrate, stats
 from fedskew.data import Dirichlet, Federation, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
-from fedskew.flower.privacy import epsilon, private_change
+from fedskew.flower.contract import Contract
+from fedskew.flower.disclosure import noise_warning
+from fedskew.flower.privacy import SENSITIVITY, epsilon, private_change
 from fedskew.flower.server_app import run_federation
+from fedskew.flower.settings import FederationSettings
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts
+from fedskew.models import Inputs, make_model, parameter_count
 
 SECRET = {"share_loss": False, "attempts": 1}
 
@@ -45,6 +49,40 @@ def test_epsilon_is_that_of_the_privacy_loss_itself(releases: int, noise: float)
     loss = stats.norm(mu**2 / 2, mu)
     beyond = integrate.quad(lambda x: -math.expm1(found - x) * loss.pdf(x), found, found + 40 * mu, epsabs=1e-12)[0]
     assert beyond == pytest.approx(delta, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("releases", "noise", "expected"),
+    [(3, 1.0, 20.1250), (10, 2.0, 17.8566), (100, 8.0, 13.2067), (50, 4.0, 20.6755), (20, 30.0, 1.1241)],
+)
+def test_epsilon_is_that_of_google_s_accountant(releases: int, noise: float, expected: float) -> None:
+    """From dp-accounting 0.6.0: `from_gaussian_mechanism(noise, sensitivity=2).self_compose(releases)` at δ = 1e-5."""
+    for kind in ("central", "local"):
+        assert epsilon(releases, noise, 1e-5, SENSITIVITY[kind]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_mean_moves_by_at_most_the_sensitivity_when_one_site_s_data_are_replaced() -> None:
+    """The worst case: one site sends the opposite change. In units of clip / K, the mean moves by the sensitivity."""
+    sent, clip, sites = {"a": torch.zeros(5)}, 0.5, 4
+    towards, away = {"a": torch.full((5,), 9.0)}, {"a": torch.full((5,), -9.0)}
+
+    def mean(changes: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        return torch.stack([private_change(c, sent, clip, 0.0, torch.Generator())["a"] for c in changes]).mean(0)
+
+    moved = float((mean([towards] * sites) - mean([towards] * (sites - 1) + [away])).norm())
+    assert moved == pytest.approx(SENSITIVITY["central"] * clip / sites)
+
+
+def test_noise_larger_than_any_change_is_warned_of() -> None:
+    contract = Contract("image", ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
+    config = with_values(Config(), {"model": "dnn"})
+    many, few = (tuple(f"site-{i}" for i in range(number)) for number in (1000, 3))
+    loud = FederationSettings(sites=few, privacy="central")
+    parameters = parameter_count(make_model("dnn", Inputs((1, 8, 8), 2, 0)))
+    expected = f"the noise on a round's mean is {math.sqrt(parameters) / 3:.0f} times as large"
+    assert expected in str(noise_warning(loud, contract, config))
+    assert noise_warning(FederationSettings(sites=many, privacy="central"), contract, config) is None
+    assert noise_warning(FederationSettings(sites=few), contract, config) is None
 
 
 def test_more_releases_and_less_noise_cost_more() -> None:
@@ -81,7 +119,11 @@ def test_central_noise_is_on_the_mean_and_epsilon_is_recorded(data: Path, split:
     result = run_federation(here.grid, here.context)
     moved = torch.cat([(t - before[name]).flatten() for name, t in result.model.state_dict().items()])
     assert float(moved.std()) == pytest.approx(30.0 * 1e-4 / 3, rel=0.05)
-    assert result.history[1].privacy == {"kind": "central", "epsilon": epsilon(1, 30.0, 1e-5), "delta": 1e-5}
+    assert result.history[1].privacy == {
+        "kind": "central",
+        "epsilon": epsilon(1, 30.0, 1e-5, sensitivity=2.0),
+        "delta": 1e-5,
+    }
 
 
 def test_a_site_whose_numbers_are_not_finite_takes_no_share_of_the_noise(

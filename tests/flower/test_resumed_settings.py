@@ -37,6 +37,10 @@ def split(data: Path) -> Federation:
     return federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
 
 
+def spent(releases: int) -> float:
+    return epsilon(releases, 2.0, 1e-5, sensitivity=2.0)
+
+
 def config() -> Config:
     values = {"method": "fedavg", "rounds": 2, "local_epochs": 1, "device": "cpu", "batch_size": 20}
     return with_values(Config(), {**values, "average": "uniform", "partition.clients": 3})
@@ -129,22 +133,21 @@ def test_a_central_release_that_a_crash_undid_is_counted(data: Path, split: Fede
     crashed(tmp_path, split, data, 1, **own)
     again = case(tmp_path, split, data, config(), **own)
     history = run_federation(again.grid, again.context).history
-    assert [row.privacy["epsilon"] for row in history[1:]] == [epsilon(2, 2.0, 1e-5), epsilon(3, 2.0, 1e-5)]
+    assert [row.privacy["epsilon"] for row in history[1:]] == [spent(2), spent(3)]
 
 
 def test_a_central_round_that_was_never_released_is_not(data: Path, split: Federation, tmp_path: Path) -> None:
     crashed(tmp_path, split, data, 0, **CENTRAL)
     again = case(tmp_path, split, data, config(), **CENTRAL)
     history = run_federation(again.grid, again.context).history
-    assert [row.privacy["epsilon"] for row in history[1:]] == [epsilon(1, 2.0, 1e-5), epsilon(2, 2.0, 1e-5)]
+    assert [row.privacy["epsilon"] for row in history[1:]] == [spent(1), spent(2)]
 
 
 def test_local_updates_that_a_crash_lost_are_counted(data: Path, split: Federation, tmp_path: Path) -> None:
     crashed(tmp_path, split, data, 0, **LOCAL)
     again = case(tmp_path, split, data, config(), **LOCAL)
     history = run_federation(again.grid, again.context).history
-    expected = [epsilon(2, 2.0, 1e-5, sensitivity=2.0), epsilon(3, 2.0, 1e-5, sensitivity=2.0)]
-    assert [row.privacy["epsilon"] for row in history[1:]] == expected
+    assert [row.privacy["epsilon"] for row in history[1:]] == [spent(2), spent(3)]
 
 
 def test_its_configuration_says_what_it_is(

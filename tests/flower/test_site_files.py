@@ -66,7 +66,9 @@ def test_the_site_command_checks_data_against_the_federation(
     assert main(["federate", "site", file, "--check", str(tmp_path / "app" / "pyproject.toml")]) == 0
     told = capsys.readouterr().out
     assert "a: 16 training samples (dog 8, cat 8)" in told
-    assert "reveals of labels: nothing" in told
+    assert "tests: results by class, whose sums are the label counts of the site's test part" in told
+    assert "the server learns of its labels: label counts of its test part" in told
+    assert "privacy: no noise is added" in told
 
 
 def test_the_newest_state_that_the_server_knows_of_is_kept(tmp_path: Path) -> None:

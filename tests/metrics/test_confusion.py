@@ -100,3 +100,20 @@ def test_labels_that_do_not_fit_are_refused(true: list[int], predicted: list[int
 def test_a_matrix_that_counts_nothing_is_refused(matrix: np.ndarray) -> None:
     with pytest.raises(ValueError, match="confusion matrix"):
         Evaluation(matrix)
+
+
+def test_totals_give_an_accuracy_and_no_metric_by_class() -> None:
+    blind = Evaluation(np.zeros((3, 3)), (6, 8))
+    assert (blind.accuracy, blind.micro_f1, blind.samples) == (0.75, 0.75, 8)
+    assert blind.class_accuracy == (None, None, None)
+    assert np.isnan([blind.worst_class, blind.mean_class, blind.best_class, blind.class_gap, blind.macro_f1]).all()
+    told = blind.to_json()
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["worst_class"] is None
+    assert Evaluation.from_json(told) == blind
+
+
+@pytest.mark.parametrize("totals", [(3, 2), (0, 0), (-1, 2)])
+def test_totals_that_cannot_be_are_refused(totals: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="are not a number of right samples"):
+        Evaluation(np.zeros((2, 2)), totals)

@@ -1,0 +1,63 @@
+"""What a federation's settings make a site reveal, in words: for `--check`, the app's README and the model card."""
+
+from __future__ import annotations
+
+from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import inputs_of
+from fedskew.flower.contract import Contract
+from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
+from fedskew.flower.settings import FederationSettings
+from fedskew.methods.catalogue import find
+from fedskew.models import make_model, parameter_count
+
+TESTS = {
+    "class": "results by class, whose sums are the label counts of the site's test part",
+    "total": "the number of test samples and how many of them are right",
+    "none": "nothing",
+}
+
+
+def learned_labels(settings: FederationSettings, config: Config) -> str:
+    """What the server learns about a site's labels, by the method and by the reported tests."""
+    entries = [find(part) for part in config.method.split("+")]
+    learned = [entry.reveals for entry in entries if entry.reveals != "nothing"]
+    if settings.site_metrics == "class":
+        learned.append("label counts of its test part")
+    return ", ".join(dict.fromkeys(learned)) or "nothing"
+
+
+def disclosures(settings: FederationSettings, config: Config) -> list[str]:
+    """One line for each thing that leaves a site."""
+    entries = [find(part) for part in config.method.split("+")]
+    sends = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
+    loss = " and the mean training loss" if settings.share_loss else ""
+    return [
+        f"{config.method} sends: {', '.join(sends)}{loss}",
+        f"tests: {TESTS[settings.site_metrics]}",
+        f"the server learns of its labels: {learned_labels(settings, config)}",
+        f"privacy: {describe_privacy(settings, config.rounds)}",
+    ]
+
+
+def describe_privacy(settings: FederationSettings, rounds: int) -> str:
+    """Kind and ε of a run of so many rounds."""
+    if settings.privacy == "none":
+        return "no noise is added; model updates can reveal something about the training data"
+    reached = epsilon(rounds, settings.noise, settings.delta, SENSITIVITY[settings.privacy])
+    return f"{settings.privacy}, ε = {reached:.3g} at δ = {settings.delta:g} after {rounds} rounds, {NEIGHBOURS}"
+
+
+def noise_warning(settings: FederationSettings, contract: Contract, config: Config) -> str | None:
+    """A warning if the noise of a round is larger than any change of the model can be."""
+    if settings.privacy == "none":
+        return None
+    sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
+    parameters = parameter_count(make_model(config.model, inputs_of(contract.blank())))
+    ratio = noise_to_signal(settings.privacy, settings.noise, sites, parameters)
+    if ratio <= 1:
+        return None
+    return (
+        f"the noise on a round's mean is {ratio:.0f} times as large as the change of the model can be, so the model "
+        f"will hardly learn: federation.noise is {settings.noise:g} for {sites} sites and {parameters:,} parameters; "
+        "expected more sites, less noise or a smaller model"
+    )
