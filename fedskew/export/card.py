@@ -175,8 +175,7 @@ def _held(run: FinishedRun, label: int) -> tuple[str, ...]:
 def _coverage(run: FinishedRun) -> str:
     counts = run.label_counts
     if not counts:
-        known = f" The sites: {', '.join(map(_cell, run.sites))}." if run.sites else ""
-        return f"Label counts stayed with the sites; the server was not told them.{known}"
+        return _labels_of_sites(run)
     present = [sum(count > 0 for count in client) for client in counts]
     sizes = [sum(client) for client in counts]
     vacant = [len(run.classes) - number for number in present]
@@ -190,6 +189,20 @@ def _coverage(run: FinishedRun) -> str:
     said += [f"A single client held {', '.join(map(_cell, few))}."] if few else []
     said += [f"**No client held {', '.join(map(_cell, nobody))}.**"] if nobody else []
     return " ".join(said)
+
+
+def _labels_of_sites(run: FinishedRun) -> str:
+    """What the server knows about the labels of the sites' data, and the sites' names."""
+    learned = ", ".join(dict.fromkeys(entry.reveals for entry in method_entries(run) if entry.reveals != "nothing"))
+    words = [f"The server learned {learned} of each site, as the method needs." if learned else ""]
+    if _tests_by_class(run):
+        words.append(
+            "The sites reported their test results by class, which reveal the label counts of their test parts."
+        )
+    if not any(words):
+        words.append("The label counts stayed with the sites: the server was not told them.")
+    words.append(f"The sites: {', '.join(map(_cell, run.sites))}." if run.sites else "")
+    return " ".join(word for word in words if word)
 
 
 def _training(run: FinishedRun) -> str:
@@ -233,8 +246,13 @@ def _tests_told(run: FinishedRun) -> str:
     told = run.last_row.sites or {}
     if not told:
         return ""
-    by_class = any("confusion" in results for results in told.values())
-    return f"The sites told the results of their tests{', class by class' if by_class else ' in total'}. "
+    if not _tests_by_class(run):
+        return "The sites reported the accuracy of their tests. "
+    return "The sites reported their test results by class, which reveal the label counts of their test parts. "
+
+
+def _tests_by_class(run: FinishedRun) -> bool:
+    return any("confusion" in results for results in (run.last_row.sites or {}).values())
 
 
 def _private(run: FinishedRun) -> str:
@@ -248,8 +266,9 @@ def _private(run: FinishedRun) -> str:
     whom = "whoever has the models" if kind == "central" else "the server and whoever has the models"
     return (
         f"Training was differentially private, against {whom}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
-        "that took part in every round. That covers the models, not numbers of samples, losses or results of tests, "
-        "and other runs on the same data add to it."
+        "that took part in every round, compared with a run in which its data are replaced by any others. Who took "
+        "part is public. This covers the models, not numbers of samples, losses or results of tests, and other runs "
+        "on the same data add to it."
     )
 
 

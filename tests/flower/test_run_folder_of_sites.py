@@ -84,7 +84,8 @@ def test_its_model_is_exported(run: Path, tmp_path: Path) -> None:
 def test_its_card_says_what_was_told(run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), "-o", str(tmp_path / "model")]) == 0
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "The sites told the results of their tests, class by class." in card
+    assert "reported their test results by class, which reveal the label counts of their test parts." in card
+    assert "stayed with the sites" not in card
     assert "training was not differentially private" in card
 
 
@@ -97,6 +98,7 @@ def test_the_card_of_a_private_run_has_its_epsilon(tmp_path: Path) -> None:
     run_federation(here.grid, here.context)
     assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "model")]) == 0
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert f"ε = {epsilon(2, 4.0, 1e-5):.3g} at δ = 1e-05 for a whole site" in card
+    assert f"ε = {epsilon(2, 4.0, 1e-5, sensitivity=2.0):.3g} at δ = 1e-05 for a whole site" in card
     assert "not differentially private" not in card
-    assert "told the results of their tests" not in card
+    assert "The label counts stayed with the sites" in card
+    assert "reported" not in card
