@@ -1,15 +1,17 @@
-"""BalanceFL's feature augmentation: rare classes get features that vary as the client's features do.
+"""BalanceFL's feature augmentation: features of rare classes are perturbed with noise that varies as the features do.
 
 Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated learning", IPSN 2022.
 
     L = CE(head(f + m·ε), y),  ε ~ N(0, Σ),  m = 1 with probability 1 − n_y/max_c n_c, else 0
-    Σ = Σ_c n_c·Cov_c / n, of the client's features by the received model, class by class
+    Σ = Σ_c n_c·Cov_c / n, the mean covariance of the client's features within a class, by the received model
 
-The softmax is over the classes of the batch, as in the published program. Of BalanceFL's other parts (distillation,
-entropy, balanced sampling) none is here. Noise is drawn as Σ_i ξ_i·(f_i − μ_{y_i})·√(n_y/((n_y − 1)·n)) with normal ξ,
-which has the covariance Σ and takes no d×d matrix; there are 500 such vectors a round, as in the program, and each
-sample that is perturbed takes one of them. Leaves the client: the model. Extra compute: one forward pass of each
-sample a round.
+The softmax is over the classes of the batch, as in the published program. BalanceFL's other parts (distillation,
+entropy, balanced sampling) are not included. The noise is Σ_i ξ_i·(f_i − μ_{y_i})·√(n_y/((n_y − 1)·n)) with normal ξ,
+which has covariance Σ and needs no d×d matrix. As in the program, a client draws 500 noise vectors per round, and each
+perturbed sample takes one of them.
+
+Leaves the client: the model.
+Extra compute: one forward pass of each sample per round.
 """
 
 from __future__ import annotations
@@ -33,26 +35,26 @@ from fedskew.randomness import fold, uniform
 @method("balancefl", paper="Shuai et al., IPSN 2022")
 @dataclass(frozen=True)
 class BalanceFL(Objective):
-    """Cross entropy on features with noise, the more often the rarer their class."""
+    """Cross entropy on features that are perturbed with noise, more often for rarer classes."""
 
     probability: tuple[float, ...] = ()
-    """Of noise, for each class, or one for all; none given: 1 − n_c/max n, which is 0 where classes are balanced."""
+    """The probability of noise, per class or one for all. Default: 1 − n_c/max n, which is 0 for balanced classes."""
     softmax: Literal["batch", "all"] = "batch"
-    """Over the classes of the batch, or over all."""
+    """Whether the softmax is over the classes of the batch or over all classes."""
     noises: int = 500
-    """How many noise vectors a client draws a round."""
+    """The number of noise vectors per client and round."""
 
     needs_features = True
     extra_compute = "1 forward of each sample per round"
 
     def __post_init__(self) -> None:
-        fit = all(0 <= p <= 1 for p in self.probability)
-        expect(fit, "probability", list(self.probability), "numbers from 0 to 1")
+        valid = all(0 <= p <= 1 for p in self.probability)
+        expect(valid, "probability", list(self.probability), "numbers from 0 to 1")
         expect(self.noises >= 1, "noises", self.noises, "a whole number ≥ 1")
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:  # noqa: ARG002
-        fit = len(self.probability) in (0, 1, classes)
-        expect(fit, "probability", list(self.probability), f"one number, or {classes}: one a class")
+        valid = len(self.probability) in (0, 1, classes)
+        expect(valid, "probability", list(self.probability), f"one number, or {classes}: one per class")
 
     def opening(self, seen: Seen, client: Client) -> Tensors:
         features, counts = seen.out.known_features.flatten(1), client.label_counts
@@ -73,7 +75,7 @@ class BalanceFL(Objective):
         return features + torch.where(hit.unsqueeze(-1), noise, 0.0).to(features.dtype).view_as(features)
 
     def _probabilities(self, counts: Tensor) -> Tensor:
-        if self.probability:  # one by one: a list is not sent to a GPU in the middle of a step
+        if self.probability:  # one tensor each: copying a list to a GPU would break the CUDA graph of the step
             given = [torch.full((1,), p, dtype=torch.float32, device=counts.device) for p in self.probability]
             return torch.cat(given).expand(len(counts))
         return 1 - counts.float() / counts.max().clamp(min=1)
@@ -83,12 +85,12 @@ class BalanceFL(Objective):
 
 
 def _scales(counts: Tensor, like: Tensor) -> Tensor:
-    """√(n_c/((n_c − 1)·n)); of a class with one sample, whose covariance counts as 0, none."""
+    """√(n_c/((n_c − 1)·n)); 0 for a class with one sample, whose covariance counts as 0."""
     n = counts.to(like.dtype)
     return torch.where(n > 1, n / ((n - 1).clamp(min=1) * n.sum().clamp(min=1)), 0.0).sqrt()
 
 
 def _normal(keys: Tensor, draws: Tensor, dtype: torch.dtype) -> Tensor:
-    """Normal numbers (Box and Muller's way), a function of the keys."""
+    """Normal random numbers from keys, by the Box–Muller transform."""
     radius = (-2 * torch.log1p(-uniform(keys, 2 * draws).to(dtype))).sqrt()
     return radius * torch.cos(2 * math.pi * uniform(keys, 2 * draws + 1).to(dtype))

@@ -1,14 +1,16 @@
-"""The two bounds between which federated methods lie: all data in one place, and every client for itself.
+"""Two reference bounds for federated methods: all data in one place, and every client on its own.
 
-    centralised  one model, trained by SGD on all clients' samples together. In each round it sees as many samples, as
-                 often, as the round's clients would: drawn anew from the samples of all clients
-    local-only   every client trains its own model in the rounds in which it is drawn, and none are averaged. What is
-                 reported is the mean over all clients of their models' accuracy on the common test set
+    centralised  One model is trained by SGD on all clients' samples together. In each round it trains on as many
+                 samples, for as many epochs, as the round's clients would; it draws them from all clients' samples
+    local-only   Every client trains its own model in the rounds in which it is drawn, and nothing is averaged. The
+                 reported accuracy is the mean over all clients of their models' accuracy on the common test set
 
-Neither is a federated method: the first gives up what federated learning is for, the second does without it. Both have
-the compute of FedAvg's rounds, its learning rates and its fresh momentum in each round, and cannot be combined with
-anything. `local-only` keeps every client's model; as *the* model of the run it saves that of the client with most
-samples. Leaves the client: every sample with `centralised`, nothing with `local-only`. Extra compute: none.
+Neither is a federated method: the first gives up privacy, the second gives up collaboration. Both have FedAvg's compute
+per round, its learning rates and its fresh optimiser in each round. Neither can be combined with other methods.
+`local-only` keeps every client's model and saves that of the client with most samples as the model of the run.
+
+Leaves the client: every sample with `centralised`, nothing with `local-only`.
+Extra compute: none.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from fedskew.methods.stages import Notes, Schedule, Stage
 @method("centralised", "centralized", paper="a reference bound, not a federated method")
 @dataclass(frozen=True)
 class Centralised(Schedule):
-    """One model on all the data, at the compute of FedAvg: what federated methods hope to reach."""
+    """One model on all the data, at FedAvg's compute: an upper bound for federated methods."""
 
     sends = "all its samples"
     reveals: ClassVar[Reveals] = "all labels"
@@ -39,7 +41,7 @@ class Centralised(Schedule):
 @method("local-only", paper="a reference bound, not a federated method")
 @dataclass(frozen=True)
 class LocalOnly(Schedule):
-    """Every client for itself, tested on everyone's classes: what federated methods must beat."""
+    """Every client on its own, tested on all classes: what federated methods must beat."""
 
     stands_alone = True
 

@@ -1,12 +1,14 @@
-"""FedAvg: local SGD on the cross entropy, weighted mean of the models.
+"""FedAvg: local SGD on the cross entropy, then the weighted mean of the models.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
 
-    client   v ← v − η·∇CE(v), over its own samples, E epochs, from v = w
+    client   v ← v − η·∇CE(v), for E epochs over its samples, from v = w
     server   w ← Σ a_k·w_k,  a_k = n_k/Σ n (average=samples) or 1/K (average=uniform)
 
-Each part here is what a method uses where it does not bring its own. Leaves the client: the model and the number of its
-samples. Extra compute: none, for this is what others are measured by.
+Other methods use these parts where they do not bring their own.
+
+Leaves the client: the model and the number of its samples.
+Extra compute: none. Other methods' costs are relative to this one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from fedskew.methods.parts import Client, Objective, Outputs, ServerRule, Solver
 
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
-    """CE(z, y)."""
+    """The cross entropy CE(z, y)."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
         return cross_entropy(out.logits, y)
@@ -30,12 +32,12 @@ class CrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class SGD(Solver):
-    """The gradient, nothing else."""
+    """The plain gradient."""
 
 
 @dataclass(frozen=True)
 class Mean(ServerRule):
-    """w ← Σ a_k·w_k, with a_k = n_k/Σn over the participants (or 1/K: the run's `average`)."""
+    """w ← Σ a_k·w_k over the participants, with a_k = n_k/Σn or 1/K as the run's `average` says."""
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         return updates.mean(), state
@@ -45,6 +47,6 @@ register(
     "fedavg",
     parts=(),
     paper="McMahan et al., AISTATS 2017",
-    summary="Local SGD, weighted mean of the models.",
+    summary="Local SGD, then the weighted mean of the models.",
     document=__doc__,
 )

@@ -4,7 +4,10 @@ Hsu et al., "Measuring the effects of non-identical data distribution for federa
 
     m ← β·m + (w − w̄),  w ← w − η_g·m
 
-where w̄ is FedAvg's mean. Leaves the client: the model. Extra compute: none on the client.
+where w̄ is FedAvg's mean.
+
+Leaves the client: the model.
+Extra compute: none on the client.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ class FedAvgM(ServerRule):
     """Server momentum on the mean update."""
 
     server_momentum: float = 0.7
+    """β."""
     server_lr: float = 1.0
+    """η_g."""
 
     def __post_init__(self) -> None:
         expect(

@@ -1,15 +1,16 @@
-"""FedConcat: clients of like labels train an encoder together, and one head learns from all the encoders side by side.
+"""FedConcat: clients with similar labels train an encoder together, and one head learns on all encoders concatenated.
 
 Diao et al., "Exploiting label skews in federated learning with model concatenation", AAAI 2024.
 
     1. clusters   k-means on the clients' label distributions n_c/n
-    2. encoders   FedAvg within each cluster: one model each
-    3. head       the encoders, frozen and side by side, under one linear head, which alone is trained by FedAvg: a few
-                  batches per client and round, all clients weighted alike
+    2. encoders   FedAvg within each cluster, which gives one model per cluster
+    3. head       FedAvg of one linear head on the frozen, concatenated encoders: a few batches per client and round,
+                  with equal weights for all clients
 
-The model that comes out is as wide as there are clusters: inference costs so many encoders. Leaves the client: its
-label counts once, then the model, in the last stage only the head. Extra compute: in the last stage one forward pass of
-every encoder per sample.
+The final model has one encoder per cluster, and inference costs as much.
+
+Leaves the client: its label counts once, then the model; in the last stage only the head.
+Extra compute: in the last stage one forward pass of every encoder per sample.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 @method("fedconcat", paper="Diao et al., AAAI 2024")
 @dataclass(frozen=True)
 class FedConcat(Schedule):
-    """One encoder for each cluster of clients with like labels, one head on all of them."""
+    """One encoder per cluster of clients with similar labels, and one head on all encoders."""
 
     clusters: int = 5
-    """At most as many as there are clients with samples."""
+    """The number of clusters; at most the number of clients with different label distributions."""
     encoder_rounds: int | None = None
-    """Of each cluster; none given: the run's rounds. Clusters share out the clients of a round, so that the encoders'
-    rounds together cost as much as FedAvg's."""
+    """Rounds per cluster; default: the run's rounds. The clusters share a round's clients between them, so that all
+    encoders together cost as much as FedAvg."""
     head_rounds: int | None = None
-    """None given: the run's rounds; the published program takes 1000 after 50 of the encoders."""
+    """Rounds of the head; default: the run's rounds. The published program has 50 for the encoders and 1000 for the
+    head."""
     head_batches: int = 3
-    """Of each client in a round of the head."""
+    """Batches per client in a round of the head."""
     head_start: Literal["random", "joined"] = "random"
-    """Anew, or as the clusters' heads side by side, as the published program has it where there are many classes."""
+    """At random, or as the concatenation of the clusters' heads, as in the published program for many classes."""
     largest: float | None = None
-    """No cluster has more than so many times its even share of the clients; the published program takes 1.2 where there
-    are many classes."""
+    """The largest size of a cluster, relative to an even share of the clients; default: no limit. The published program
+    has 1.2 for many classes."""
 
     sends = "label counts once"
     reveals: ClassVar[Reveals] = "label counts"

@@ -1,14 +1,15 @@
-"""FedCurv: what matters to the other clients is not to be changed.
+"""FedCurv: protect the parameters that matter to the other clients.
 
 Shoham et al., "Overcoming forgetting in federated learning on non-IID data", FL-NeurIPS 2019.
 
     direction = ∇L(v) + 2λ·Σ_{j≠k} F_j∘(v − w_j)
 
-over all clients j that ever took part, with w_j the model that j made when it last did and F_j the diagonal of its
-Fisher information there: the mean over its batches of the square of the gradient of their mean cross entropy. The
-server keeps Σ F_j and Σ F_j∘w_j; a client keeps what it added to them, takes that out of what it receives, and sends
-by how much it has changed. Leaves the client: the model, the changes of F_k and of F_k∘w_k. Extra compute: one forward
-and backward pass of each sample a round.
+The sum is over all clients j that have taken part so far. w_j is the last model of client j, and F_j is the diagonal of
+its Fisher information at w_j: the mean over its batches of the squared gradient of their mean cross entropy. The server
+keeps Σ F_j and Σ F_j∘w_j. A client remembers its own share, subtracts it from what it receives, and sends the change.
+
+Leaves the client: the model, and the changes of F_k and of F_k∘w_k.
+Extra compute: one forward and backward pass of each sample per round.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _SUMS = ("fisher", "fisher_centre")
 @method("fedcurv", paper="Shoham et al., 2019")
 @dataclass(frozen=True)
 class FedCurv(Solver):
-    """The gradient, and a pull towards the other clients' models where they care."""
+    """The gradient, and a pull towards the other clients' models, weighted by their Fisher information."""
 
     curvature_weight: float = 1.0
-    """λ; 1 mostly, 2 for the most skewed splits in FedLMD's tables."""
+    """λ; in FedLMD's tables mostly 1, and 2 for the most skewed splits."""
 
     sends = "change of Fisher information (two models)"
     extra_compute = "1 forward and backward of each sample per round"
@@ -57,8 +58,8 @@ class FedCurv(Solver):
 
     def closing(self, seen: Seen, client: Client) -> Tensors:  # noqa: ARG002
         squares = {name: g.square() for name, g in seen.gradient.items()}
-        some = (seen.y != IGNORE).any()
-        return pack("squares", squares) | {"batches": some.to(next(iter(squares.values())).dtype)}
+        has_samples = (seen.y != IGNORE).any()
+        return pack("squares", squares) | {"batches": has_samples.to(next(iter(squares.values())).dtype)}
 
     def next_state(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         batches = trained.closing["batches"].clamp(min=1)

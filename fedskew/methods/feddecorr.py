@@ -1,11 +1,13 @@
-"""FedDecorr: features whose dimensions are not copies of one another.
+"""FedDecorr: decorrelate the dimensions of the features.
 
 Shi et al., "Towards understanding and mitigating dimensional collapse in heterogeneous federated learning", ICLR 2023.
 
     L = base + β·(1/N)·mean_{i≠j} (XᵀX)_{ij}²        X: the batch's N features, standardised
 
-The base is cross entropy, or the loss of the objective that it is combined with. Leaves the client: the model. Extra
-compute: none to speak of.
+The base is cross entropy, or the loss of the objective that FedDecorr is combined with.
+
+Leaves the client: the model.
+Extra compute: negligible.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from fedskew.methods.regularisers import Regulariser
 @method("feddecorr", paper="Shi et al., ICLR 2023")
 @dataclass(frozen=True)
 class FedDecorr(Regulariser):
-    """Decorrelated features."""
+    """A penalty on correlated features."""
 
     beta: float = 0.1
 

@@ -1,12 +1,15 @@
-"""FedDyn: each client's loss is bent so that its optimum agrees with the federation's.
+"""FedDyn: each client's loss is modified so that its optimum agrees with the federation's.
 
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
 
-    client  direction = ∇L(v) − h_k + α·(v − w);  h_k ← h_k − α·(w_k − w)
-    server  h ← h − (1/K)·Σ_S (w_k − w);          w ← Σ a_k·w_k − h
+    client   direction = ∇L(v) − h_k + α·(v − w);  h_k ← h_k − α·(w_k − w)
+    server   h ← h − (1/K)·Σ_S (w_k − w);          w ← Σ a_k·w_k − h
 
-over K clients, of which S take part. This h is the paper's over α, so the server need not know α.
-Leaves the client: the model. Extra compute: none to speak of.
+K is the number of clients, and S are the participants. This h is the paper's h divided by α, so that the server need
+not know α.
+
+Leaves the client: the model.
+Extra compute: negligible.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from fedskew.methods.parts import Client, Gradient, ServerRule, Solver, Tensors,
 
 @dataclass(frozen=True)
 class DynamicRegularisation(Solver):
-    """The gradient, less the client's linear term, and a pull towards the received model."""
+    """The gradient minus the client's linear term, and a pull towards the received model."""
 
     alpha: float = 0.1
 
@@ -43,7 +46,7 @@ class DynamicRegularisation(Solver):
 
 @dataclass(frozen=True)
 class CorrectedMean(ServerRule):
-    """The mean of the models, corrected by all moves so far."""
+    """The mean of the models, corrected by the accumulated updates."""
 
     def server_state(self, params: Tensors) -> Tensors:
         return pack("correction", {name: torch.zeros_like(p) for name, p in params.items()})

@@ -1,15 +1,17 @@
-"""FedGF: sharpness-aware steps whose worst point leans towards a global one, the more the clients drift.
+"""FedGF: sharpness-aware local steps. The more the clients drift, the more the perturbed point moves to a global one.
 
 Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML 2024.
 
-    client  v_a = v + ρ·g/‖g‖,  v_m = c·w̃ + (1 − c)·v_a,  direction = ∇L(v_m)
-    server  w ← Σ a_k·w_k;  w̃ = w + ρ_g·(w_old − w)/‖w_old − w‖
-            c = the share of the last W rounds in which mean_k ‖w_old − w_k‖ > T_D
+    client   v_a = v + ρ·g/‖g‖,  v_m = c·w̃ + (1 − c)·v_a,  direction = ∇L(v_m)
+    server   w ← Σ a_k·w_k;  w̃ = w + ρ_g·(w_old − w)/‖w_old − w‖
+             c = the share of the last W rounds in which mean_k ‖w_old − w_k‖ > T_D
 
-In the first round c = 0, which is FedSAM; while fewer than W rounds are over, c is over those. How far clients drift
-depends on how long they train: unless T_D is given, it is the published value for the published training, 0.3 for 8
-steps of 0.01, scaled to the length of this run's path. Leaves the client: the model and how many steps it took. Extra
-compute: one more forward and backward pass.
+In the first round c = 0, which is FedSAM. During the first W rounds, c is the share of the rounds so far. How far
+clients drift depends on how long they train. Unless T_D is given, it is the published value for the published training
+(0.3 for 8 steps of 0.01), scaled to the length of this run's local training.
+
+Leaves the client: the model and its number of steps.
+Extra compute: one more forward and backward pass.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from fedskew.methods.parts import (
     unpack,
 )
 
-_DRIFT_OF_PATH = 0.3 / (8 * 0.01)
+_DRIFT_PER_PATH = 0.3 / (8 * 0.01)
 
 
 @dataclass(frozen=True)
 class InterpolatedPerturbation(FedSAM):
-    """The gradient between the client's own worst point and the server's."""
+    """The gradient at a point between the client's perturbed point and the server's."""
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
         own, common = ascend(params, gradient(params), self.rho), unpack("perturbed", client.downlink)
@@ -48,13 +50,14 @@ class InterpolatedPerturbation(FedSAM):
 
 @dataclass(frozen=True)
 class PerturbedMean(ServerRule):
-    """The mean of the models, the same moved back a little, and how often clients drifted far."""
+    """The mean of the models, a perturbed copy of it, and how often the clients drifted far."""
 
     global_rho: float = 0.1
+    """ρ_g."""
     threshold: float | None = None
-    """T_D, c_o in the FedVLS paper: a mean drift beyond it counts. None given: 3.75 times lr times the mean number of
-    steps."""
+    """T_D (c_o in the FedVLS paper): a larger mean drift counts. Default: 3.75 × lr × the mean number of steps."""
     window: int = 30
+    """W."""
 
     sends = "local steps (one number)"
 
@@ -71,15 +74,15 @@ class PerturbedMean(ServerRule):
         return {"drifted": like.new_zeros(self.window), "rounds": like.new_zeros(()), **pack("perturbed", params)}
 
     def downlink(self, server_state: Tensors) -> Tensors:
-        seen = server_state["rounds"].clamp(1, self.window)
-        share = server_state["drifted"].sum() / seen
+        rounds = server_state["rounds"].clamp(1, self.window)
+        share = server_state["drifted"].sum() / rounds
         return {"global_share": share, **pack("perturbed", unpack("perturbed", server_state))}
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         mean = updates.mean()
         drift = squared_norms(updates.changes(sent)).sqrt().mean()
         path = updates.lr * updates.uplink["local_steps"].double().mean()
-        limit = _DRIFT_OF_PATH * path if self.threshold is None else self.threshold
+        limit = _DRIFT_PER_PATH * path if self.threshold is None else self.threshold
         drifted = torch.cat([state["drifted"][1:], (drift > limit).to(state["drifted"].dtype).view(1)])
         perturbed = ascend(mean, {name: w - mean[name] for name, w in sent.items()}, self.global_rho)
         rounds = state["rounds"] + 1
@@ -90,5 +93,5 @@ register(
     "fedgf",
     parts=(InterpolatedPerturbation, PerturbedMean),
     paper="Lee and Yoon, ICML 2024",
-    summary="Sharpness-aware steps between the client's worst point and the server's.",
+    summary="Sharpness-aware steps at a point between the client's perturbed point and the server's.",
 )

@@ -2,12 +2,14 @@
 
 Guo et al., "FedGR: federated learning with gravitation regulation for double imbalance distribution", DASFAA 2023.
 
-    client   L = CE(γ_c·z_c, y) over the client's own labels, γ_c ∝ 1/n_c                              Eq. 3
+    client   L = CE(γ_c·z_c, y) over the client's labels, γ_c ∝ 1/n_c                                  Eq. 3
     server   U^k ← U^k − λ·η·∇_{U^k} Reg,  Reg = −Σ_k Σ_{i∈Y_k} (log A + log R),  then the mean        Eq. 9
 
-U^k are the classification rows of client k's model; A draws rows of one label together, R drives rows of different
-labels apart. A head with a bias counts as rows one longer. Leaves the client: the model and which labels it has.
-Extra compute: one gradient step over the participants' heads on the server.
+U^k are the rows of client k's head. A attracts rows of the same label, and R repels rows of different labels. A bias of
+the head counts as one more column of its rows.
+
+Leaves the client: the model and which labels it has.
+Extra compute: one gradient step on the participants' heads, on the server.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ _PAPER = "Guo et al., DASFAA 2023"
 @method("fedgr-client", paper=_PAPER)
 @dataclass(frozen=True)
 class UnbalancedSoftmax(Objective):
-    """FedGR's client alone: cross entropy over own labels with rare ones scaled up."""
+    """FedGR's client alone: cross entropy over the client's labels, with the logits of rare ones scaled up."""
 
     gamma: GammaMode = "normalised"
-    """γ_c = n_min/n_c, at most 1, as in the published program; the paper's n/n_c diverges (docs/fidelity.md)."""
+    """`normalised`: γ_c = n_min/n_c, at most 1, as in the published program. `paper`: n/n_c, which diverges
+    (docs/fidelity.md)."""
     vacant: VacantMode = "exclude"
+    """Whether vacant classes are excluded from the softmax, or kept with a small γ as in the published program."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         return unbalanced_cross_entropy(out.logits, y, client.label_counts, self.gamma, self.vacant)
@@ -54,17 +58,18 @@ class UnbalancedSoftmax(Objective):
 @method("fedgr-server", paper=_PAPER)
 @dataclass(frozen=True)
 class Gravitation(ServerRule):
-    """FedGR's server alone: rows of one label attract, rows of different labels repel, then the mean."""
+    """FedGR's server alone: rows of the same label attract, rows of different labels repel, then the mean."""
 
     gravity: float = 0.5
     """λ."""
     reduction: Literal["sum", "mean"] = "sum"
-    """Of the regulariser's terms, one per participant and label; the paper has the sum."""
+    """Sum or mean of the regulariser's terms, one per participant and label. The paper has the sum."""
 
     sends = "label presence"
     reveals: ClassVar[Reveals] = "label presence"
 
     attracts: ClassVar[bool] = True
+    """Whether rows of the same label attract. FedGC has repulsion only."""
 
     def __post_init__(self) -> None:
         expect(self.gravity >= 0, "gravity", self.gravity, "a number ≥ 0")
@@ -76,10 +81,10 @@ class Gravitation(ServerRule):
         return {"label_presence": client.label_counts > 0}
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
-        return weighted_mean({**updates.params, **self.corrected(updates)}, updates.weights), state
+        return weighted_mean({**updates.params, **self.correct_heads(updates)}, updates.weights), state
 
-    def corrected(self, updates: Updates) -> Tensors:
-        """The participants' heads after one step on the regulariser."""
+    def correct_heads(self, updates: Updates) -> Tensors:
+        """Return the participants' heads after one gradient step on the regulariser."""
         head: list[str] = [name for name in ("head.weight", "head.bias") if name in updates.params]
         present = updates.uplink["label_presence"]
         with torch.enable_grad():
@@ -97,5 +102,5 @@ register(
     "fedgr",
     parts=(UnbalancedSoftmax, Gravitation),
     paper=_PAPER,
-    summary="Unbalanced softmax on the client, gravitation between labels' rows on the server.",
+    summary="Unbalanced softmax on the client, gravitation between the heads' rows on the server.",
 )

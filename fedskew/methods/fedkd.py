@@ -1,14 +1,15 @@
-"""Plain distillation from the global model, over all classes, over the client's own, or decoupled.
+"""FedKD: distillation from the global model over all classes, over the client's classes, or decoupled.
 
-FedKD, also FedAvg+KD, is Hinton et al., "Distilling the knowledge in a neural network", 2015, on every client; the
-others are the variants that Guo et al., AAAI 2025, compare FedVLS with, FedDKD after Zhao et al., "Decoupled
-knowledge distillation", CVPR 2022.
+FedKD, also called FedAvg+KD, applies Hinton et al., "Distilling the knowledge in a neural network", 2015, on every
+client. The other two are variants with which Guo et al., AAAI 2025, compare FedVLS. FedDKD follows Zhao et al.,
+"Decoupled knowledge distillation", CVPR 2022.
 
     FedKD    L = CE + β·τ²·KL( σ(z^g/τ) ‖ σ(z/τ) )
-    FedEKD   the same with both softmaxes over the client's own classes
+    FedEKD   the same with both softmaxes over the client's classes
     FedDKD   L = CE + τ²·( α·KL(b^g ‖ b) + β·KL( σ(z^g_{≠y}/τ) ‖ σ(z_{≠y}/τ) ) ),  b = (p_y, 1 − p_y) at τ
 
-Leaves the client: the model. Extra compute: one forward pass of the teacher.
+Leaves the client: the model.
+Extra compute: one forward pass of the teacher.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fedskew.methods.parts import Client, Mode, Objective, Outputs
 @method("fedkd", "fedavg-kd", paper="Hinton et al., 2015")
 @dataclass(frozen=True)
 class FedKD(Objective):
-    """Cross entropy and distillation of all classes."""
+    """Cross entropy and distillation over all classes."""
 
     beta: float = 1.0
     temperature: float = 1.0
@@ -54,7 +55,7 @@ class FedKD(Objective):
 @method("fedekd", paper="Guo et al., AAAI 2025")
 @dataclass(frozen=True)
 class FedEKD(FedKD):
-    """Cross entropy and distillation of the client's own classes."""
+    """Cross entropy and distillation over the classes that the client has."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         distilled = present_distillation(out.logits, out.teacher.logits, y, client.label_counts, self.temperature)
@@ -64,12 +65,12 @@ class FedEKD(FedKD):
 @method("feddkd", paper="Zhao et al., CVPR 2022")
 @dataclass(frozen=True)
 class FedDKD(Objective):
-    """Cross entropy and decoupled distillation of the target and of the not-true classes."""
+    """Cross entropy and decoupled distillation: the target against the rest, and the not-true classes."""
 
     alpha: float = 1.0
-    """Of the target against the rest."""
+    """The weight of the target against the rest."""
     beta: float = 8.0
-    """Of the not-true classes among themselves."""
+    """The weight of the not-true classes among themselves."""
     temperature: float = 4.0
 
     extra_compute = "1 teacher forward"

@@ -1,12 +1,14 @@
-"""FedLMD: distil the minority labels only; FedLMD-Tf: the same without a teacher; and the switch between them.
+"""FedLMD: distil only the minority labels. FedLMD-Tf: the same without a teacher. FedLMD-switch: first Tf, then FedLMD.
 
 Lu et al., "Federated learning with label-masking distillation", ACM Multimedia 2023.
 
     FedLMD     L = CE + β·τ²·KL( σ(z^g/τ) over minority∖{y} ‖ σ(z/τ) over all classes ≠ y )
-    FedLMD-Tf  the same with the uniform distribution over minority∖{y} as teacher
+    FedLMD-Tf  the same with the uniform distribution over minority∖{y} as the teacher
 
-A class is the client's majority if its count exceeds n/C. Leaves the client: the model. Label counts stay on the
-client. Extra compute: one forward pass of the teacher; none for Tf.
+A class is a majority class of the client if its count exceeds n/C.
+
+Leaves the client: the model. Label counts stay on the client.
+Extra compute: one forward pass of the teacher; none for Tf.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ def _check(beta: float, temperature: float) -> None:
 @method("fedlmd", paper=_PAPER)
 @dataclass(frozen=True)
 class FedLMD(Objective):
-    """Cross entropy and distillation of the minority labels."""
+    """Cross entropy and distillation over the minority labels."""
 
     beta: float = 1.0
-    """The paper's value for CIFAR-10 at β = 0.05 and CIFAR-100 with 10 shards is 2, with temperature 3."""
+    """The paper has 2, with temperature 3, for CIFAR-10 at Dirichlet 0.05 and CIFAR-100 with 10 shards."""
     temperature: float = 1.0
     majority_rule: MajorityRule = "code"
 
@@ -63,7 +65,7 @@ class FedLMD(Objective):
 @method("fedlmd-tf", paper=_PAPER)
 @dataclass(frozen=True)
 class FedLMDTf(Objective):
-    """FedLMD without a teacher: minority labels are held at equal probability."""
+    """FedLMD without a teacher: the minority labels are kept at equal probabilities."""
 
     beta: float = 1.0
     temperature: float = 1.0
@@ -73,17 +75,17 @@ class FedLMDTf(Objective):
         _check(self.beta, self.temperature)
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        held = teacher_free_label_masking(out.logits, y, client.label_counts, self.temperature, self.majority_rule)
-        return cross_entropy(out.logits, y) + self.beta * held
+        masked = teacher_free_label_masking(out.logits, y, client.label_counts, self.temperature, self.majority_rule)
+        return cross_entropy(out.logits, y) + self.beta * masked
 
 
 @method("fedlmd-switch", paper=_PAPER)
 @dataclass(frozen=True)
 class FedLMDSwitch(Schedule):
-    """FedLMD-Tf for the first rounds, while there is no teacher worth having, then FedLMD."""
+    """FedLMD-Tf for the first rounds, while the teacher is poor, then FedLMD."""
 
     switch_round: int | None = None
-    """Rounds of FedLMD-Tf before the switch; none given: half of the run."""
+    """The number of rounds with FedLMD-Tf; default: half of the run."""
     beta: float = 1.0
     temperature: float = 1.0
     majority_rule: MajorityRule = "code"

@@ -1,4 +1,4 @@
-"""FedMR: features that fill their space within a class, and keep away from other classes.
+"""FedMR: features that are decorrelated within a class and keep a margin from other classes.
 
 Fan et al., "Federated learning under partially class-disjoint data via manifold reshaping", TMLR 2023.
 
@@ -7,12 +7,13 @@ Fan et al., "Federated learning under partially class-disjoint data via manifold
     fedmr        L = base + μ·L_intra
     fedmr-inter  L = base + μ·L_intra + ν·L_inter
 
-f̄_c is the mean feature of class c in the batch, g_c its global prototype: the mean over the participants of the last
-round that had it of their mean features; a class that none of them had keeps the one of before. The base is cross
-entropy, or the loss of the objective that they are combined with. The authors' program has L_intra only, and L_inter
-is our reading of the paper's words, a margin between classes (docs/fidelity.md).
-Leaves the client: the model; with L_inter also the mean feature of each of its classes. Extra compute: none to speak
-of; with L_inter one forward pass of each sample a round.
+f̄_c is the mean feature of class c in the batch. g_c is the global prototype of class c: the mean of the mean features
+of the last round's participants that have the class. If none has it, the previous prototype stays. The base is cross
+entropy, or the loss of the objective that FedMR is combined with. The authors' program has only L_intra; L_inter is
+our reading of the paper's text, a margin between classes (docs/fidelity.md).
+
+Leaves the client: the model; with L_inter also the mean feature of each of its classes.
+Extra compute: negligible; with L_inter one forward pass of each sample per round.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PAPER = "Fan et al., TMLR 2023"
 @method("fedmr", paper=_PAPER)
 @dataclass(frozen=True)
 class FedMR(Regulariser):
-    """Features decorrelated within each class (FedMR's intra-class term)."""
+    """A penalty on features that are correlated within a class (FedMR's intra-class term)."""
 
     mu: float = 0.01
 
@@ -51,7 +52,7 @@ class FedMR(Regulariser):
 @method("fedmr-inter", paper=_PAPER)
 @dataclass(frozen=True)
 class FedMRInter(SendsClassMeans):
-    """FedMR with both terms: decorrelated within each class, and a margin to the other classes' prototypes."""
+    """FedMR with both terms: decorrelation within each class, and a margin to the other classes' prototypes."""
 
     mu: float = 0.01
     nu: float = 0.1

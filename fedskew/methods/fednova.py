@@ -1,11 +1,14 @@
-"""FedNova: updates divided by the local steps they took, so that clients who take more do not bend the objective.
+"""FedNova: updates are divided by the number of local steps, so that clients with more steps do not bias the objective.
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020.
 
     d_k = (w − w_k)/‖A_k‖₁,  w ← w − (Σ a_k·‖A_k‖₁)·Σ a_k·d_k
 
 ‖A_k‖₁ is the number of local steps; with momentum, the length of the path along a constant gradient. A client that
-takes no step has d_k = 0. Leaves the client: the model and ‖A_k‖₁. Extra compute: none.
+takes no step has d_k = 0.
+
+Leaves the client: the model and ‖A_k‖₁.
+Extra compute: none.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from fedskew.methods.parts import Client, ServerRule, Tensors, Trained, Updates,
 @method("fednova", paper="Wang et al., NeurIPS 2020")
 @dataclass(frozen=True)
 class FedNova(ServerRule):
-    """The mean update of one local step, times the mean number of steps."""
+    """The mean update per local step, times the mean number of steps."""
 
     sends = "local steps (one number)"
 
@@ -30,5 +33,5 @@ class FedNova(ServerRule):
         steps = updates.uplink["local_steps"].to(updates.weights.dtype)
         common = updates.weights @ steps
         scales = updates.weights * common / steps.clamp(min=1)
-        moved = weighted_mean(updates.changes(sent), scales)
-        return {name: w + moved[name] for name, w in sent.items()}, state
+        update = weighted_mean(updates.changes(sent), scales)
+        return {name: w + update[name] for name, w in sent.items()}, state

@@ -1,11 +1,12 @@
-"""FedNTD: distil what the global model says of the classes that are not true; FedNTD-Tf: the same without a teacher.
+"""FedNTD: distil the global model's output over the classes other than the target. FedNTD-Tf: without a teacher.
 
 Lee et al., "Preservation of the global knowledge by not-true distillation in federated learning", NeurIPS 2022.
 
     FedNTD     L = CE + β·τ²·KL( σ(z^g_{≠y}/τ) ‖ σ(z_{≠y}/τ) )
-    FedNTD-Tf  the same with the uniform distribution over the classes ≠ y as teacher (Lu et al., ACM MM 2023)
+    FedNTD-Tf  the same with the uniform distribution over the classes ≠ y as the teacher (Lu et al., ACM MM 2023)
 
-Leaves the client: the model. Extra compute: one forward pass of the teacher; none for Tf.
+Leaves the client: the model.
+Extra compute: one forward pass of the teacher; none for Tf.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _check(beta: float, temperature: float) -> None:
 @method("fedntd", paper="Lee et al., NeurIPS 2022")
 @dataclass(frozen=True)
 class FedNTD(Objective):
-    """Cross entropy and distillation of the not-true classes."""
+    """Cross entropy and distillation over the not-true classes."""
 
     beta: float = 1.0
     temperature: float = 1.0
@@ -50,7 +51,7 @@ class FedNTD(Objective):
 @method("fedntd-tf", paper="Lu et al., ACM MM 2023")
 @dataclass(frozen=True)
 class FedNTDTf(Objective):
-    """FedNTD without a teacher: the not-true classes are held at equal probability."""
+    """FedNTD without a teacher: the not-true classes are kept at equal probabilities."""
 
     beta: float = 1.0
     temperature: float = 1.0

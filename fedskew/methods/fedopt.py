@@ -1,4 +1,4 @@
-"""FedAdagrad, FedYogi, FedAdam: an adaptive optimiser on the server.
+"""FedAdagrad, FedYogi and FedAdam: an adaptive optimiser on the server.
 
 Reddi et al., "Adaptive federated optimization", ICLR 2021.
 
@@ -8,8 +8,10 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021.
     FedAdam     v ← β₂·v + (1 − β₂)·Δ²
     w ← w + η_g·m / (√v + τ)
 
-for each coordinate, with m = 0 and v = τ² before the first round. Leaves the client: the model. Extra compute: none
-on the client.
+for each coordinate, with m = 0 and v = τ² before the first round.
+
+Leaves the client: the model.
+Extra compute: none on the client.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ _PAPER = "Reddi et al., ICLR 2021"
 
 @dataclass(frozen=True)
 class _Adaptive(ServerRule):
-    """What the three share; they differ in the second moment."""
+    """What the three have in common. They differ in the second moment."""
 
     server_lr: float = 0.01
+    """η_g."""
     tau: float = 1e-3
-    """How adaptive: the smaller, the more alike are all coordinates' steps."""
+    """The degree of adaptivity: a smaller τ makes the steps of all coordinates more equal."""
     beta1: float = 0.9
 
     def __post_init__(self) -> None:
@@ -54,7 +57,7 @@ class _Adaptive(ServerRule):
         return stepped, {**state, **pack("first_moment", first), **pack("second_moment", second)}
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """The next v, from the last one and the squared mean update."""
+        """Return the next v, given the last one and the squared mean update Δ²."""
         raise NotImplementedError
 
 
@@ -70,8 +73,8 @@ class FedAdagrad(_Adaptive):
 
 
 @dataclass(frozen=True)
-class _Forgetting(_Adaptive):
-    """A second moment that forgets."""
+class _DecayingMoment(_Adaptive):
+    """A second moment that decays."""
 
     beta2: float = 0.99
 
@@ -82,7 +85,7 @@ class _Forgetting(_Adaptive):
 
 @method("fedyogi", paper=_PAPER)
 @dataclass(frozen=True)
-class FedYogi(_Forgetting):
+class FedYogi(_DecayingMoment):
     """Yogi on the server: Adam with a second moment that changes more slowly."""
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
@@ -91,7 +94,7 @@ class FedYogi(_Forgetting):
 
 @method("fedadam", paper=_PAPER)
 @dataclass(frozen=True)
-class FedAdam(_Forgetting):
+class FedAdam(_DecayingMoment):
     """Adam on the server, without bias correction."""
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:

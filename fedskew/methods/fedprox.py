@@ -4,7 +4,10 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 
     L = CE + (μ/2)·‖v − w‖²,  hence  direction = ∇CE(v) + μ·(v − w)
 
-over the trainable parameters. Leaves the client: the model. Extra compute: none to speak of.
+over the trainable parameters.
+
+Leaves the client: the model.
+Extra compute: negligible.
 """
 
 from __future__ import annotations

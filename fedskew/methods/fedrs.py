@@ -1,10 +1,11 @@
-"""FedRS: a restricted softmax that holds back the update of vacant classes.
+"""FedRS: a restricted softmax that limits the update of vacant classes.
 
 Li and Zhan, "FedRS: federated learning with restricted softmax for label distribution non-IID data", KDD 2021.
 
     L = CE(α_c·z_c, y),  α_c = 1 for present classes, α for vacant ones
 
-Leaves the client: the model. Label presence stays on the client. Extra compute: none.
+Leaves the client: the model. Label presence stays on the client.
+Extra compute: none.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class FedRS(Objective):
     """Cross entropy with the logits of vacant classes scaled down."""
 
     alpha: float = 0.7
-    """0.7 in the FedVLS paper, 0.5 or 0.9 in FedLMD's; 1 is FedAvg."""
+    """0.7 in the FedVLS paper, 0.5 or 0.9 in FedLMD's. With 1 it is FedAvg."""
     soft: bool = False
-    """Scale by the class's share instead of its presence, as the authors' later program does."""
+    """Scale by the class's count instead of its presence, as in the authors' later program."""
 
     def __post_init__(self) -> None:
         expect(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")

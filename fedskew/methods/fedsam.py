@@ -1,12 +1,14 @@
-"""FedSAM: each local step goes along the gradient at the worst point nearby; MoFedSAM: and along the last round's.
+"""FedSAM: local steps along the gradient at the worst nearby point. MoFedSAM: the same with the last round's direction.
 
 Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022.
 
-    FedSAM    direction = g̃ = ∇L(v + ρ·g/‖g‖),  g = ∇L(v), the norm over all parameters together
+    FedSAM    direction = g̃ = ∇L(v + ρ·g/‖g‖),  g = ∇L(v), with the norm over all parameters together
     MoFedSAM  direction = β·g̃ + (1 − β)·Δ,  Δ ← Σ a_k·(w − w_k)/(J_k·η) on the server, 0 before the first round
 
-J_k counts the client's steps; with momentum it is the length of the path along a constant gradient.
-Leaves the client: the model, and for MoFedSAM J_k. Extra compute: one more forward and backward pass.
+J_k is the client's number of steps; with momentum, the length of the path along a constant gradient.
+
+Leaves the client: the model, and for MoFedSAM J_k.
+Extra compute: one more forward and backward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _PAPER = "Qu et al., ICML 2022"
 
 
 def ascend(params: Tensors, grads: Tensors, rho: float) -> Tensors:
-    """The point at distance ρ along the gradient; where that is zero, the point itself."""
+    """Return the point at distance ρ along the gradient; for a zero gradient, the point itself."""
     norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt().clamp(min=1e-12)
     return {name: v + rho * grads[name] / norm for name, v in params.items()}
 
@@ -45,7 +47,7 @@ class FedSAM(Solver):
     """Sharpness-aware local steps."""
 
     rho: float = 0.1
-    """The FedVLS paper's value."""
+    """ρ; the value in the FedVLS paper."""
 
     extra_compute = "1 forward and backward"
 
@@ -61,10 +63,10 @@ class FedSAM(Solver):
 
 @dataclass(frozen=True)
 class SharpnessAwareMomentum(FedSAM):
-    """A sharpness-aware gradient, mixed with the direction in which all clients went last."""
+    """A sharpness-aware gradient, mixed with the mean direction of the last round."""
 
     beta: float = 0.1
-    """The weight of the client's own gradient."""
+    """β, the weight of the client's gradient."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,7 +79,7 @@ class SharpnessAwareMomentum(FedSAM):
 
 @dataclass(frozen=True)
 class CommonDirection(ServerRule):
-    """The weighted mean of the models, and the mean direction of a local step."""
+    """The weighted mean of the models. The server also keeps the mean direction of a local step."""
 
     sends = "local steps (one number)"
 

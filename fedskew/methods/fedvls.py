@@ -1,4 +1,4 @@
-"""FedVLS (also published as FedED): keep the vacant classes, hold back the majority.
+"""FedVLS (also published as FedED): keep the vacant classes, hold back the majority classes.
 
 Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 2025.
 
@@ -6,9 +6,11 @@ Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 
       + λ · KL(q^g ‖ q) over the vacant classes                 vacant-class distillation, Eq. 3
       + w · Σ_c p(c)·log mean_n 1[y_n≠c]·e^{z_{n,c}}            logit suppression, Eqs. 4–5
 
-p(c) is the client's share of class c, the teacher is the global model received. The paper prints w = 1, which
-has no minimum; its program has 0.005 and a variant of the last term with a floor (docs/fidelity.md).
-Leaves the client: the model. Label counts stay on the client. Extra compute: one forward pass of the teacher.
+p(c) is the client's share of class c, and the teacher is the received global model. The paper prints w = 1, with which
+the loss has no minimum. Its program has w = 0.005 and a variant of the last term with a lower bound (docs/fidelity.md).
+
+Leaves the client: the model. Label counts stay on the client.
+Extra compute: one forward pass of the teacher.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ class FedVLS(Objective):
     distill_weight: float = 0.1
     """λ; the paper's value for CIFAR-100 and Tiny-ImageNet is 0.5."""
     suppress_weight: float = 0.005
+    """w."""
     suppress_variant: SuppressVariant = "lade"
     teacher_mode: Mode = "train"
-    """Whether the teacher's BatchNorm takes the batch's statistics, as in the published program."""
+    """`train`: the teacher's BatchNorm uses the batch's statistics, as in the published program."""
 
     extra_compute = "1 teacher forward"
 

@@ -1,10 +1,11 @@
-"""The focal loss: samples that are already right count less.
+"""Focal loss: samples that are classified well count less.
 
-Lin et al., "Focal loss for dense object detection", ICCV 2017; a baseline of PKD's paper.
+Lin et al., "Focal loss for dense object detection", ICCV 2017; a baseline in PKD's paper.
 
     L = −(1 − p_y)^γ·log p_y
 
-Leaves the client: the model. Extra compute: none.
+Leaves the client: the model.
+Extra compute: none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedskew.methods.parts import Client, Objective, Outputs
 @method("focal-loss", paper="Lin et al., ICCV 2017")
 @dataclass(frozen=True)
 class FocalLoss(Objective):
-    """Cross entropy that turns to the samples still wrong."""
+    """Cross entropy with less weight on samples that are classified well."""
 
     gamma: float = 2.0
 

@@ -1,16 +1,18 @@
-"""FPL: features near the prototypes of their class, of which a class may have several.
+"""FPL: features near the prototypes of their class. A class can have several prototypes.
 
 Huang et al., "Rethinking federated learning with domain shift: a prototype view", CVPR 2023.
 
-    client  L = base + −log( Σ_{p∈P_y} e^{cos(f, p)/τ} / Σ_{p∈P} e^{cos(f, p)/τ} ) + mean_i (f_i − m_{y,i})²
-    server  P_c: the participants' mean features of class c, clustered by FINCH, the mean of each cluster;
-            m_c: the mean of P_c
+    client   L = base − log( Σ_{p∈P_y} e^{cos(f, p)/τ} / Σ_{p∈P} e^{cos(f, p)/τ} ) + mean_i (f_i − m_{y,i})²
+    server   P_c: the participants' mean features of class c, clustered by FINCH; the mean of each cluster
+             m_c: the mean of P_c
 
-The base is cross entropy, or the loss of the objective that it is combined with. A class that no participant of the
-last round has gives its samples no term, and so does the first round. A client's prototypes are its mean features at
-the end of its round; the published program adds them up while the model still moves in the last epoch.
-Leaves the client: the model and the mean feature of each of its classes. Extra compute: one forward pass of each
-sample a round.
+The base is cross entropy, or the loss of the objective that FPL is combined with. Samples of a class that no
+participant of the last round had get no term, and neither does any sample in the first round. A client's prototypes
+are its mean features at the end of its round; the published program accumulates them during the last epoch, while the
+model changes.
+
+Leaves the client: the model and the mean feature of each of its classes.
+Extra compute: one forward pass of each sample per round.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ from fedskew.methods.parts import Client, Outputs, Tensors, Updates
 @method("fpl", paper="Huang et al., CVPR 2023")
 @dataclass(frozen=True)
 class FPL(SendsClassMeans):
-    """Features drawn to the prototypes of their class, clustered over clients."""
+    """Features close to the prototypes of their class, which are clustered over clients."""
 
     temperature: float = 0.02
-    """Published with lr 0.01 and all clients in every round; else a higher one may be wanted (docs/fidelity.md)."""
+    """τ; published with lr 0.01 and all clients in every round. Other settings may need a higher one
+    (docs/fidelity.md)."""
 
     def __post_init__(self) -> None:
         expect(self.temperature > 0, "temperature", self.temperature, "a number > 0")
@@ -59,17 +62,17 @@ class FPL(SendsClassMeans):
         before = server_state["prototypes"]
         width = max([before.shape[1], *(1 << (len(means) - 1).bit_length() for means in clusters if len(means))])
         table = np.zeros((len(clusters), width, sent.shape[-1]))
-        there = np.zeros(table.shape[:2], dtype=bool)
+        exists = np.zeros(table.shape[:2], dtype=bool)
         for label, means in enumerate(clusters):
-            table[label, : len(means)], there[label, : len(means)] = means, True
+            table[label, : len(means)], exists[label, : len(means)] = means, True
         return {
             "prototypes": torch.from_numpy(table).to(before),
-            "prototype_known": torch.from_numpy(there).to(before.device),
+            "prototype_known": torch.from_numpy(exists).to(before.device),
         }
 
 
 def _cluster_means(points: np.ndarray) -> np.ndarray:
-    """[clusters, d]; none of none."""
+    """[clusters, d]: the mean of each cluster; empty for no points."""
     if not len(points):
         return points
     labels = finch(points)

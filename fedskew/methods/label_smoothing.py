@@ -1,10 +1,11 @@
-"""Label smoothing: no target is quite certain.
+"""Label smoothing: targets are mixed with the uniform distribution.
 
-Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016; a baseline of FedLMD's paper.
+Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016; a baseline in FedLMD's paper.
 
     L = CE against (1 − μ)·one-hot + μ/C
 
-Leaves the client: the model. Extra compute: none.
+Leaves the client: the model.
+Extra compute: none.
 """
 
 from __future__ import annotations

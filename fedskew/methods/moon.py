@@ -1,12 +1,14 @@
-"""MOON: features close to the global model's, far from those of the client's own last model.
+"""MOON: features close to the global model's and far from those of the client's previous model.
 
 Li et al., "Model-contrastive federated learning", CVPR 2021.
 
     L = CE + μ·ℓ,  ℓ = −log( e^{cos(h, h^g)/τ} / (e^{cos(h, h^g)/τ} + e^{cos(h, h^prev)/τ}) )
 
-h are the features that the head sees, of the model in training, of the one received and of the one this client made
-when it last took part; before that there is none, and ℓ has no gradient. Leaves the client: the model. The client
-keeps one model. Extra compute: two forward passes of frozen models.
+h, h^g and h^prev are the inputs of the head in the model being trained, in the received model, and in the model that
+this client trained when it last took part. Before that there is no previous model, and ℓ has no gradient.
+
+Leaves the client: the model. The client keeps one model.
+Extra compute: two forward passes of frozen models.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from fedskew.methods.parts import Client, Mode, Objective, Outputs, Tensors, Tra
 @method("moon", paper="Li et al., CVPR 2021")
 @dataclass(frozen=True)
 class MOON(Objective):
-    """Cross entropy and a contrast between the global and the client's previous features."""
+    """Cross entropy and a contrast with the features of the global and of the client's previous model."""
 
     mu: float = 0.01
     """0.01 in the FedVLS paper, 0.1 in FedLMD's."""
     temperature: float = 0.5
     """0.5 in the FedVLS paper, mostly 1 in FedLMD's."""
     teacher_mode: Mode = "train"
-    """Of both frozen models: a client does not keep the BatchNorm statistics of its last model."""
+    """The mode of both frozen models. A client does not keep the BatchNorm statistics of its previous model."""
 
     needs_features = True
     extra_compute = "2 teacher forwards"

@@ -1,4 +1,4 @@
-"""PerFedAvg: a model from which one step on a client's own data leads to a good one.
+"""PerFedAvg: a model from which one step on a client's data leads to a good model of that client.
 
 Fallah et al., "Personalized federated learning with theoretical guarantees: a model-agnostic meta-learning approach",
 NeurIPS 2020.
@@ -7,10 +7,12 @@ NeurIPS 2020.
     first-order   direction = d
     hessian-free  direction = d − α·(∇L(v + δ·d; B₁) − ∇L(v − δ·d; B₁))/(2δ)
 
-B₁ and B₂ are the two halves of the batch; where there is one sample, it is both. The loss that is recorded is that of
-the whole batch at v; what is tested and saved is the global model, before any such step. Leaves the client: the model.
-Extra compute: one more forward and backward pass, three for hessian-free: each takes the whole batch, so that BatchNorm
-sees it, and leaves out half of the labels.
+B₁ and B₂ are the two halves of the batch; a batch of one sample is both. The recorded loss is that of the whole batch
+at v. The model that is tested and saved is the global one, without a personal step.
+
+Leaves the client: the model.
+Extra compute: one more forward and backward pass, or three for hessian-free. Each pass runs on the whole batch, for
+BatchNorm, and ignores half of the labels.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ def _moved(params: Tensors, along: Tensors, length: float) -> Tensors:
 @method("perfedavg", paper="Fallah et al., NeurIPS 2020")
 @dataclass(frozen=True)
 class PerFedAvg(Solver):
-    """Local steps by the gradient after a trial step."""
+    """Local steps along the gradient after a trial step."""
 
     alpha: float = 0.01
-    """The length of the trial step."""
+    """α, the learning rate of the trial step."""
     variant: Literal["first-order", "hessian-free"] = "first-order"
     delta: float = 1e-3
-    """How far apart the gradients are whose difference stands for the Hessian."""
+    """δ, the step of the finite difference that replaces the Hessian."""
 
     extra_compute = "1 forward and backward"
 
@@ -48,10 +50,10 @@ class PerFedAvg(Solver):
         return 2 if self.variant == "first-order" else 4
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
-        tried = _moved(params, gradient(params, "first"), -self.alpha)
-        after = gradient(tried, "second")
+        trial = _moved(params, gradient(params, "first"), -self.alpha)
+        after = gradient(trial, "second")
         if self.variant == "first-order":
             return after
-        ahead, behind = (gradient(_moved(params, after, way * self.delta), "first") for way in (1, -1))
+        ahead, behind = (gradient(_moved(params, after, sign * self.delta), "first") for sign in (1, -1))
         scale = self.alpha / (2 * self.delta)
         return {name: d - scale * (ahead[name] - behind[name]) for name, d in after.items()}

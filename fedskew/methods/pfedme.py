@@ -1,11 +1,13 @@
-"""pFedMe: local models near their personal optima, and a global model that they are pulled to.
+"""pFedMe: personal models near the global one, by Moreau envelopes.
 
 T Dinh et al., "Personalized federated learning with Moreau envelopes", NeurIPS 2020.
 
-    θ starts at v, then κ times on the same batch: θ ← θ − η_p·(∇L(θ) + λ·(θ − v));  direction = λ·(v − θ)
-    server  w ← (1 − β)·w + β·Σ a_k·w_k
+    client   θ starts at v, then κ times on the same batch: θ ← θ − η_p·(∇L(θ) + λ·(θ − v));  direction = λ·(v − θ)
+    server   w ← (1 − β)·w + β·Σ a_k·w_k
 
-What is tested and saved is the global model w; the personal θ do not outlive a step. Leaves the client: the model.
+The model that is tested and saved is the global model w. The personal models θ exist only within a step.
+
+Leaves the client: the model.
 Extra compute: κ − 1 more forward and backward passes.
 """
 
@@ -27,7 +29,7 @@ class MoreauEnvelope(Solver):
     inner_steps: int = 5
     """κ."""
     personal_lr: float = 0.05
-    """η_p; times λ it must stay below 2, or θ swings ever wider."""
+    """η_p; η_p·λ must stay below 2, or θ diverges."""
 
     extra_compute = "4 forwards and backwards"
 
@@ -49,7 +51,7 @@ class MoreauEnvelope(Solver):
 
 @dataclass(frozen=True)
 class PartialMean(ServerRule):
-    """A part of the way to the mean of the models."""
+    """A step of length β towards the mean of the models."""
 
     server_lr: float = 1.0
     """β."""

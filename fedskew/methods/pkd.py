@@ -1,17 +1,17 @@
-"""PKD: experts for the classes that are confused with one another, distilled partially.
+"""PKD: experts for groups of classes that are confused with one another, distilled into the global model.
 
 Gan et al., "Partial knowledge distillation for alleviating the inherent inter-class discrepancy in federated
-learning", arXiv:2411.15403 (docs/fidelity.md has every choice made here).
+learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
 
-    1. warm-up     FedAvg; then each client reports how its samples are predicted, and the server finds groups of
-                   weak classes: maximal cliques of pairs whose mutual predicted probability stands out
-    2. experts     one model per group, by FedAvg on the samples of that group, cross entropy within the group
-    3. distil      FedAvg with L = CE + λ·KL(expert ‖ student) within the group, temperature T, for samples whose
-                   label and wrong prediction fall into one group
+    1. warm-up     FedAvg. Then each client reports how its samples are predicted, and the server finds groups of weak
+                   classes: maximal cliques of class pairs whose mutual predicted probability is unusually high
+    2. experts     one model per group, by FedAvg on the samples of that group, with cross entropy within the group
+    3. distil      FedAvg with L = CE + λ·KL(expert ‖ student) within the group, at temperature T, for samples whose
+                   label and wrong prediction lie in one group
 
 Leaves the client: the model, and once its class-to-class mean probabilities and label counts, unless the groups are
-given; who trains an expert has one of its labels. Extra compute: the experts' training, and one expert forward for
-every sample that is distilled.
+given. A client that trains an expert has at least one of its labels.
+Extra compute: the experts' training, and one forward pass of an expert for every distilled sample.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class GroupCrossEntropy(Objective):
-    """How an expert learns: cross entropy within its group."""
+    """The loss of an expert: cross entropy within its group."""
 
     group: tuple[int, ...] = ()
 
@@ -47,7 +47,7 @@ class GroupCrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class PartialDistillation(Objective):
-    """Cross entropy, and the expert's word on samples confused within its group."""
+    """Cross entropy, and distillation from an expert for samples that are confused within its group."""
 
     groups: Groups = ()
     distill_weight: float = 1.0
@@ -69,7 +69,7 @@ class PartialDistillation(Objective):
         return cross_entropy(out.logits, y) + self.distill_weight * scale * distilled
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:
-        """How many samples were taught, in all and by each expert."""
+        """The number of distilled samples, in all and per expert."""
         taught = active_experts(out.logits, y, self.groups, self.taught).sum(dim=-1)
         return {"distilled": taught.sum(), **{f"expert {i}": taught[i] for i in range(len(self.groups))}}
 
@@ -80,32 +80,32 @@ class PartialDistillation(Objective):
 @method("pkd", paper="Gan et al., arXiv:2411.15403")
 @dataclass(frozen=True)
 class PKD(Schedule):
-    """Experts for groups of weak classes, distilled where the global model confuses them."""
+    """Experts for groups of weak classes, distilled on samples that the global model confuses."""
 
     distill_weight: float = 1.0
     """λ; the paper's value for CIFAR-10 is 0.5."""
     temperature: float = 3.0
     warmup_rounds: int = 10
-    """At most half of the run."""
+    """Rounds before the experts; at most half of the run."""
     expert_rounds: int = 25
-    """For each expert, beside the run's rounds; at most as many as the run has."""
+    """Rounds per expert, in addition to the run's rounds; at most the run's rounds."""
     expert_epochs: int | None = None
-    """Local epochs while training experts; none given: the run's."""
+    """Local epochs of the experts; default: the run's."""
     groups: Groups = ()
-    """Weak-class groups, e.g. [[0, 6], [2, 4, 6]]; none given: found after the warm-up."""
+    """Groups of weak classes, such as [[0, 6], [2, 4, 6]]; default: found after the warm-up."""
     group_threshold: float = 2.0
-    """A pair of classes is confused if it lies so many standard deviations above the mean pair."""
+    """A pair of classes is confused if it is this many standard deviations above the mean pair."""
     max_groups: int = 10
-    """Of the groups found, at most so many get an expert: those confused most."""
+    """The largest number of groups; the most confused ones are kept."""
     temperature_squared: bool = False
     """Multiply the distillation by T², which the paper does not mention."""
     reverse: bool = False
     """KL(student ‖ expert), as the paper's Eq. 1 is printed."""
     mean_over: MeanOver = "batch"
-    """Average the distillation over the whole batch, or over the samples that are taught."""
+    """Whether to average the distillation over the whole batch or over the distilled samples."""
     taught: Taught = "confused"
-    """Samples mistaken for another class of their group, as the text has it; or all of the group's, as the computation
-    in the paper's Table III implies where a client has one class: there a client's model is never mistaken for long."""
+    """`confused`: distil samples mistaken for another class of their group, as the paper's text says. `all`: distil all
+    samples of the group's classes, as the computation in its Table III implies for clients with one class."""
 
     sends = "class-to-class mean probabilities once"
     reveals: ClassVar[Reveals] = "label counts"
@@ -172,11 +172,11 @@ class PKD(Schedule):
 
 
 def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: int = 10) -> Groups:
-    """Maximal cliques of the pairs of classes that are taken for each other unusually often, the `most` confused.
+    """Return at most `most` groups of confused classes: maximal cliques of the pairs that stand out.
 
-    Cliques, not connected components: Shirt is confused with T-shirt and with Coat, which are not confused with
-    one another. Where no pair stands out, the most confused pair is the only group; where no two classes have a
-    finite probability (a single class, a model that diverged), there is none.
+    Cliques, not connected components: Shirt is confused with T-shirt and with Coat, which are not confused with each
+    other. If no pair stands out, the most confused pair is the only group. If no pair has a finite probability (one
+    class only, or a model that diverged), there is no group.
     """
     mutual, classes = mutual_probability(probability), len(probability)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes) if np.isfinite(mutual[i, j])]
@@ -196,13 +196,13 @@ def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: in
 
 
 def mutual_probability(probability: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """How likely two classes are taken for each other: the mean of both directions."""
+    """How likely two classes are mistaken for each other: the mean of both directions."""
     mutual: npt.NDArray[np.float64] = (probability + probability.T) / 2
     return mutual
 
 
 def stands_out_above(probability: npt.NDArray[np.float64], threshold: float) -> float:
-    """The mutual probability above which a pair is confused: so many standard deviations above the mean pair."""
+    """The mutual probability above which a pair is confused: `threshold` standard deviations above the mean pair."""
     mutual = mutual_probability(probability)[np.triu_indices(len(probability), 1)]
     known = mutual[np.isfinite(mutual)]
     return float(known.mean() + threshold * known.std())
@@ -216,7 +216,7 @@ def _confusion_within(clique: tuple[int, ...], mutual: npt.NDArray[np.float64]) 
 def _maximal_cliques(
     neighbours: dict[int, set[int]], clique: frozenset[int], candidates: set[int], excluded: set[int]
 ) -> list[tuple[int, ...]]:
-    """Bron–Kerbosch: maximal cliques of two or more."""
+    """Return the maximal cliques of two or more classes, by the Bron–Kerbosch algorithm."""
     if not candidates and not excluded:
         return [tuple(sorted(clique))] if len(clique) > 1 else []
     found = []

@@ -1,14 +1,17 @@
-"""Server rules that a few odd clients cannot bend far: coordinate median, trimmed mean, norm clipping.
+"""Robust server rules, which a few outlying clients cannot move far: median, trimmed mean, norm clipping.
 
 Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018 (the first two);
 Sun et al., "Can you really backdoor federated learning?", 2019 (clipping, here without its noise).
 
-    median         w ← median_k w_k, for each coordinate; the mean of the middle two of an even number
-    trimmed-mean   w ← the mean for each coordinate without its ⌊β·M⌋ smallest and largest of M values
+    median         w ← median_k w_k for each coordinate; for an even number, the mean of the middle two
+    trimmed-mean   w ← the mean for each coordinate, without the ⌊β·M⌋ smallest and largest of its M values
     norm-clipping  w ← w + Σ a_k·Δ_k·min(1, S/‖Δ_k‖), Δ_k = w_k − w
 
-The first two count every participant alike, however many samples it has. With β = 0.1, a round of fewer than ten has
-nobody trimmed. Buffers are averaged all the same. Leaves the client: the model. Extra compute: none on the client.
+The first two give every participant the same weight, whatever its number of samples. With β = 0.1, nothing is trimmed
+in rounds of fewer than ten participants. Buffers are averaged as usual.
+
+Leaves the client: the model.
+Extra compute: none on the client.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _YIN = "Yin et al., ICML 2018"
 
 
 def _without_extremes(stacked: Tensor, at_each_end: int) -> Tensor:
-    """For each coordinate, the mean of what is left without so many of its smallest and largest values."""
+    """The mean for each coordinate, without its `at_each_end` smallest and largest values."""
     kept = stacked.sort(dim=0).values[at_each_end : len(stacked) - at_each_end]
     return kept.mean(dim=0)
 
@@ -46,23 +49,23 @@ class TrimmedMean(ServerRule):
     """The coordinate-wise mean without the extremes."""
 
     trim: float = 0.1
-    """The share of participants that is left out at each end; of fewer than 1/trim, none is."""
+    """β, the share of participants left out at each end. With fewer than 1/trim participants, none is."""
 
     def __post_init__(self) -> None:
         expect(0 <= self.trim < 0.5, "trim", self.trim, "a number from 0 to below 0.5")
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
-        at_each_end = int(self.trim * len(updates.weights) + 1e-9)  # 0.29·100 is a little less than 29
+        at_each_end = int(self.trim * len(updates.weights) + 1e-9)  # in floats, 0.29·100 is slightly less than 29
         return {name: _without_extremes(w, at_each_end) for name, w in updates.params.items()}, state
 
 
 @method("norm-clipping", paper="Sun et al., 2019")
 @dataclass(frozen=True)
 class NormClipping(ServerRule):
-    """The weighted mean of updates that are cut to a largest length."""
+    """The weighted mean of updates whose norm is clipped."""
 
     max_norm: float = 10.0
-    """Of a client's whole update. What is usual depends on the model, the learning rate and the local steps."""
+    """S, for the whole update of a client. Usual norms depend on the model, the learning rate and the local steps."""
 
     def __post_init__(self) -> None:
         expect(self.max_norm > 0, "max_norm", self.max_norm, "a number > 0")

@@ -5,8 +5,10 @@ Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated lea
     client   direction = ∇CE(v) − c_k + c;  c_k⁺ = c_k − c + (w − w_k)/(J·η)
     server   w ← w + η_g·mean(w_k − w);     c ← c + (|S|/K)·mean(c_k⁺ − c_k)
 
-J counts plain steps: with momentum it is the length of the path along a constant gradient. Leaves the client: the
-model and the change of its control variate. Extra compute: none to speak of.
+J is the number of local steps; with momentum, the length of the path along a constant gradient.
+
+Leaves the client: the model and the change of its control variate.
+Extra compute: negligible.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def _zeros(params: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class ControlVariates(Solver):
-    """The gradient, less the client's control variate, plus the server's."""
+    """The gradient, minus the client's control variate, plus the server's."""
 
     sends = "control variate (one model)"
 
@@ -54,7 +56,7 @@ class ControlVariates(Solver):
         own, common = unpack("control", client.state), unpack("control", client.downlink)
         path = trained.effective_steps().clamp(min=1) * trained.lr
         change = {name: (w - trained.params[name]) / path - common[name] for name, w in client.received.items()}
-        stepped = trained.steps > 0  # a client without a batch that can be trained on has learnt nothing
+        stepped = trained.steps > 0  # a client without a trainable batch keeps its control variate
         return pack("control", {name: own[name] + torch.where(stepped, d, 0.0) for name, d in change.items()})
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:
@@ -64,9 +66,10 @@ class ControlVariates(Solver):
 
 @dataclass(frozen=True)
 class ControlledMean(ServerRule):
-    """A step along the mean update, and the mean change of the control variates."""
+    """A step along the mean update. The server's control variate moves by the mean change of the clients'."""
 
     server_lr: float = 1.0
+    """η_g."""
 
     def __post_init__(self) -> None:
         expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
