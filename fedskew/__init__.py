@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares these import
     from fedskew.experiment.result import Result as Result
     from fedskew.experiment.run import run as run
     from fedskew.methods import Client as Client
+    from fedskew.methods import MethodList as MethodList
     from fedskew.methods import Objective as Objective
     from fedskew.methods import Outputs as Outputs
     from fedskew.methods import Regulariser as Regulariser
@@ -54,6 +55,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares these import
     from fedskew.methods import Updates as Updates
     from fedskew.methods import make_method as make_method
     from fedskew.methods import method as method
+    from fedskew.methods import methods as methods
     from fedskew.methods import pack as pack
     from fedskew.methods import unpack as unpack
     from fedskew.models import Classifier as Classifier
@@ -74,13 +76,15 @@ _NAMES = {
     "fedskew.experiment.result": "Result",
     "fedskew.experiment.run": "run",
     "fedskew.methods": (
-        "Client Objective Outputs Regulariser Schedule Seen ServerRule Solver Stage Survey Tensors Trained Updates "
-        "make_method method pack unpack"
+        "Client MethodList Objective Outputs Regulariser Schedule Seen ServerRule Solver Stage Survey Tensors Trained "
+        "Updates make_method method methods pack unpack"
     ),
     "fedskew.models": "Classifier make_model",
     "fedskew.report.writing": "write_report",
 }
-"""The public names by module. Each is imported when first used, so `fedskew --help` does not wait for torch."""
+"""The public names by module. Each is imported when first used, so `fedskew --help` does not wait for torch.
+
+`methods` is the package `fedskew.methods`, which can be called: importing the package would hide a function."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -91,8 +95,8 @@ if not TYPE_CHECKING:  # so that type checkers see a misspelt name
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
-        module = _MODULES[name]
-        value = import_module(f"fedskew.{name}") if module == "fedskew" else getattr(import_module(module), name)
+        module, own = _MODULES[name], f"fedskew.{name}"
+        value = import_module(own) if module in ("fedskew", own) else getattr(import_module(module), name)
         globals()[name] = value
         return value
 

@@ -1,5 +1,8 @@
 """Methods: one short file each. Importing this package enters all of them in the catalogue."""
 
+import sys
+from types import ModuleType
+
 from fedskew.methods import (  # noqa: F401
     balancefl,
     bounds,
@@ -37,6 +40,7 @@ from fedskew.methods import (  # noqa: F401
 )
 from fedskew.methods.catalogue import METHODS, Entry, find, is_bound, matching_entries, method, register
 from fedskew.methods.composition import Method, canonical_name, combined_entry, make_method
+from fedskew.methods.method_list import MethodList, methods
 from fedskew.methods.parts import (
     Client,
     Gradient,
@@ -61,6 +65,7 @@ __all__ = [
     "Entry",
     "Gradient",
     "Method",
+    "MethodList",
     "Objective",
     "Outputs",
     "Part",
@@ -81,7 +86,18 @@ __all__ = [
     "make_method",
     "matching_entries",
     "method",
+    "methods",
     "pack",
     "register",
     "unpack",
 ]
+
+
+class _CallablePackage(ModuleType):
+    """Makes `fedskew.methods()` the list of methods: importing this package gives the public function's name to it."""
+
+    def __call__(self, pattern: str = "*") -> MethodList:
+        return methods(pattern)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

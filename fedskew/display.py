@@ -1,0 +1,55 @@
+"""Tables that public objects show: as text, as HTML in a notebook, and as a pandas DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from fedskew.errors import UserError
+
+Records = Sequence[Mapping[str, object]]
+"""Rows of a table; the keys of the first are the headings."""
+
+
+def data_frame(records: Records) -> Any:
+    """A pandas DataFrame with one row per record."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise UserError("to_frame() needs pandas: pip install pandas") from error
+    return pandas.DataFrame.from_records([dict(record) for record in records])
+
+
+def text_table(records: Records) -> str:
+    """Columns padded with spaces, numbers to the right."""
+    cells = _cells(records)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    numeric = [all(isinstance(record[key], int | float) for record in records) for key in records[0]]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        )
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def html_table(records: Records, caption: str = "") -> str:
+    """An HTML table, for notebooks."""
+    head, *body = _cells(records)
+    titled = f"<caption>{escape(caption)}</caption>" if caption else ""
+    headings = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+    return f"<table>{titled}<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _cells(records: Records) -> list[list[str]]:
+    return [list(records[0]), *([_shown(value) for value in record.values()] for record in records)]
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

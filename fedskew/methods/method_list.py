@@ -1,0 +1,92 @@
+"""`fedskew.methods()`: the catalogue as a list that can be read, searched and shown as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from fedskew.display import data_frame, html_table, text_table
+from fedskew.errors import UserError
+from fedskew.methods.catalogue import Entry, find, matching_entries
+from fedskew.methods.parts import Objective, Part
+from fedskew.methods.regularisers import Regulariser
+from fedskew.methods.stages import Schedule
+
+
+def methods(pattern: str = "*") -> MethodList:
+    """List the methods whose name or alias matches a pattern such as `fed*`."""
+    return MethodList(matching_entries(pattern))
+
+
+class MethodList(Sequence[Entry]):
+    """Methods by name: `for entry in methods()`, `methods()["fedvls"]`, `"fedvls" in methods()`."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = list(entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def __contains__(self, method: object) -> bool:
+        return any(method in (entry, entry.name, *entry.aliases) for entry in self._entries)
+
+    @overload
+    def __getitem__(self, key: int | str) -> Entry: ...
+    @overload
+    def __getitem__(self, key: slice) -> MethodList: ...
+    def __getitem__(self, key: int | str | slice) -> Entry | MethodList:
+        if isinstance(key, slice):
+            return MethodList(self._entries[key])
+        return find(key) if isinstance(key, str) else self._entries[key]
+
+    def __repr__(self) -> str:
+        return text_table(self._short_records()) if self._entries else "no methods"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._records()) if self._entries else "no methods"
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row per method."""
+        if not self._entries:
+            raise UserError("no method matches; expected at least one for a table")
+        return data_frame(self._records())
+
+    def _records(self) -> list[dict[str, object]]:
+        return [
+            {
+                "name": entry.name,
+                "aliases": ", ".join(entry.aliases),
+                "kind": ", ".join(entry.kinds),
+                "summary": entry.summary,
+                "paper": entry.paper,
+                "needs": needs(entry),
+                "sends": entry.sends,
+                "reveals": entry.reveals,
+                "extra compute": entry.extra_compute,
+            }
+            for entry in self._entries
+        ]
+
+    def _short_records(self) -> list[dict[str, object]]:
+        shown = ("name", "paper", "needs", "reveals")
+        return [{key: record[key] for key in shown} for record in self._records()]
+
+
+def needs(entry: Entry) -> str:
+    """What a method needs besides a model and a loss: features, a teacher, state at the clients, stages."""
+    found = [need for part in entry.parts for need in _part_needs(part)]
+    return ", ".join(dict.fromkeys(found)) or "nothing"
+
+
+def _part_needs(part: type[Part]) -> Iterator[str]:
+    if issubclass(part, Schedule):
+        yield "stages"
+    if issubclass(part, Objective | Regulariser | Schedule) and part.needs_features:
+        yield "features"
+    if issubclass(part, Objective) and "teacher" in part().companions():
+        yield "teacher"
+    if part.client_state is not Part.client_state:
+        yield "client state"
