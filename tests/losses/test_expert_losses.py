@@ -1,4 +1,4 @@
-"""PKD's experts: whom they teach, and what."""
+"""PKD's experts: which samples they teach, and how."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_partial_distillation_moves_logits_of_the_group_only() -> None:
     assert logits.grad[0].nonzero().flatten().tolist() == [2, 4, 6]
 
 
-def test_ignored_rows_activate_nobody() -> None:
+def test_padded_rows_activate_no_expert() -> None:
     assert not losses.active_experts(fashion_logits(6), torch.tensor([IGNORE]), FASHION).any()
 
 

@@ -52,7 +52,7 @@ def test_the_programs_suppression_has_a_floor_for_classes_in_the_batch(batch: Ba
     assert present_shifted(inside, -shift).value("suppression lade") >= floor - 1e-9
 
 
-def test_the_floor_is_reached_far_down() -> None:
+def test_the_floor_is_reached_for_very_small_logits() -> None:
     client = batch([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [0, 0, 1], [3, 1])
     expected = 3 / 4 * math.log(2 / 3) + 1 / 4 * math.log(1 / 3)
     assert present_shifted(client, -1e3).value("suppression lade") == pytest.approx(expected, rel=1e-12)

@@ -15,7 +15,7 @@ from fedskew import losses
 
 
 def expected_gravitation(u: np.ndarray, present: np.ndarray) -> tuple[float, np.ndarray]:
-    """The sum to minimise and its gradient, from the facts' two lines each."""
+    """The sum to minimise and its gradient, term by term."""
     clients, classes, _ = u.shape
     total, gradient = 0.0, np.zeros_like(u)
     for k in range(clients):
@@ -67,7 +67,7 @@ def test_rows_of_vacant_labels_get_no_correction(drawn: tuple[np.ndarray, np.nda
     assert (gradient[~drawn[1]] == 0).all()
 
 
-def test_a_single_participant_feels_no_gravitation() -> None:
+def test_a_single_participant_has_no_gravitation() -> None:
     value, gradient = gravitation_and_gradient(np.ones((1, 3, 2)), np.array([[True, True, False]]))
     assert value == 0
     assert (gradient == 0).all()
@@ -82,7 +82,7 @@ def test_a_label_that_nobody_else_owns_is_repelled_but_not_attracted() -> None:
     assert gradient[1, 1] @ u[0, 0] > 0  # minimising moves it against the other label's row
 
 
-def test_clients_with_one_common_label_only_are_at_rest() -> None:
+def test_clients_with_only_one_common_label_have_no_gradient() -> None:
     value, gradient = gravitation_and_gradient(np.ones((2, 2, 3)), np.array([[True, False], [True, False]]))
     assert value == 0
     assert (gradient == 0).all()
@@ -111,7 +111,7 @@ def test_long_rows_do_not_overflow(dtype: torch.dtype) -> None:
     assert gradient.isfinite().all()
 
 
-def test_gravitation_lifts_over_a_batch_of_rounds() -> None:
+def test_vmap_maps_gravitation_over_rounds() -> None:
     rng = np.random.default_rng(1)
     u, present = torch.from_numpy(rng.normal(size=(3, 2, 4, 2))), torch.from_numpy(rng.random((3, 2, 4)) < 0.6)
     lifted = torch.func.vmap(losses.gravitation)(u, present)

@@ -1,4 +1,4 @@
-"""Every public loss against its formula, and what holds of all of them."""
+"""Every public loss against its formula, and properties that all of them have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_batches import GENERIC, Batch, batches
-from loss_formulas import DIVERGENCES, LOSSES, SHIFT_INVARIANT, every_loss, groups_of, one, weighted_ce
+from loss_formulas import DIVERGENCES, LOSSES, SHIFT_INVARIANT, every_loss, one, weak_groups, weighted_ce
 from torch import Tensor
 
 from fedskew import losses
@@ -19,12 +19,12 @@ from fedskew.losses import IGNORE
 @every_loss
 @given(batch=batches())
 @settings(max_examples=20)
-def test_value_is_the_formula(name: str, batch: Batch) -> None:
+def test_the_value_matches_the_formula(name: str, batch: Batch) -> None:
     assert batch.value(name) == pytest.approx(batch.expected(name), rel=1e-11, abs=1e-11)
 
 
 @every_loss
-def test_gradient_is_that_of_the_value(name: str) -> None:
+def test_the_gradient_matches_finite_differences(name: str) -> None:
     def loss(z: Tensor) -> Tensor:
         return LOSSES[name][0](z, GENERIC.teacher, GENERIC.targets, GENERIC.counts)
 
@@ -91,7 +91,7 @@ def test_value_and_gradient_are_finite(name: str, batch: Batch, scale: float, dt
 def test_float32_is_close_to_float64(name: str, batch: Batch) -> None:
     single = batch.to(torch.float32)
     assert single.logits.dtype == single.gradient(name).dtype == torch.float32
-    exact = single.to(torch.float64)  # the same logits: ties must not break otherwise
+    exact = single.to(torch.float64)  # the same logits, so that ties break the same way
     largest_factor = 500 * batch.logits.shape[1]  # FedGR's n/n_c multiplies logits and their rounding
     assert single.value(name) == pytest.approx(exact.value(name), rel=1e-5, abs=1e-6 * largest_factor)
     torch.testing.assert_close(single.gradient(name).double(), exact.gradient(name), rtol=1e-2, atol=1e-3)
@@ -120,11 +120,11 @@ def test_a_divergence_is_not_negative(name: str, batch: Batch) -> None:
 @pytest.mark.parametrize("name", ["all classes", "present", "target", "vacant", "not true", "partial"])
 @given(batch=batches())
 @settings(max_examples=12)
-def test_a_student_that_agrees_with_its_teacher_pays_nothing(name: str, batch: Batch) -> None:
+def test_a_student_that_agrees_with_its_teacher_has_no_loss(name: str, batch: Batch) -> None:
     same = Batch(batch.logits, batch.logits, batch.targets, batch.counts)
     if name == "partial" and batch.logits.shape[1] > 2:
         same_experts = torch.stack([batch.logits, batch.logits])
-        value = losses.partial_distillation(batch.logits, batch.targets, same_experts, groups_of(len(batch.counts)))
+        value = losses.partial_distillation(batch.logits, batch.targets, same_experts, weak_groups(len(batch.counts)))
         assert float(value) == pytest.approx(0, abs=1e-15)
     else:
         assert same.value(name) == pytest.approx(0, abs=1e-15)

@@ -19,7 +19,7 @@ def test_an_even_client_makes_label_masking_not_true_distillation(counts: list[i
     assert even.value("label masking") == pytest.approx(even.value("not true"), rel=1e-14)
 
 
-def test_a_sample_whose_target_is_the_only_minority_class_pays_nothing() -> None:
+def test_a_sample_whose_target_is_the_only_minority_class_has_no_loss() -> None:
     client = batch([[0.5, 2.0, -1.0]], [2], [5, 5, 1], [[1.0, 0.0, -1.0]])
     for name in ("label masking", "teacher-free"):
         assert client.value(name) == 0

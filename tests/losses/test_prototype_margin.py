@@ -1,4 +1,4 @@
-"""FedMR's inter-class term, which is computed from products, against differences pair by pair."""
+"""FedMR's inter-class term, computed from inner products, against differences of each pair."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def with_slope(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_products_give_what_differences_give(seed: int) -> None:
+def test_inner_products_give_the_same_as_differences(seed: int) -> None:
     found, expected = (with_slope(loss, *drawn(seed)) for loss in (prototype_margin, by_differences))
     assert expected[0] > 0
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_points_far_from_the_origin_lose_no_digits() -> None:
-    """As a ReLU's features are, which have no negative: float32, and squares a million times the distances' squares."""
+    """Such as the features of a ReLU, in float32: their squares are a million times the squared distances."""
     features, targets, prototypes, known = drawn(0, offset=1000.0)
     single = features.float(), targets, prototypes.float(), known
     expected = with_slope(by_differences, single[0].double(), targets, single[2].double(), known)
@@ -62,10 +62,8 @@ def test_points_far_from_the_origin_lose_no_digits() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("nearness", [0.0, 1e-12, 1e-8, 1e-6, 1e-4])
-def test_a_mean_on_or_next_to_another_class_s_prototype_has_a_bounded_slope(
-    nearness: float, dtype: torch.dtype
-) -> None:
-    """No distance changes faster than its point moves, so neither does the term, over the one sample of its class."""
+def test_at_or_near_the_prototype_of_another_class_the_gradient_is_bounded(nearness: float, dtype: torch.dtype) -> None:
+    """No distance changes faster than its point moves, so neither does the term of a class with one sample."""
     _, _, prototypes, _ = drawn(1)
     features = (prototypes[3] * (1 + nearness)).unsqueeze(0).to(dtype)
     known = torch.arange(CLASSES) < 5
@@ -74,8 +72,8 @@ def test_a_mean_on_or_next_to_another_class_s_prototype_has_a_bounded_slope(
     assert slope.norm() < 1.5
 
 
-def test_points_that_differ_by_their_rounding_only_have_no_slope() -> None:
-    """Its direction would be that of rounding, which no two programs share."""
+def test_points_equal_up_to_rounding_have_no_gradient() -> None:
+    """Its direction would be that of rounding, which differs between programs."""
     _, _, prototypes, _ = drawn(3)
     nearly = torch.nextafter(prototypes[3].float(), torch.tensor(9.0)).unsqueeze(0)
     known = (torch.arange(CLASSES) == 2) | (torch.arange(CLASSES) == 3)
@@ -92,7 +90,7 @@ def test_equal_prototypes_leave_no_margin() -> None:
     assert (slope == 0).all()
 
 
-def test_it_lifts_over_clients() -> None:
+def test_vmap_maps_it_over_clients() -> None:
     clients = [drawn(seed) for seed in range(3)]
     stacked = [torch.stack(parts) for parts in zip(*clients, strict=True)]
     slopes, values = torch.func.vmap(torch.func.grad_and_value(prototype_margin))(*stacked)
@@ -102,7 +100,7 @@ def test_it_lifts_over_clients() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """How many numbers the largest tensor holds that is made."""
+    """Records the size of the largest tensor that is created."""
 
     numbers = 0
 
@@ -114,7 +112,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def test_nothing_is_made_of_every_pair_s_dimensions() -> None:
+def test_no_tensor_of_all_pairs_and_dimensions_is_made() -> None:
     batch = drawn(4)
     with Largest() as largest:
         with_slope(prototype_margin, *batch)

@@ -43,7 +43,7 @@ def recorded(
     return played(serve(method, params, **changed))
 
 
-def weights_of(method: str, params: dict[str, Any] | None = None, **changed: Any) -> list[Tensor]:
+def final_weights(method: str, params: dict[str, Any] | None = None, **changed: Any) -> list[Tensor]:
     state = recorded(method, params, **changed)[0][-1]
     return [state.model.params[name] for name in NAMES]
 
@@ -56,7 +56,7 @@ def features_and_labels() -> tuple[Tensor, Tensor]:
 
 
 def opening(objective: BalanceFL, features: Tensor, y: Tensor, batches: int = 1) -> Client:
-    """A client whose opening pass saw these features in so many batches."""
+    """A client whose opening pass saw these features in this many batches."""
     counts = class_masks(y, 4).sum(dim=0)
     client = Client(counts, {})
     sums: Tensors = {}
@@ -67,7 +67,7 @@ def opening(objective: BalanceFL, features: Tensor, y: Tensor, batches: int = 1)
 
 
 def published_covariance(features: Tensor, y: Tensor) -> np.ndarray:
-    """As the published program has it: numpy's, class by class, 0 for a single sample, weighted by the counts."""
+    """The published program's covariance: numpy's per class, 0 for a single sample, weighted by the counts."""
     covariances, counts = [], []
     for label in sorted(set(y.tolist())):
         own = features[y == label].numpy()
@@ -76,7 +76,7 @@ def published_covariance(features: Tensor, y: Tensor) -> np.ndarray:
     return np.asarray(np.average(covariances, axis=0, weights=counts))
 
 
-def noise_of(client: Client) -> Tensor:
+def draw_noise(client: Client) -> Tensor:
     sums = client.opening
     return sums["noise"] - sums["noise_by_class"] @ (
         sums["feature_sums"] / sums["feature_counts"].clamp(min=1).unsqueeze(-1)
@@ -85,7 +85,7 @@ def noise_of(client: Client) -> Tensor:
 
 def test_the_noise_has_the_covariance_of_the_classes() -> None:
     features, y = features_and_labels()
-    noise = noise_of(opening(BalanceFL(noises=40_000), features, y)).numpy()
+    noise = draw_noise(opening(BalanceFL(noises=40_000), features, y)).numpy()
     expected = published_covariance(features, y)
     scale = np.sqrt(np.diag(expected))
     assert np.abs(noise.mean(axis=0) / scale).max() < 0.03
@@ -97,16 +97,16 @@ def test_the_noise_has_the_covariance_of_the_classes() -> None:
 def test_the_noise_does_not_depend_on_the_batches_or_on_padding() -> None:
     features, y = features_and_labels()
     objective = BalanceFL(noises=6)
-    whole = noise_of(opening(objective, features, y))
-    torch.testing.assert_close(noise_of(opening(objective, features, y, batches=4)), whole)
+    whole = draw_noise(opening(objective, features, y))
+    torch.testing.assert_close(draw_noise(opening(objective, features, y, batches=4)), whole)
     longer, padded = torch.cat([features, features[:2]]), torch.cat([y, torch.full((2,), IGNORE)])
-    torch.testing.assert_close(noise_of(opening(objective, longer, padded)), whole)
+    torch.testing.assert_close(draw_noise(opening(objective, longer, padded)), whole)
 
 
 @pytest.mark.parametrize(
     ("given", "expected"), [((), [0, 5 / 9, 1, 8 / 9]), ((0.3,), [0.3] * 4), ((0, 1, 0, 1), [0, 1, 0, 1])]
 )
-def test_the_rarer_a_class_the_more_often_it_is_perturbed(given: tuple[float, ...], expected: list[float]) -> None:
+def test_rarer_classes_are_perturbed_more_often(given: tuple[float, ...], expected: list[float]) -> None:
     features, y = features_and_labels()
     objective = BalanceFL(probability=given)
     client = opening(objective, features, y)
@@ -160,7 +160,7 @@ def perturbations(work: RoundWork, row: int, features: Tensor, y: Tensor, order:
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 @pytest.mark.parametrize("softmax", ["all", "batch"])
-def test_two_rounds_are_the_formula(softmax: str, engine: str) -> None:
+def test_two_rounds_match_the_formula(softmax: str, engine: str) -> None:
     server = serve("balancefl", {"softmax": softmax}, engine=engine)
     server.engine = recording = Recording(server.engine)
     states, _ = played(server)
@@ -195,24 +195,27 @@ def test_two_rounds_are_the_formula(softmax: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-def test_without_noise_it_is_its_base(engine: str) -> None:
+def test_without_noise_it_is_cross_entropy(engine: str) -> None:
     settled: dict[str, Any] = {"engine": engine, "batch_size": 2}
     balanced = [[3, 3, 3, 3], [2, 2, 2, 2]]
     pairs = [
         (
-            weights_of("balancefl", {"softmax": "all"}, counts=balanced, **settled),
-            weights_of("fedavg", counts=balanced, **settled),
+            final_weights("balancefl", {"softmax": "all"}, counts=balanced, **settled),
+            final_weights("fedavg", counts=balanced, **settled),
         ),
-        (weights_of("balancefl", {"softmax": "all", "probability": [0.0]}, **settled), weights_of("fedavg", **settled)),
+        (
+            final_weights("balancefl", {"softmax": "all", "probability": [0.0]}, **settled),
+            final_weights("fedavg", **settled),
+        ),
     ]
     for found, expected in pairs:
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
-    moved = weights_of("balancefl", {"softmax": "all"}, **settled)
+    moved = final_weights("balancefl", {"softmax": "all"}, **settled)
     assert any(not torch.allclose(a, b) for a, b in zip(moved, pairs[1][1], strict=True))
 
 
-def test_the_pass_is_a_forward_of_each_sample() -> None:
+def test_the_pass_costs_a_forward_of_each_sample() -> None:
     _, rows = recorded("balancefl", local_epochs=1)
     assert [row.compute for row in rows] == pytest.approx([4 / 3] * 2)
 
@@ -221,7 +224,7 @@ def test_the_pass_is_a_forward_of_each_sample() -> None:
     ("params", "words"),
     [({"probability": [1.5]}, "from 0 to 1"), ({"noises": 0}, "noises"), ({"softmax": "own"}, "softmax")],
 )
-def test_what_makes_no_sense_is_refused(params: dict[str, Any], words: str) -> None:
+def test_bad_parameters_are_refused(params: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         make_method("balancefl", params)
 

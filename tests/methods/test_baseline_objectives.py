@@ -1,4 +1,4 @@
-"""The losses that the papers' tables compare with: two rounds of each against the formula, and their special cases."""
+"""The losses of the papers' baselines: two rounds of each against the formula, and special cases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(method: str, params: dict[str, Any], fed: Federation | None = None, **ch
     return recorded(method, params, fed, **changed)[0]
 
 
-# -- the same once more -----------------------------------------------------------------------------------
+# -- independent formulas -----------------------------------------------------------------------------------
 
 Seen = tuple[Tensor, Tensor]
 """Logits and features."""
@@ -56,7 +56,7 @@ def seen(weights: Weights, x: Tensor) -> Seen:
 
 
 Formula = Callable[[Seen, Seen, Seen, Tensor, Tensor], Tensor]
-"""The loss beside the cross entropy, of the model, the one received and the one before, labels and label counts."""
+"""The loss besides the cross entropy: of the model, the received and the previous one, labels and label counts."""
 
 
 def smoothed(model: Seen, received: Seen, before: Seen, y: Tensor, counts: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def decorrelated_by_class(model: Seen, received: Seen, before: Seen, y: Tensor, 
     ],
 )
 def test_rounds_of_some_clients(method: str, params: dict[str, Any], formula: Formula) -> None:
-    """Two of three take part, so that MOON's previous models are of different ages."""
+    """Two of three clients take part, so that MOON's previous models have different ages."""
     fed, some = federation(), {"rounds": 5, "clients_per_round": 2}
     states, rows = recorded(method, params, fed, **some)
     assert {tuple(row.clients) for row in rows} > {(0, 1), (1, 2)}
@@ -191,7 +191,7 @@ def last(method: str, params: dict[str, Any], **changed: Any) -> Array:
         ("fedavg-kd", {}, "fedkd", {}),
     ],
 )
-def test_it_is_the_other(
+def test_special_cases_equal_another_method(
     method: str, params: dict[str, Any], other: str, others_params: dict[str, Any], engine: str
 ) -> None:
     found = last(method, params, batch_size=4, engine=engine)
@@ -201,21 +201,21 @@ def test_it_is_the_other(
 @pytest.mark.parametrize(
     "method", ["label-smoothing", "focal-loss", "fedkd", "fedekd", "feddkd", "fedntd-tf", "moon", "feddecorr", "fedmr"]
 )
-def test_with_its_own_defaults_it_is_not_fedavg(method: str) -> None:
+def test_with_its_defaults_it_differs_from_fedavg(method: str) -> None:
     assert np.abs(last(method, {}) - last("fedavg", {})).max() > 1e-7
 
 
-def test_where_no_class_is_vacant_own_classes_are_all_classes() -> None:
+def test_without_vacant_classes_fedekd_is_fedkd() -> None:
     fed = federation(np.array([[5, 2, 1, 1], [2, 1, 4, 1]]))
     np.testing.assert_allclose(last("fedekd", {}, fed=fed), last("fedkd", {}, fed=fed), rtol=1e-13)
 
 
-def test_a_client_of_one_class_distils_nothing_of_it() -> None:
+def test_a_client_with_one_class_distils_nothing() -> None:
     fed = federation(COUNTS[2:])
     np.testing.assert_allclose(last("fedekd", {}, fed=fed), last("fedavg", {}, fed=fed), rtol=1e-13)
 
 
-def test_on_clients_of_one_class_fedmr_is_feddecorr() -> None:
+def test_for_clients_with_one_class_fedmr_is_feddecorr() -> None:
     fed = federation(np.array([[5, 0, 0, 0], [0, 0, 4, 0]]))
     np.testing.assert_allclose(
         last("fedmr", {"mu": 0.3}, fed=fed), last("feddecorr", {"beta": 0.3}, fed=fed), rtol=1e-12
@@ -227,7 +227,7 @@ def test_label_masking_of_even_clients_without_a_teacher_is_fedntd_tf() -> None:
     np.testing.assert_allclose(final("fedntd-tf", federation=even), final("fedlmd-tf", federation=even), rtol=1e-13)
 
 
-def test_decoupled_distillation_weighted_by_the_teachers_doubt_is_distillation() -> None:
+def test_decoupled_distillation_adds_up_to_distillation() -> None:
     """KL = KL(b^g ‖ b) + (1 − p_y^g)·KL over the others, sample by sample."""
     rng = torch.Generator().manual_seed(0)
     z, t = (torch.randn(1, 5, generator=rng, dtype=torch.float64) for _ in range(2))
@@ -237,7 +237,7 @@ def test_decoupled_distillation_weighted_by_the_teachers_doubt_is_distillation()
     torch.testing.assert_close(parts, losses.distillation(z, t, y, 2.0), rtol=1e-13, atol=1e-15)
 
 
-def test_two_classes_leave_nothing_to_hold_even() -> None:
+def test_with_two_classes_fedntd_tf_is_fedavg() -> None:
     z = torch.tensor([[0.3, -2.0]], dtype=torch.float64, requires_grad=True)
     loss = losses.teacher_free_not_true(z, torch.tensor([1]), 2.0)
     assert loss.item() == 0
@@ -245,7 +245,7 @@ def test_two_classes_leave_nothing_to_hold_even() -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
-def test_focal_loss_of_a_sample_that_is_certain_has_a_slope(gamma: float) -> None:
+def test_focal_loss_of_a_certain_sample_has_a_finite_gradient(gamma: float) -> None:
     z = torch.tensor([[900.0, -900.0], [-900.0, 900.0]], requires_grad=True)
     loss = losses.focal_cross_entropy(z, torch.tensor([0, 0]), gamma)
     assert loss.item() == pytest.approx(900)
@@ -255,19 +255,19 @@ def test_focal_loss_of_a_sample_that_is_certain_has_a_slope(gamma: float) -> Non
 # -- features ---------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_was_never_there_before_has_nothing_to_contrast_with() -> None:
+def test_a_new_client_has_no_previous_model_to_contrast_with() -> None:
     np.testing.assert_allclose(last("moon", {"mu": 5.0}, rounds=1), last("fedavg", {}, rounds=1), rtol=1e-12)
 
 
-def test_what_a_client_keeps_is_the_model_it_made_last() -> None:
-    """Alone, it is the next global model, too."""
+def test_a_client_keeps_its_last_model() -> None:
+    """For a single client, it is also the next global model."""
     states = run("moon", {}, federation(COUNTS[:1]))
     kept = states[-1].clients.of("global", [0])[0]
     for name, w in states[-1].model.params.items():
         torch.testing.assert_close(kept[f"previous/{name}"], w, rtol=0, atol=0)
 
 
-def test_both_frozen_models_of_moon_are_in_one_mode() -> None:
+def test_both_frozen_models_of_moon_have_the_same_mode() -> None:
     assert MOON().companions() == {"teacher": "train", "state/previous": "train"}
     assert MOON(teacher_mode="eval").companions() == {"teacher": "eval", "state/previous": "eval"}
 

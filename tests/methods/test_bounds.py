@@ -1,4 +1,4 @@
-"""The bounds: all data in one place, and every client for itself."""
+"""The bounds: all data in one place, and every client on its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def own(state: RunState, client: int) -> Array:
 
 
 class Stop(Exception):
-    """Somebody pulled the plug."""
+    """Ends a run early."""
 
 
 class Stopping(Callback):
@@ -74,7 +74,7 @@ def test_centralised_visits_as_many_samples_as_fedavg_in_every_round(clients_per
     assert all(row.compute == 1 and row.clients == [] for row in rows)
 
 
-def test_centralised_draws_from_all_clients_anew_each_round() -> None:
+def test_centralised_draws_from_all_clients_in_each_round() -> None:
     fed = split("digits", Dirichlet(20, 0.1), 0)
     enlisted = Enlistment(fed, settings(clients_per_round=5))
     stage = make_method("centralised").stages(3, 1, {})[0]
@@ -83,13 +83,13 @@ def test_centralised_draws_from_all_clients_anew_each_round() -> None:
     for this in rounds:
         (samples,) = this.samples
         assert len(np.unique(samples)) == len(samples)
-        assert len(np.unique(owner[samples])) == 20  # not of five clients only
+        assert len(np.unique(owner[samples])) == 20  # not only from five clients
         assert (this.federation.label_counts[0] > 0).all()
     again = enlisted.of(stage, 1)
     assert np.array_equal(again.samples[0], rounds[1].samples[0])
 
 
-def test_centralised_draws_other_samples_also_where_clients_are_of_one_size() -> None:
+def test_centralised_draws_new_samples_if_all_clients_have_one_size() -> None:
     enlisted = Enlistment(federation(np.full((4, 4), 3)), settings(clients_per_round=2))
     stage = make_method("centralised").stages(2, 1, {})[0]
     first, second = (set(enlisted.of(stage, t).samples[0]) for t in range(2))
@@ -97,7 +97,7 @@ def test_centralised_draws_other_samples_also_where_clients_are_of_one_size() ->
     assert first != second
 
 
-def test_with_everyone_taking_part_centralised_sees_every_sample() -> None:
+def test_with_all_clients_centralised_sees_every_sample() -> None:
     fed = federation()
     this = Enlistment(fed, settings()).of(make_method("centralised").stages(1, 1, {})[0], 0)
     assert this.samples[0].tolist() == sorted(np.concatenate(fed.indices))
@@ -106,7 +106,7 @@ def test_with_everyone_taking_part_centralised_sees_every_sample() -> None:
 # -- local-only -----------------------------------------------------------------------------------------
 
 
-def test_local_only_clients_go_on_from_their_own_models() -> None:
+def test_local_only_clients_continue_their_own_models() -> None:
     fed = federation()
     states, rows = played(serve("local-only", federation=fed, rounds=3))
     expected = [theta(states[0])] * 3
@@ -122,7 +122,7 @@ def test_local_only_clients_go_on_from_their_own_models() -> None:
         assert rows[t].accuracy == pytest.approx(np.mean(right))
 
 
-def test_local_only_trains_only_who_is_drawn_and_tests_everybody() -> None:
+def test_local_only_trains_the_drawn_clients_and_tests_all() -> None:
     states, rows = played(serve("local-only", clients_per_round=1, rounds=5))
     initial = theta(states[0])
     drawn: set[int] = set()
@@ -143,7 +143,7 @@ def test_local_only_saves_the_model_of_the_client_with_most_samples() -> None:
     assert np.array_equal(theta(states[-1]), own(states[-1], int(COUNTS.sum(axis=1).argmax())))
 
 
-def test_local_only_saves_no_model_that_is_not_finite() -> None:
+def test_local_only_never_saves_a_model_that_is_not_finite() -> None:
     fed, largest = federation(), int(COUNTS.sum(axis=1).argmax())
     fed.dataset.train.x[fed.indices[largest]] = np.inf
     states, rows = played(serve("local-only", federation=fed, rounds=2))
@@ -159,17 +159,17 @@ def test_local_only_models_are_tested_again_only_if_they_changed(monkeypatch: py
     real = evaluator.confusion
     monkeypatch.setattr(evaluator, "confusion", lambda *given: tested.append(given) or real(*given))
     played(server)
-    assert len(tested) == 4 + 1  # those who took part, and the initial model once for all others
+    assert len(tested) == 4 + 1  # the participants' models, and the initial model once for all others
 
 
 @pytest.mark.parametrize("method", ["centralised", "local-only"])
-def test_no_models_travel(method: str) -> None:
+def test_bounds_send_no_models(method: str) -> None:
     _, rows = played(serve(method, rounds=1))
     assert rows[0].bytes == {"down": 0, "up": 0}
 
 
 @pytest.mark.parametrize("method", ["centralised", "local-only"])
-def test_a_bound_is_continued_and_recalled(method: str, tmp_path: Path) -> None:
+def test_a_bound_can_be_resumed_and_loaded(method: str, tmp_path: Path) -> None:
     fed = split("digits", Dirichlet(5, 0.3), 0)
     changed = {"rounds": 3, "lr": 0.05, "clients_per_round": 2, "device": "cpu", "engine": "plain", "local_epochs": 1}
     whole = run(fed, method, "dnn", **changed)

@@ -1,4 +1,4 @@
-"""FedConcat: clusters by labels, encoders within them, one head on all."""
+"""FedConcat: clusters by labels, one encoder per cluster, one head on all encoders."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def slope(at: Array, site: Site) -> Array:
 # -- clusters -------------------------------------------------------------------------------------------
 
 
-def test_clients_of_like_labels_are_together() -> None:
+def test_clients_with_similar_labels_are_in_one_cluster() -> None:
     assert cluster_by_labels(PAIRED, 2) == [[0, 2], [1, 3]]
     assert cluster_by_labels(PAIRED * 100, 2) == [[0, 2], [1, 3]]  # distributions count, not sizes
     assert cluster_by_labels(PAIRED, 1) == [[0, 1, 2, 3]]
 
 
-def test_there_are_no_more_clusters_than_different_clients() -> None:
+def test_there_are_no_more_clusters_than_different_label_distributions() -> None:
     assert cluster_by_labels(np.array([[1, 0], [2, 0], [0, 3]]), 5) == [[0, 1], [2]]
 
 
@@ -115,7 +115,7 @@ def test_encoders_then_a_head_on_all_of_them() -> None:
     sites_wide = [Site(np.concatenate([s.x[:, :-1], s.x], axis=1), s.y, s.counts) for s in at]
     for t in range(rounds):
         trained = [descend(wide, lambda v, s=s: slope(v, s), settings(), t, steps=1) for s in sites_wide]
-        wide = np.mean(trained, axis=0)  # all clients weighted alike
+        wide = np.mean(trained, axis=0)  # all clients have equal weights
         params = states[2 * rounds + t + 1].model.params
         told = np.concatenate([params["head.weight"].numpy(), params["head.bias"].numpy()[:, None]], axis=1)
         np.testing.assert_allclose(told, wide, rtol=0, atol=1e-12)
@@ -129,7 +129,7 @@ def test_one_cluster_is_fedavg_and_then_head_training() -> None:
     np.testing.assert_allclose(params["head.bias"].numpy(), fedavg[:, -1], rtol=0, atol=1e-12)
 
 
-def test_the_head_starts_anew_from_the_run_s_seed() -> None:
+def test_a_random_head_comes_from_the_seed_of_the_run() -> None:
     changed = {"federation": federation(PAIRED), "rounds": 1, "lr": 1e-12}
     states, _ = played(serve("fedconcat", {"clusters": 2}, **changed))
     start = concatenate([linear_model(), linear_model()], settings().seed).head.weight
@@ -139,7 +139,7 @@ def test_the_head_starts_anew_from_the_run_s_seed() -> None:
     np.testing.assert_allclose(states[-1].model.params["head.weight"].numpy(), joined.detach().numpy(), atol=1e-9)
 
 
-def test_every_encoder_has_batches_of_its_own() -> None:
+def test_every_encoder_draws_its_own_batches() -> None:
     server = serve("fedconcat", {"clusters": 2}, federation=federation(PAIRED), rounds=1)
     server.engine = recording = Recording(server.engine)
     played(server)
@@ -165,7 +165,7 @@ def test_a_cluster_s_control_variate_is_the_mean_over_its_own_clients() -> None:
         np.testing.assert_allclose(common, np.sum(own, axis=0) / len(cluster), rtol=1e-11, atol=1e-14)
 
 
-def test_clusters_share_out_the_clients_of_a_round() -> None:
+def test_clusters_share_the_clients_of_a_round() -> None:
     fed = split("digits", Dirichlet(20, 0.1), 0)
     enlisted = Enlistment(fed, settings(clients_per_round=10))
     clusters = cluster_by_labels(fed.label_counts, 5)
@@ -188,7 +188,7 @@ def test_a_client_trains_the_head_on_a_few_batches_only() -> None:
         assert set(samples) != set(later)
 
 
-# -- the model that comes out ---------------------------------------------------------------------------
+# -- the concatenated model ---------------------------------------------------------------------------
 
 
 def models(classes: int = 3) -> list[Classifier]:
@@ -202,7 +202,7 @@ def models(classes: int = 3) -> list[Classifier]:
         ]
 
 
-def test_the_joined_head_adds_up_the_models_logits() -> None:
+def test_the_concatenated_head_adds_up_the_logits() -> None:
     parts, x = [m.eval() for m in models()], torch.randn(7, 4)
     wide = concatenate(parts).eval()
     torch.testing.assert_close(wide(x), sum(m(x) for m in parts))
@@ -227,7 +227,7 @@ def test_a_new_head_is_drawn_from_the_seed() -> None:
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-def test_the_wide_model_is_evaluated_saved_and_recalled(engine: str, tmp_path: Path) -> None:
+def test_the_concatenated_model_is_evaluated_saved_and_loaded(engine: str, tmp_path: Path) -> None:
     fed = split("digits", Dirichlet(6, 0.2), 0)
     given = {"rounds": 2, "lr": 0.05, "device": "cpu", "engine": engine, "local_epochs": 1}
     made = run(

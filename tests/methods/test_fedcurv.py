@@ -1,4 +1,4 @@
-"""FedCurv against numpy over rounds in which not everybody takes part, and its special cases."""
+"""FedCurv against numpy with partial participation, and its special cases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def slope(at: Array, site: Site) -> Array:
     return cross_entropy_slope(site.x @ at.T, site).T @ site.x
 
 
-def of_samples(at: Array, site: Site) -> list[Array]:
+def sample_gradients(at: Array, site: Site) -> list[Array]:
     """The gradient of each sample's cross entropy."""
     return [slope(at, Site(site.x[i : i + 1], site.y[i : i + 1], site.counts)) for i in range(len(site.y))]
 
@@ -41,7 +41,7 @@ def close(found: Array, expected: Array) -> None:
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 @pytest.mark.parametrize("participants", [2, 3])
-def test_the_others_hold_on_to_what_they_care_for(participants: int, engine: str) -> None:
+def test_rounds_match_numpy(participants: int, engine: str) -> None:
     fed, weight, rounds = federation(), 0.7, 4
     params = {"curvature_weight": weight}
     changed: dict[str, Any] = {"rounds": rounds, "clients_per_round": participants, "engine": engine}
@@ -77,7 +77,7 @@ def test_the_fisher_information_is_the_mean_square_over_batches(engine: str) -> 
     centre = result.uplink["fisher_centre/head.weight_change"].numpy()
     for k, site in enumerate(sites(fed)):
         at = np.concatenate([weight[k], bias[k][:, None]], axis=1)
-        expected = np.mean([g**2 for g in of_samples(at, site)], axis=0)[:, :-1]
+        expected = np.mean([g**2 for g in sample_gradients(at, site)], axis=0)[:, :-1]
         close(fisher[k], expected)
         close(centre[k], expected * weight[k])
 
@@ -90,12 +90,12 @@ def test_without_weight_and_in_the_first_round_it_is_fedavg(engine: str) -> None
     assert np.abs(final("fedcurv", **changed) - final("fedavg", **changed)).max() > 1e-6
 
 
-def test_a_client_alone_is_not_held_back_by_itself() -> None:
+def test_a_single_client_is_not_pulled_to_itself() -> None:
     fed = federation(np.array([[5, 2, 0, 1]]))
     close(final("fedcurv", federation=fed, rounds=3), final("fedavg", federation=fed, rounds=3))
 
 
-def test_it_joins_any_objective_and_any_server_rule() -> None:
+def test_it_combines_with_any_objective_and_server_rule() -> None:
     found = final("fedlmd+fedcurv+fedavgm", {"curvature_weight": 0.0, "server_momentum": 0.0})
     close(found, final("fedlmd"))
 

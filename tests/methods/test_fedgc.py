@@ -1,4 +1,4 @@
-"""FedGC: own labels only on the client; on the server rows that repel, averaged over who has the label."""
+"""FedGC: cross entropy over own labels on the client; rows that repel on the server, averaged over their owners."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DISJOINT = np.array([[5, 2, 0, 0], [0, 0, 4, 0], [0, 0, 0, 3]])
 
 
 def slope(at: Array, site: Site) -> Array:
-    """Of the cross entropy over the site's own labels."""
+    """The gradient of the cross entropy over the site's labels."""
     z = np.where(site.counts > 0, site.x @ at.T, -np.inf)
     p = np.exp(z - z.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
@@ -21,7 +21,7 @@ def slope(at: Array, site: Site) -> Array:
 
 
 def repelled(rows: Array, present: np.ndarray, step: float) -> Array:
-    """One step on −Σ log R, by its gradient: e^{u_j·v}/D·v for every row j of another label elsewhere."""
+    """One step on −Σ log R, whose gradient is e^{u_j·v}/D·v for every row j of another label on another client."""
     grads = np.zeros_like(rows)
     for k, i in zip(*np.nonzero(present), strict=True):
         v = rows[k, i]
@@ -49,7 +49,7 @@ def test_two_rounds_against_the_formulas(counts: np.ndarray) -> None:
         np.testing.assert_allclose(theta(states[t + 1]), expected, rtol=0, atol=1e-12)
 
 
-def test_where_no_label_is_shared_a_row_is_its_owners_own() -> None:
+def test_without_shared_labels_a_row_is_that_of_its_owner() -> None:
     fed = federation(DISJOINT)
     states, _ = played(serve("fedgc", {"gravity": 0.0}, federation=fed, rounds=1))
     trained = [descend(theta(states[0]), lambda v, s=s: slope(v, s), settings(), 0) for s in sites(fed)]
@@ -58,7 +58,7 @@ def test_where_no_label_is_shared_a_row_is_its_owners_own() -> None:
     np.testing.assert_allclose(theta(states[1]), own_rows, rtol=0, atol=1e-12)
 
 
-def test_a_row_that_nobody_has_stays_as_it_was() -> None:
+def test_a_row_whose_label_nobody_has_stays_unchanged() -> None:
     fed = federation(np.array([[5, 2, 0, 0], [3, 1, 0, 0]]))
     states, _ = played(serve("fedgc", federation=fed, rounds=2))
     assert np.array_equal(theta(states[-1])[2:], theta(states[0])[2:])
@@ -83,7 +83,7 @@ def test_own_label_cross_entropy() -> None:
     assert (leaf.grad == 0).all()
 
 
-def test_without_attraction_rows_of_one_label_do_not_meet() -> None:
+def test_without_attraction_rows_of_one_label_do_not_approach() -> None:
     rows = torch.randn(2, 1, 3, dtype=torch.float64)
     present = torch.ones(2, 1, dtype=torch.bool)
     assert float(gravitation(rows, present, attraction=False)) == 0.0

@@ -1,4 +1,4 @@
-"""FedLF against its formula, round by round, and where it is another method."""
+"""FedLF against its formula, round by round, and the cases in which it equals another method."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("limit", [100.0, 1.5, 0.0])
-def test_the_term_is_that_of_every_sample_and_class(limit: float) -> None:
+def test_the_term_matches_the_formula(limit: float) -> None:
     features, centres, y = drawn(7, 5).requires_grad_(), drawn(4, 5), torch.tensor([0, 0, 1, 2, 3, 2, 0])
     centres[3] = 0
     found, expected = centre_cross_entropy(features, y, centres, limit), centred(features, y, centres, limit)
@@ -50,7 +50,7 @@ def test_the_term_is_that_of_every_sample_and_class(limit: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_on_its_own_centre_and_where_all_centres_are_one_the_slope_is_finite(dtype: torch.dtype) -> None:
+def test_at_its_centre_and_for_equal_centres_the_gradient_is_finite(dtype: torch.dtype) -> None:
     point = drawn(3, 5).to(dtype)
     for centres in (point, point[:1].expand(3, 5), torch.zeros_like(point)):
         features = point.clone().requires_grad_()
@@ -69,7 +69,7 @@ def recorded(
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-def test_rounds_are_the_formula(engine: str) -> None:
+def test_rounds_match_the_formula(engine: str) -> None:
     alpha, pull, apart = 0.4, 0.6, 0.2
     params = {"alpha": alpha, "centre_weight": pull, "decorrelation_weight": apart}
     changed: dict[str, Any] = {"rounds": 3, "clients_per_round": 3, "engine": engine}
@@ -113,7 +113,9 @@ def test_rounds_are_the_formula(engine: str) -> None:
         ({"centre_weight": 0.0}, "fedrs+feddecorr", {"alpha": 0.25, "soft": True, "beta": 0.01}),
     ],
 )
-def test_without_its_other_terms_it_is_another(params: dict[str, Any], other: str, its: dict[str, Any]) -> None:
+def test_without_its_other_terms_it_equals_another_method(
+    params: dict[str, Any], other: str, its: dict[str, Any]
+) -> None:
     one, same = recorded("fedlf", params)[0][-1].model.params, recorded(other, its)[0][-1].model.params
     for name in NAMES:
         torch.testing.assert_close(one[name], same[name], rtol=1e-12, atol=1e-14)

@@ -46,7 +46,7 @@ def table(prototypes: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("labels", [(0, 1, 2, 3), (0, 2), (1,), ()])
-def test_the_term_is_that_of_every_pair_of_classes(labels: tuple[int, ...]) -> None:
+def test_the_term_matches_the_formula(labels: tuple[int, ...]) -> None:
     prototypes = {label: drawn(label + 1, 5)[label] for label in labels}
     features, y = (0.3 * drawn(7, 5)).requires_grad_(), torch.tensor([0, 0, 1, 2, 2, 2, 0])
     found, expected = prototype_margin(features, y, *table(prototypes)), margin(features, y, prototypes)
@@ -57,7 +57,7 @@ def test_the_term_is_that_of_every_pair_of_classes(labels: tuple[int, ...]) -> N
     torch.testing.assert_close(prototype_margin(longer, padded, *table(prototypes)), found)
 
 
-def test_on_another_class_s_prototype_the_slope_is_finite() -> None:
+def test_at_the_prototype_of_another_class_the_gradient_is_finite() -> None:
     prototypes = {0: torch.zeros(5, dtype=torch.float64), 1: torch.ones(5, dtype=torch.float64)}
     features = torch.ones(2, 5, dtype=torch.float64, requires_grad=True)
     loss = prototype_margin(features, torch.tensor([0, 0]), *table(prototypes))
@@ -75,8 +75,8 @@ def recorded(
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-def test_rounds_are_the_formula(engine: str) -> None:
-    """With three of five clients a round, so that classes are absent from some rounds and keep their prototypes."""
+def test_rounds_match_the_formula(engine: str) -> None:
+    """With three of five clients per round, some classes are absent from some rounds and keep their prototypes."""
     changed: dict[str, Any] = {"rounds": 4, "clients_per_round": 3, "engine": engine}
     mu, nu = 0.05, 0.7
     states, rows = recorded("fedmr-inter", {"mu": mu, "nu": nu}, **changed)

@@ -1,4 +1,4 @@
-"""FINCH against its equation, FPL's terms and rounds against the formula, and what it joins."""
+"""FINCH against its equation, FPL's terms and rounds against the formula, and FPL in combinations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def components(linked: Any) -> list[set[int]]:
 
 
 def partitions(points: Array) -> list[list[set[int]]]:
-    """Every partition, from the first to the last before all is one."""
+    """Every partition, from the first to the last with more than one cluster."""
     found = [components(adjacent(points))]
     while len(found[-1]) > 1:
         means = np.stack([points[sorted(g)].mean(axis=0) for g in found[-1]])
@@ -61,23 +61,23 @@ def partitions(points: Array) -> list[list[set[int]]]:
     return found if len(found) == 1 else found[:-1]
 
 
-def groups_of(labels: Any) -> set[frozenset[int]]:
+def as_groups(labels: Any) -> set[frozenset[int]]:
     return {frozenset(np.flatnonzero(labels == label).tolist()) for label in np.unique(labels)}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 13, 40])
 @pytest.mark.parametrize("seed", range(5))
-def test_finch_is_its_equation(n: int, seed: int) -> None:
+def test_finch_matches_its_equation(n: int, seed: int) -> None:
     points = np.random.default_rng(100 * n + seed).normal(size=(n, 3))
     expected = {frozenset(group) for group in partitions(points)[-1]} if n > 1 else {frozenset({0})}
     labels = finch(points)
-    assert groups_of(labels) == expected
+    assert as_groups(labels) == expected
     assert sorted(set(labels.tolist())) == list(range(len(expected)))
 
 
-def test_finch_sees_directions_only() -> None:
+def test_finch_ignores_the_lengths_of_points() -> None:
     points = np.array([[1.0, 0.1], [5.0, 0.2], [0.1, 1.0], [0.3, 9.0]])
-    assert groups_of(finch(points)) == {frozenset({0, 1}), frozenset({2, 3})}
+    assert as_groups(finch(points)) == {frozenset({0, 1}), frozenset({2, 3})}
 
 
 def test_equal_and_empty_points_are_one_cluster() -> None:
@@ -89,7 +89,7 @@ def test_equal_and_empty_points_are_one_cluster() -> None:
 
 
 def by_sample(features: Tensor, y: Tensor, prototypes: dict[int, Tensor], temperature: float) -> Tensor:
-    """Sample by sample, as the published program goes about it."""
+    """Sample by sample, as in the published program."""
     total = torch.zeros((), dtype=features.dtype)
     for f, label in zip(features, y.tolist(), strict=True):
         if label not in prototypes:
@@ -114,7 +114,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("known", [{0: 2, 1: 1, 3: 3}, {1: 1}, {2: 1, 3: 1}])
-def test_the_terms_are_those_of_each_sample(known: dict[int, int]) -> None:
+def test_the_terms_match_a_loop_over_samples(known: dict[int, int]) -> None:
     prototypes = {label: drawn(clusters, 5) for label, clusters in known.items()}
     values, mask = table(prototypes, 4, 4)
     features, y = drawn(6, 5).requires_grad_(), torch.tensor([0, 1, 1, 2, 3, 3])
@@ -124,7 +124,7 @@ def test_the_terms_are_those_of_each_sample(known: dict[int, int]) -> None:
     torch.testing.assert_close(*(torch.autograd.grad(loss, features)[0] for loss in (found, expected)))
 
 
-def test_padding_counts_for_nothing_and_no_prototype_gives_no_term() -> None:
+def test_padding_is_ignored_and_a_class_without_prototype_has_no_term() -> None:
     values, mask = table({0: drawn(2, 5), 2: drawn(1, 5)}, 4, 2)
     features, y = drawn(3, 5), torch.tensor([0, 1, 2])
     longer, padded = torch.cat([features, drawn(2, 5)]), torch.cat([y, torch.full((2,), IGNORE)])
@@ -162,7 +162,7 @@ def outputs(weights: list[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 @pytest.mark.parametrize("base", ["fedavg", "fedlc"])
-def test_two_rounds_and_more_are_the_formula(engine: str, base: str) -> None:
+def test_rounds_match_the_formula(engine: str, base: str) -> None:
     fed, rounds, temperature = federation(COUNTS), 4, 0.4
     changed: dict[str, Any] = {"rounds": rounds, "clients_per_round": 5, "engine": engine}
     method = "fpl" if base == "fedavg" else "fpl+fedlc"
@@ -203,11 +203,11 @@ def test_two_rounds_and_more_are_the_formula(engine: str, base: str) -> None:
         weights = [torch.tensordot(shares, torch.stack(ws), 1) for ws in zip(*made, strict=True)]
         for name, expected in zip(NAMES, weights, strict=True):
             torch.testing.assert_close(states[t + 1].model.params[name], expected, rtol=1e-9, atol=1e-11)
-    assert most > 1  # or the clusters were not seen
+    assert most > 1  # otherwise clusters are not tested
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedvls", "fedlc"])
-def test_in_the_first_round_it_is_its_base(method: str) -> None:
+def test_in_the_first_round_it_equals_its_base(method: str) -> None:
     alone = recorded(method, rounds=1)[0][-1].model.params
     with_it = recorded("fpl" if method == "fedavg" else f"{method}+fpl", rounds=1)[0][-1].model.params
     assert all(torch.equal(with_it[name], alone[name]) for name in NAMES)
@@ -215,7 +215,7 @@ def test_in_the_first_round_it_is_its_base(method: str) -> None:
     assert any(not torch.allclose(with_it[name], alone[name]) for name in NAMES)
 
 
-def test_joined_with_fedvls_both_losses_are_there() -> None:
+def test_combined_with_fedvls_both_losses_are_added() -> None:
     method = make_method("fpl+fedvls")
     (stage,) = method.stages(1, 1, {})
     logits, features, y = drawn(5, 4), drawn(5, 3), torch.tensor([0, 0, 1, 1, 1])
@@ -228,14 +228,14 @@ def test_joined_with_fedvls_both_losses_are_there() -> None:
     assert stage.objective.companions() == method.objective.companions()  # type: ignore[union-attr]
 
 
-def test_prototypes_are_room_for_as_many_clusters_as_there_were_and_never_less() -> None:
+def test_the_table_of_prototypes_grows_with_the_clusters_and_never_shrinks() -> None:
     states, _ = recorded("fpl", rounds=3)
     widths = [state.trainees["global"].server["prototypes"].shape[1] for state in states]
     assert widths[0] == 1
     assert widths == sorted(widths)
 
 
-def test_the_pass_is_a_forward_of_each_sample() -> None:
+def test_the_pass_costs_a_forward_of_each_sample() -> None:
     _, rows = recorded("fpl", local_epochs=2)
     assert [row.compute for row in rows] == pytest.approx([1 + 1 / 6] * 2)
 

@@ -41,7 +41,7 @@ def slope(at: Array, site: Site) -> Array:
     return cross_entropy_slope(site.x @ at.T, site).T @ site.x
 
 
-def climbed(at: Array, site: Site, rho: float) -> Array:
+def ascend_in_numpy(at: Array, site: Site, rho: float) -> Array:
     g = slope(at, site)
     return at + rho * g / np.sqrt((g**2).sum())
 
@@ -62,7 +62,7 @@ def test_fedsam_takes_the_gradient_at_the_worst_point_nearby() -> None:
     states, _ = played(serve("fedsam", {"rho": 0.3}, federation=fed))
     at, expected = sites(fed), theta(states[0])
     for t in range(2):
-        models = [descend(expected, lambda v, s=s: slope(climbed(v, s, 0.3), s), settings(), t) for s in at]
+        models = [descend(expected, lambda v, s=s: slope(ascend_in_numpy(v, s, 0.3), s), settings(), t) for s in at]
         expected = averaged(models, at)
         close(theta(states[t + 1]), expected)
 
@@ -79,17 +79,19 @@ def test_fedsam_takes_the_gradient_at_the_worst_point_nearby() -> None:
         ("pfedme", {"inner_steps": 1, "pull": 20.0, "personal_lr": 0.05}, "fedavg", {}),
     ],
 )
-def test_it_is_the_other(method: str, params: dict[str, Any], other: str, its: dict[str, Any], engine: str) -> None:
+def test_special_cases_equal_another_method(
+    method: str, params: dict[str, Any], other: str, its: dict[str, Any], engine: str
+) -> None:
     found = final(method, params, batch_size=2, engine=engine)
     np.testing.assert_allclose(found, final(other, its, batch_size=2, engine=engine), rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("method", ["fedsam", "mofedsam", "feddyn", "fedgf", "pfedme", "perfedavg"])
-def test_with_its_own_defaults_it_is_not_fedavg(method: str) -> None:
+def test_with_its_defaults_it_differs_from_fedavg(method: str) -> None:
     assert np.abs(final(method) - final("fedavg")).max() > 1e-6
 
 
-def test_where_the_gradient_is_zero_nothing_is_climbed() -> None:
+def test_a_zero_gradient_perturbs_nothing() -> None:
     params = {"w": torch.tensor([1.0, 2.0])}
     assert torch.equal(ascend(params, {"w": torch.zeros(2)}, 0.5)["w"], params["w"])
 
@@ -104,7 +106,7 @@ def test_mofedsam_mixes_in_the_mean_direction_of_the_last_round(momentum: float)
     for t in range(rounds):
 
         def direction(v: Array, s: Site, common: Array = common) -> Array:
-            return beta * slope(climbed(v, s, 0.3), s) + (1 - beta) * common
+            return beta * slope(ascend_in_numpy(v, s, 0.3), s) + (1 - beta) * common
 
         models = [descend(expected, lambda v, s=s, d=direction: d(v, s), config, t) for s in at]
         lr = config.lr * config.lr_decay**t
@@ -163,7 +165,7 @@ def test_with_a_vanishing_alpha_clients_train_as_in_fedavg_and_the_server_goes_t
     np.testing.assert_allclose(final("feddyn", {"alpha": 1e-14}, **alike), mean + (mean - start), rtol=1e-10)
 
 
-def test_feddyn_learns_nothing_of_a_client_that_takes_no_step() -> None:
+def test_feddyn_keeps_the_state_of_a_client_that_takes_no_step() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Classifier(nn.BatchNorm1d(3), linear_model().head)
@@ -178,7 +180,7 @@ def test_feddyn_learns_nothing_of_a_client_that_takes_no_step() -> None:
 
 @pytest.mark.parametrize(("decay", "drifted"), [(0.01, 0.0), (30.0, 1.0)])
 def test_fedgfs_threshold_is_scaled_to_how_long_clients_train(decay: float, drifted: float) -> None:
-    """0.3 was published for 8 steps of 0.01; a path so many times longer may drift so many times farther."""
+    """0.3 was published for 8 steps of 0.01; a path k times longer may drift k times farther."""
     fed = federation()
     changed = {"rounds": 1, "lr": 0.01, "weight_decay": decay}
     states, _ = played(serve("fedgf", {"rho": 0.0, "global_rho": 0.0}, federation=fed, **changed))
@@ -192,7 +194,7 @@ def test_fedgfs_threshold_is_scaled_to_how_long_clients_train(decay: float, drif
     assert flag == drifted
 
 
-def test_fedgf_leans_towards_the_servers_point_as_often_as_clients_drifted() -> None:
+def test_fedgf_weighs_the_servers_point_by_how_often_clients_drifted() -> None:
     fed, rounds, rho, back, window = federation(), 6, 0.3, 0.2, 3
     start = theta(played(serve("fedgf", federation=fed, rounds=1))[0][0])
     drifts, shares, flags = [], [], []
@@ -206,7 +208,7 @@ def test_fedgf_leans_towards_the_servers_point_as_often_as_clients_drifted() -> 
         shares.append(c)
 
         def direction(v: Array, s: Site, c: float = c, perturbed: Array = perturbed) -> Array:
-            return slope(c * perturbed + (1 - c) * climbed(v, s, rho), s)
+            return slope(c * perturbed + (1 - c) * ascend_in_numpy(v, s, rho), s)
 
         models = [descend(expected, lambda v, s=s, d=direction: d(v, s), settings(), t) for s in at]
         drifts.append(float(np.mean([np.sqrt(((expected - w) ** 2).sum()) for w in models])))
@@ -216,7 +218,7 @@ def test_fedgf_leans_towards_the_servers_point_as_often_as_clients_drifted() -> 
         perturbed = mean + back * back_there / np.sqrt((back_there**2).sum())
         expected = mean
         close(theta(states[t + 1]), expected)
-    assert len(set(shares)) > 2, drifts  # the threshold lies within the drifts
+    assert len(set(shares)) > 2, drifts  # the threshold lies between the drifts
 
 
 # -- pFedMe ---------------------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def test_pfedme_steps_towards_approximate_personal_optima() -> None:
 
 
 def in_order(fed: Federation, server: Server, state: RunState) -> list[list[Site]]:
-    """Each client's batches of the round: here its whole data, in the order in which each epoch has them."""
+    """Each client's batches of the round: here all its data, in the order of each epoch."""
     x, y = fed.dataset.train.x.astype(np.float64), fed.dataset.train.y
     whole = np.concatenate([x, np.ones((len(x), 1))], axis=1)
     plans = server.begin(state).work.plans(1)
@@ -298,7 +300,7 @@ def test_the_hessian_free_direction_is_the_gradient_of_the_loss_after_the_trial_
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_the_halves_of_a_batch_share_no_sample_and_leave_none_out() -> None:
+def test_the_halves_of_a_batch_are_disjoint_and_complete() -> None:
     y = torch.tensor([[3, 1, 2, 0], [1, 2, IGNORE, IGNORE], [2, IGNORE, IGNORE, IGNORE]])
     first, second = targets_of(y, "first"), targets_of(y, "second")
     assert first.tolist() == [[3, IGNORE, 2, IGNORE], [1, *[IGNORE] * 3], [2, *[IGNORE] * 3]]
@@ -313,8 +315,8 @@ def test_perfedavg_without_a_trial_step_on_single_samples_is_fedavg(engine: str)
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-def test_perfedavg_reports_the_whole_batch_though_it_begins_with_half_of_it(engine: str) -> None:
-    """What a model that does not move costs, and how many samples its experts teach, does not hang on the solver."""
+def test_perfedavg_reports_the_loss_of_the_whole_batch(engine: str) -> None:
+    """The loss of a model that does not move, and how many samples its experts teach, do not depend on the solver."""
     params = {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 1, "warmup_rounds": 1}
     still: dict[str, Any] = {"lr": 1e-12, "rounds": 3, "engine": engine, "batch_size": 3}
     rows, halved = (played(serve(name, params, **still))[1] for name in ("pkd", "pkd+perfedavg"))
@@ -339,12 +341,12 @@ def test_perfedavg_reports_the_whole_batch_though_it_begins_with_half_of_it(engi
         ("perfedavg", {"variant": "hessian-free"}, 4),
     ],
 )
-def test_every_gradient_of_a_step_is_accounted_for(method: str, params: dict[str, Any], compute: float) -> None:
+def test_every_gradient_of_a_step_is_counted(method: str, params: dict[str, Any], compute: float) -> None:
     _, rows = played(serve(method, params))
     assert [row.compute for row in rows] == [compute, compute]
 
 
-def test_a_teacher_is_asked_once_a_step_however_many_gradients_are_taken() -> None:
+def test_the_teacher_runs_once_per_step_whatever_the_number_of_gradients() -> None:
     _, rows = played(serve("fedntd+fedsam"))
     assert [row.compute for row in rows] == pytest.approx([2 + 1 / 3] * 2)
 

@@ -1,4 +1,4 @@
-"""A user's method named `package.module:Class`: what works, and the one line for what does not."""
+"""A user's method named `package.module:Class`: what works, and one-line errors for what does not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_method_that_the_module_registers(name: str) -> None:
     assert [type(part).__name__ for part in method.parts] == ["Sharper", "Halved", "Mean"]
 
 
-def test_a_made_object_needs_no_defaults() -> None:
+def test_an_object_needs_no_defaults() -> None:
     find("own_methods:Sharper")
     undecided = sys.modules["own_methods"].Undecided(strength=0.5)
     assert make_method(undecided).params == {"strength": 0.5}
@@ -107,6 +107,6 @@ def test_mistakes_are_one_line(name: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_parameter_that_the_class_does_not_have() -> None:
+def test_an_unknown_parameter_of_a_class_is_refused() -> None:
     with pytest.raises(UserError, match="no parameter 'scael'; did you mean 'scale'"):
         make_method("own_methods:Sharper", {"scael": 1})

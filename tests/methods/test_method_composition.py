@@ -71,7 +71,7 @@ def test_a_combination_has_one_name_objective_regulariser_solver_server(given: s
     assert make_method(given).name == canonical_name(given) == combined_entry(given).name == name
 
 
-def test_what_is_refused_has_no_other_name() -> None:
+def test_the_canonical_name_of_an_invalid_combination_is_itself() -> None:
     assert canonical_name("fedvls+fedlmd") == "fedvls+fedlmd"
     assert canonical_name("fedvls+nonsense") == "fedvls+nonsense"
 
@@ -84,7 +84,7 @@ def test_nothing_is_combined_with_a_bound(bound: str) -> None:
                 make_method(both)
 
 
-def test_a_method_cannot_be_joined_with_itself() -> None:
+def test_a_method_cannot_be_combined_with_itself() -> None:
     with pytest.raises(UserError, match="'fedvls' and 'fedvls' both set the objective"):
         make_method("fedvls+feded")
 
@@ -118,7 +118,7 @@ def test_a_missing_name_is_an_unknown_method(name: str) -> None:
 # -- parameters -------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_parameter_is_told_the_nearest() -> None:
+def test_an_unknown_parameter_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match=r"no parameter 'distil_weight'; did you mean 'distill_weight'\?"):
         make_method("fedvls", {"distil_weight": 0.5})
 
@@ -195,7 +195,7 @@ def test_a_value_out_of_range_is_refused(method: str, name: str, value: float) -
         make_method(method, {name: value})
 
 
-def test_numbers_that_yaml_leaves_as_text_or_whole_are_understood() -> None:
+def test_numbers_that_yaml_reads_as_text_or_integers_are_converted() -> None:
     assert make_method("fedprox", {"mu": "1e-3"}).params["mu"] == 0.001
     mu = make_method("fedprox", {"mu": 1}).params["mu"]
     assert isinstance(mu, float)
@@ -219,7 +219,7 @@ def test_parameters_are_not_for_objects() -> None:
 
 
 @pytest.mark.parametrize("given", [FedVLS, 3, None])
-def test_what_is_no_method_is_refused(given: Any) -> None:
+def test_an_object_that_is_not_a_method_is_refused(given: Any) -> None:
     with pytest.raises(UserError, match="expected a name, or an object such as"):
         make_method(given)
 
@@ -240,7 +240,7 @@ def damped() -> Any:
     del METHODS["damped"], _ALIASES["slow"]
 
 
-def test_a_shared_name_must_say_whose_it_is(damped: object) -> None:
+def test_a_shared_parameter_name_must_say_which_part_is_meant(damped: object) -> None:
     with pytest.raises(UserError, match=r"'beta' belongs to fedlmd and damped; write fedlmd\.beta"):
         make_method("fedlmd+damped", {"beta": 0.1})
     method = make_method("fedlmd+damped", {"fedlmd.beta": 3.0, "slow.beta": 0.25})
@@ -248,6 +248,6 @@ def test_a_shared_name_must_say_whose_it_is(damped: object) -> None:
     assert method.params["server.beta"] == 0.25
 
 
-def test_shared_names_survive_the_way_through_a_saved_run(damped: object) -> None:
+def test_shared_parameter_names_survive_saving_and_loading(damped: object) -> None:
     method = make_method("fedlmd+damped", {"fedlmd.beta": 3.0, "damped.beta": 0.25})
     assert make_method(method.name, method.params) == method

@@ -1,4 +1,4 @@
-"""Where a method's strength is zero, or its special case holds, it is another method."""
+"""A method whose strength is zero, or in a special case, equals another method."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Calibrated(Objective):
         ("fedlmd-switch", {"switch_round": 50}, "fedlmd-tf"),
     ],
 )
-def test_it_is_the_other(method: str, params: dict[str, Any], other: Any, engine: str) -> None:
+def test_special_cases_equal_another_method(method: str, params: dict[str, Any], other: Any, engine: str) -> None:
     found = final(method, params, batch_size=2, engine=engine)
     np.testing.assert_allclose(found, final(other, batch_size=2, engine=engine), rtol=1e-13, atol=1e-15)
 
@@ -56,12 +56,12 @@ def test_it_is_the_other(method: str, params: dict[str, Any], other: Any, engine
 @pytest.mark.parametrize(
     "method", ["fedprox", "fedrs", "fedlc", "fedntd", "fedlmd", "fedlmd-tf", "fedgr-server", "fedgr-client", "fedvls"]
 )
-def test_with_its_own_defaults_it_is_not_fedavg(method: str) -> None:
+def test_with_its_defaults_it_differs_from_fedavg(method: str) -> None:
     assert np.abs(final(method) - final("fedavg")).max() > 1e-6
 
 
 @pytest.mark.parametrize("method", ["fedavgm", "scaffold"])
-def test_server_state_tells_from_the_second_round_on(method: str) -> None:
+def test_server_state_has_an_effect_from_the_second_round_on(method: str) -> None:
     np.testing.assert_allclose(final(method, rounds=1), final("fedavg", rounds=1), rtol=1e-13, atol=1e-15)
     assert np.abs(final(method) - final("fedavg")).max() > 1e-6
 
@@ -73,25 +73,25 @@ def test_label_masking_of_even_clients_is_not_true_distillation() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedntd", "fedntd-tf", "fedlmd", "fedlmd-tf"])
-def test_one_class_left_beside_the_target_leaves_cross_entropy(method: str) -> None:
+def test_with_two_classes_only_cross_entropy_remains(method: str) -> None:
     two = federation(np.array([[5, 2], [0, 4], [3, 0]]))
     np.testing.assert_allclose(final(method, federation=two), final("fedavg", federation=two), rtol=1e-13, atol=1e-15)
 
 
-def test_one_full_step_of_all_alike_clients_makes_scaffold_gradient_descent() -> None:
+def test_one_full_step_of_equal_clients_makes_scaffold_gradient_descent() -> None:
     """Σ_k (c − c_k) = 0: the corrections cancel in the plain mean."""
     one_step = {"local_epochs": 1, "momentum": 0.0, "weight_decay": 0.0, "average": "uniform", "rounds": 4}
     np.testing.assert_allclose(final("scaffold", **one_step), final("fedavg", **one_step), rtol=1e-12, atol=1e-14)
 
 
-def test_scaffold_of_a_lone_client_is_fedavg() -> None:
+def test_scaffold_with_one_client_is_fedavg() -> None:
     lone = federation(COUNTS[:1])
     np.testing.assert_allclose(
         final("scaffold", federation=lone, rounds=3), final("fedavg", federation=lone, rounds=3), rtol=1e-12
     )
 
 
-def test_the_switch_is_teacher_free_first_and_has_a_teacher_then() -> None:
+def test_the_switch_is_first_teacher_free_and_then_has_a_teacher() -> None:
     server = serve("fedlmd-switch", {"beta": 2.0}, rounds=5)
     states, rows = played(server)
     assert [row.stage for row in rows] == ["teacher-free"] * 2 + ["teacher"] * 3
@@ -100,7 +100,7 @@ def test_the_switch_is_teacher_free_first_and_has_a_teacher_then() -> None:
     assert np.abs(theta(states[3]) - theta(tf_only[3])).max() > 1e-6
 
 
-def test_the_switch_hands_its_parameters_to_both() -> None:
+def test_the_switch_passes_its_parameters_to_both() -> None:
     stages = make_method(
         "fedlmd-switch", {"switch_round": 3, "beta": 2.0, "temperature": 3.0, "majority_rule": "paper"}
     ).stages(10, 5, {})
@@ -109,7 +109,7 @@ def test_the_switch_hands_its_parameters_to_both() -> None:
 
 
 def test_the_teachers_batch_norm_follows_the_published_programs() -> None:
-    """FedVLS's teacher takes the batch's statistics, FedNTD's and FedLMD's their own."""
+    """FedVLS's teacher uses the batch's statistics, FedNTD's and FedLMD's teachers their running statistics."""
     assert FedVLS().companions() == {"teacher": "train"}
     assert FedVLS(teacher_mode="eval").companions() == {"teacher": "eval"}
     assert FedLMD().companions() == FedNTD().companions() == {"teacher": "eval"}
@@ -121,8 +121,8 @@ def test_before_training_a_teacher_agrees_with_its_student() -> None:
     np.testing.assert_allclose(final("fedntd", **one_step), final("fedavg", **one_step), rtol=1e-12)
 
 
-def test_scaffold_learns_nothing_of_a_client_that_takes_no_step() -> None:
-    """A client whose only batch is too small for BatchNorm sends back what it was sent."""
+def test_scaffold_keeps_the_state_of_a_client_that_takes_no_step() -> None:
+    """A client whose only batch is too small for BatchNorm returns the received model."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Classifier(nn.BatchNorm1d(3), linear_model().head)

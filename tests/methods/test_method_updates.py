@@ -210,7 +210,7 @@ def test_fedgr_corrects_each_head_before_the_mean() -> None:
 
 
 def regulariser_slope(u: Array, present: Array) -> Array:
-    """∂Reg/∂U, the facts' exact gradient, row by row."""
+    """∂Reg/∂U, the exact gradient, row by row."""
     slope = np.zeros_like(u)
     clients, classes, _ = u.shape
     for k in range(clients):
@@ -235,7 +235,7 @@ def test_fedgr_can_take_the_mean_of_its_terms_instead_of_the_sum() -> None:
     close(theta(averaged_terms), theta(summed))
 
 
-def test_clients_weigh_alike_with_uniform_average() -> None:
+def test_clients_have_equal_weights_with_uniform_average() -> None:
     fed = federation()
     states, _ = played(serve("fedavg", federation=fed, average="uniform", rounds=1))
     models = [trained(theta(states[0]), site, plain, 0) for site in sites(fed)]

@@ -1,4 +1,4 @@
-"""The catalogue: names, matching_entries, and whether what an entry declares is what a round really does."""
+"""The catalogue: names, patterns, and whether a round sends and costs what its entry declares."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedskew.methods.hooks import pass_visits
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
-def test_the_papers_methods_are_there() -> None:
-    """Every column of their tables, the bounds, and the robust rules that users expect of a server."""
+def test_the_methods_of_the_papers_are_in_the_catalogue() -> None:
+    """Every column of their tables, the bounds, and the usual robust server rules."""
     own = "fedvls feded fedlmd fedlmd-tf fedlmd-switch fedgr fedgr-client fedgr-server pkd"
     objectives = (
         "moon fedkd fedavg-kd fedekd feddkd fedntd fedntd-tf fedlc fedlf fedrs balancefl label-smoothing focal-loss"
@@ -56,10 +56,10 @@ BYTES: dict[str, Callable[[int, int], int]] = {
     "control variate (one model)": lambda model, classes: model,
     "local steps (one number)": lambda model, classes: 8,
     "change of Fisher information (two models)": lambda model, classes: 2 * model,
-    "mean feature of each class": lambda model, classes: model - 8 * classes + classes,  # no biases; which there are
+    "mean feature of each class": lambda model, classes: model - 8 * classes + classes,  # no biases; flags
     "label counts once": lambda model, classes: 0,  # the same
-    "all its samples": lambda model, classes: 0,  # no part of a model's round, either: there is no client
-    "class-to-class mean probabilities once": lambda model, classes: 0,  # no part of a round: see the survey
+    "all its samples": lambda model, classes: 0,  # not part of a round, either: there is no client
+    "class-to-class mean probabilities once": lambda model, classes: 0,  # not part of a round: see the survey
 }
 
 
@@ -131,14 +131,14 @@ def test_an_alias_is_the_method() -> None:
     assert make_method("feded") == make_method("fedvls")
 
 
-def test_listing_takes_wildcards_over_names_and_aliases() -> None:
+def test_patterns_match_names_and_aliases() -> None:
     assert [entry.name for entry in matching_entries("fedlmd*")] == ["fedlmd", "fedlmd-switch", "fedlmd-tf"]
     assert [entry.name for entry in matching_entries("FedED")] == ["fedvls"]
     assert [entry.name for entry in matching_entries()] == sorted(METHODS)
     assert matching_entries("zzz*") == []
 
 
-def test_an_unknown_name_is_told_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown method 'fedprx'; did you mean 'fedprox'\? choose from: "):
         find("fedprx")
 
@@ -157,7 +157,7 @@ def test_a_name_that_could_never_be_found_is_refused(name: str) -> None:
     assert name not in _ALIASES
 
 
-def test_a_part_of_no_kind_is_refused() -> None:
+def test_a_part_that_is_no_known_kind_is_refused() -> None:
     @dataclass(frozen=True)
     class Loose(Part):
         pass
@@ -178,5 +178,5 @@ def test_a_part_of_no_kind_is_refused() -> None:
         ("balancefl+fpl+fedcurv", 4 / 3),
     ],
 )
-def test_passes_are_shared_but_not_between_beginning_and_end(method: str, visits: float) -> None:
+def test_parts_share_a_pass_but_opening_and_closing_do_not(method: str, visits: float) -> None:
     assert pass_visits(make_method(method).members) == pytest.approx(visits)

@@ -1,4 +1,4 @@
-"""A method of one's own, as short as the docs promise, through both engines."""
+"""A user's own method is as short as the docs promise and runs on both engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def enter_focal() -> type[Objective]:
     @fs.method("focal", paper="Lin et al., ICCV 2017")
     @dataclass(frozen=True)
     class Focal(fs.Objective):
-        """Cross entropy that turns to the samples still wrong."""
+        """Cross entropy with less weight on samples that are classified well."""
 
         gamma: float = 2.0
 
@@ -42,7 +42,7 @@ def focal() -> Iterator[type[Objective]]:
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-def test_a_loss_of_many_numbers_is_refused_by_name(engine: str) -> None:
+def test_a_loss_that_is_not_a_scalar_is_refused_by_name(engine: str) -> None:
     @dataclass(frozen=True)
     class Unreduced(Objective):
         def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
@@ -58,7 +58,7 @@ def test_it_takes_less_than_thirty_lines() -> None:
 
 def test_it_is_in_the_catalogue_like_any_other(focal: type[Objective]) -> None:
     entry = METHODS["focal"]
-    assert entry.summary == "Cross entropy that turns to the samples still wrong."
+    assert entry.summary == "Cross entropy with less weight on samples that are classified well."
     assert fs.make_method("focal").params == {"gamma": 2.0}
     with pytest.raises(UserError, match="did you mean 'gamma'"):
         fs.make_method("focal", {"gama": 1.0})
@@ -78,19 +78,19 @@ def test_with_gamma_zero_it_is_fedavg(focal: type[Objective]) -> None:
     np.testing.assert_allclose(zero, theta(played(serve("fedavg"))[0][-1]), rtol=1e-12)
 
 
-def test_an_object_need_not_be_entered() -> None:
+def test_an_object_need_not_be_registered() -> None:
     result = fs.run(
         federation(), Halved(), linear_model(), rounds=2, local_epochs=1, precision="float64", engine="plain"
     )
     assert result.accuracy >= 0
 
 
-# -- a solver and a server rule with state of all kinds -----------------------------------------------------
+# -- a solver and a server rule with every kind of state -----------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Halved(ServerRule):
-    """Half of the way to the mean."""
+    """Half the way to the mean."""
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         mean = updates.mean()
@@ -129,7 +129,7 @@ def counting() -> Iterator[None]:
 
 @pytest.mark.parametrize("server_rule", ["fedavg", "fedavgm", "fedgr-server"])
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-def test_a_solvers_state_lives_beside_any_server_rule(counting: None, server_rule: str, engine: str) -> None:
+def test_the_state_of_a_solver_works_with_any_server_rule(counting: None, server_rule: str, engine: str) -> None:
     states, rows = played(serve(f"counting+{server_rule}", engine=engine, clients_per_round=2, rounds=4))
     last = states[-1]
     times = {k: sum(k in row.clients for row in rows) for k in range(3)}
@@ -155,7 +155,7 @@ def test_fedgr_refuses_a_model_without_a_linear_head_before_training() -> None:
 def test_a_part_can_use_features_and_a_model_that_the_client_keeps() -> None:
     @dataclass(frozen=True)
     class Contrast(Objective):
-        """Features away from those of the client's last model."""
+        """Features far from those of the client's last model."""
 
         def companions(self) -> dict[str, Any]:
             return {"state/last": "eval"}

@@ -53,7 +53,7 @@ def test_a_higher_threshold_keeps_the_strongest_pairs_only() -> None:
     assert weak_groups(probability, 4.0) == ((0, 1),)
 
 
-def test_where_no_pair_stands_out_the_most_confused_is_the_group() -> None:
+def test_if_no_pair_stands_out_the_most_confused_pair_is_the_group() -> None:
     rng = np.random.default_rng(0)
     probability = 0.05 + 1e-3 * rng.random((6, 6))
     mutual = probability + probability.T
@@ -148,7 +148,7 @@ def test_experts_may_train_for_fewer_epochs() -> None:
     assert stages[2].local_epochs is None
 
 
-def test_where_no_group_is_found_training_goes_on() -> None:
+def test_without_groups_training_continues() -> None:
     survey = Survey(np.array([[3, 0, 0, 0]]), np.full((4, 4), np.nan))
     method = make_method("pkd")
     notes = method.conclude(method.stages(10, 5, {})[0], survey)
@@ -228,7 +228,7 @@ def test_a_federation_of_one_class_is_trained_to_the_end() -> None:
 
 
 def test_each_expert_counts_the_samples_that_it_taught() -> None:
-    """Rows: right; confused in the first group; twice in the second; in both, where the first speaks; in neither."""
+    """Rows: right; confused in the first group; twice in the second; in both, where the first teaches; in neither."""
     predicted = torch.tensor([0, 0, 3, 2, 1, 3])
     y = torch.tensor([0, 1, 2, 3, 2, 0])
     logits = torch.eye(4)[predicted]
@@ -246,7 +246,7 @@ def test_the_engines_agree_on_who_was_taught_by_whom() -> None:
     assert all(sum(t[f"expert {i}"] for t in tallies["plain"]) > 0 for i in (0, 1))
 
 
-# -- the account of computation ---------------------------------------------------------------------------
+# -- recorded computation ---------------------------------------------------------------------------
 
 
 def test_computation_is_counted_in_the_papers_unit() -> None:

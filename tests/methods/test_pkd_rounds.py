@@ -36,7 +36,7 @@ def expert_slope(z: Array, site: Site, group: tuple[int, ...]) -> Array:
 
 
 def distilled_slope(z: Array, site: Site, experts: list[Array]) -> Array:
-    """∂/∂z of CE + λ·mean of KL(expert ‖ student), where the student takes one class of a group for another."""
+    """∂/∂z of CE + λ·mean of KL(expert ‖ student), where the student confuses classes of a group."""
     slope = len(z) * cross_entropy_slope(z, site)
     for row, target in enumerate(site.y):
         said = int(z[row].argmax())
@@ -55,7 +55,7 @@ def only(site: Site, group: tuple[int, ...]) -> Site:
 
 
 def averaged_round(start: Array, at: list[Site], slope: Callable[[Array, Site], Array], number: int) -> Array:
-    """FedAvg of clients who each descend their own loss on all their samples."""
+    """FedAvg of clients that each descend their own loss on all their samples."""
 
     def direction(site: Site) -> Callable[[Array], Array]:
         return lambda v: slope(site.x @ v.T, site).T @ site.x
@@ -64,7 +64,7 @@ def averaged_round(start: Array, at: list[Site], slope: Callable[[Array, Site], 
     return averaged([descend(start, direction(site), settings(), number) for site in here], here)
 
 
-def model_of(state: RunState, name: str) -> Array:
+def model_named(state: RunState, name: str) -> Array:
     params = state.trainees[name].model.params
     return np.concatenate([params["head.weight"].numpy(), params["head.bias"].numpy()[:, None]], axis=1)
 
@@ -89,7 +89,9 @@ def test_warm_up_experts_and_distillation_are_the_formulas(engine: str) -> None:
         expert = model
         for t in range(2):
             expert = averaged_round(expert, own, lambda z, site, group=group: expert_slope(z, site, group), t)
-            np.testing.assert_allclose(model_of(states[3 + 2 * g + t], f"expert.{g}"), expert, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(
+                model_named(states[3 + 2 * g + t], f"expert.{g}"), expert, rtol=1e-10, atol=1e-12
+            )
         experts.append(expert)
 
     for t in range(3):

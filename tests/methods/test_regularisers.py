@@ -41,12 +41,12 @@ ENGINES = ("plain", "stacked")
 @pytest.mark.parametrize(
     ("base", "regulariser", "parameter", "engine"),
     [
-        (base, *weight, ENGINES[(row + column) % 2])  # every two of the three meet
+        (base, *weight, ENGINES[(row + column) % 2])  # each pair of the three occurs
         for row, base in enumerate(BASES)
         for column, weight in enumerate(WEIGHTS)
     ],
 )
-def test_without_weight_it_leaves_any_method_alone(regulariser: str, parameter: str, base: str, engine: str) -> None:
+def test_with_weight_zero_it_changes_no_method(regulariser: str, parameter: str, base: str, engine: str) -> None:
     alone = weights(base, engine=engine)
     joined = weights(f"{base}+{regulariser}", {parameter: 0.0}, engine=engine)
     for a, b in zip(alone, joined, strict=True):
@@ -84,7 +84,7 @@ class Shrink(fs.Regulariser):
         return self.strength * batch_mean(out.logits.square().sum(dim=-1), y)
 
 
-def test_one_s_own_is_given_as_an_object() -> None:
+def test_a_regulariser_of_the_user_can_be_an_object() -> None:
     assert make_method(Shrink(0.5)).regulariser == Shrink(0.5)
     assert make_method(Shrink(0.5)).params == {"strength": 0.5}
     joined = Method("mine", objective=FedVLS(), regulariser=Shrink(0.0))
@@ -93,7 +93,7 @@ def test_one_s_own_is_given_as_an_object() -> None:
     assert [type(part).__name__ for part in joined.parts] == ["FedVLS", "Shrink", "SGD", "Mean"]
 
 
-def test_two_of_them_and_one_without_a_term_are_refused() -> None:
+def test_two_regularisers_and_one_without_a_term_are_refused() -> None:
     with pytest.raises(UserError, match="'fpl' and 'fedmr' both set the regulariser"):
         make_method("fpl+fedmr")
 

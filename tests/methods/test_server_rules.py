@@ -86,7 +86,7 @@ def test_adaptive_rules_keep_two_moments(name: str) -> None:
 
 
 def test_without_adaptation_adagrad_is_fedavg() -> None:
-    """√v + τ is 2τ as long as updates are small beside τ."""
+    """√v + τ is 2τ while updates are small compared with τ."""
     found = final("fedadagrad", {"tau": 1e6, "server_lr": 2e6})
     np.testing.assert_allclose(found, final("fedavg"), rtol=1e-9)
 
@@ -111,7 +111,7 @@ def test_adagrad_never_steps_further_than_its_learning_rate() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
 def test_fednova_normalises_by_the_steps_taken(momentum: float) -> None:
-    """One client has two batches an epoch, alike whatever the order, the other one."""
+    """One client has two equal batches per epoch, in any order, and the other has one."""
     fed, rounds = federation(np.array([[4, 0, 0, 0], [0, 1, 1, 0]])), 3
     changed = {"momentum": momentum, "batch_size": 2, "rounds": rounds}
     x = fed.dataset.train.x
@@ -134,7 +134,7 @@ def test_fednova_with_equal_steps_is_fedavg() -> None:
     np.testing.assert_allclose(final("fednova"), final("fedavg"), rtol=1e-12, atol=1e-14)
 
 
-def test_fednova_counts_a_client_without_a_step_for_nothing() -> None:
+def test_fednova_ignores_a_client_without_a_step() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Classifier(nn.BatchNorm1d(3), linear_model().head)
@@ -186,7 +186,7 @@ def test_fedexp_survives_updates_that_cancel() -> None:
 # -- robust -----------------------------------------------------------------------------------------------
 
 
-def of_rows(rule: ServerRule, rows: list[list[float]], weights: list[float] | None = None) -> list[float]:
+def aggregate_rows(rule: ServerRule, rows: list[list[float]], weights: list[float] | None = None) -> list[float]:
     stacked = torch.tensor(rows, dtype=torch.float64)
     share = torch.tensor(weights or [1 / len(rows)] * len(rows), dtype=torch.float64)
     sent = {"w": torch.zeros(len(rows[0]), dtype=torch.float64)}
@@ -194,10 +194,10 @@ def of_rows(rule: ServerRule, rows: list[list[float]], weights: list[float] | No
 
 
 def test_the_median_of_odd_and_even_numbers_of_clients() -> None:
-    assert of_rows(Median(), [[1, 9], [2, 8], [300, -7]]) == [2, 8]
-    assert of_rows(Median(), [[1.0, 0], [2, 0], [4, 1], [300, 1]]) == [3, 0.5]
-    assert of_rows(Median(), [[5.0]]) == [5]
-    assert of_rows(Median(), [[5.0], [7.0]]) == [6]
+    assert aggregate_rows(Median(), [[1, 9], [2, 8], [300, -7]]) == [2, 8]
+    assert aggregate_rows(Median(), [[1.0, 0], [2, 0], [4, 1], [300, 1]]) == [3, 0.5]
+    assert aggregate_rows(Median(), [[5.0]]) == [5]
+    assert aggregate_rows(Median(), [[5.0], [7.0]]) == [6]
 
 
 def test_the_median_over_rounds() -> None:
@@ -209,9 +209,9 @@ def test_the_trimmed_mean_over_rounds() -> None:
 
 
 @pytest.mark.parametrize(("trim", "left_out"), [(0.0, 0), (0.09, 0), (0.1, 1), (0.19, 1), (0.3, 3), (0.49, 4)])
-def test_how_many_are_trimmed_of_ten(trim: float, left_out: int) -> None:
+def test_the_number_trimmed_of_ten(trim: float, left_out: int) -> None:
     values = [float(v**2) for v in range(10)]
-    found = of_rows(TrimmedMean(trim), [[v] for v in values])
+    found = aggregate_rows(TrimmedMean(trim), [[v] for v in values])
     assert found == pytest.approx([np.mean(values[left_out : 10 - left_out])])
 
 
@@ -221,10 +221,10 @@ def test_nothing_trimmed_is_the_plain_mean() -> None:
 
 
 @pytest.mark.parametrize("rule", [Median(), TrimmedMean(0.2)])
-def test_one_client_cannot_bend_it_whatever_it_sends(rule: ServerRule) -> None:
+def test_one_client_cannot_move_it_far_whatever_it_sends(rule: ServerRule) -> None:
     honest = [[1.0], [1.1], [0.9], [1.05]]
     for lie in (1e30, -1e30):
-        assert 0.9 <= of_rows(rule, [*honest, [lie]])[0] <= 1.1
+        assert 0.9 <= aggregate_rows(rule, [*honest, [lie]])[0] <= 1.1
 
 
 def test_norm_clipping_over_rounds() -> None:
@@ -245,21 +245,21 @@ def test_norm_clipping_with_a_bound_beyond_all_updates_is_fedavg() -> None:
 
 
 def test_a_clipped_update_has_the_largest_length_allowed() -> None:
-    assert of_rows(NormClipping(5.0), [[30.0, 40.0]]) == pytest.approx([3, 4])
-    assert of_rows(NormClipping(5.0), [[0.0, 0.0]]) == [0, 0]
+    assert aggregate_rows(NormClipping(5.0), [[30.0, 40.0]]) == pytest.approx([3, 4])
+    assert aggregate_rows(NormClipping(5.0), [[0.0, 0.0]]) == [0, 0]
 
 
 # -- all ---------------------------------------------------------------------------------------------------
 
 
 class Forgetful(ServerRule):
-    """The mean, and nothing kept."""
+    """The mean. It returns no state."""
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         return updates.mean(), {}
 
 
-def test_what_a_rule_does_not_mention_the_server_keeps() -> None:
+def test_the_server_keeps_state_that_the_rule_does_not_return() -> None:
     sent, kept = {"w": torch.zeros(2)}, {"prototypes": torch.ones(3)}
     updates = Updates({"w": torch.ones(1, 2)}, torch.ones(1).double(), {}, 0.1, 1.0)
     params, after = server_step(Forgetful(), (), sent, updates, kept)

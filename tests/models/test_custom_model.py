@@ -1,4 +1,4 @@
-"""A user's model by name: what works, and the one line for what does not."""
+"""A user's model by name: what works, and one-line errors for what does not."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_factory_with_or_without_inputs(factory: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_the_check_leaves_the_model_as_it_was_made() -> None:
+def test_the_check_does_not_change_the_model() -> None:
     net = make_model("my_nets:Net", DIGITS)
     assert net.training
     assert net.norm.num_batches_tracked == 0

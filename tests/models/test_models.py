@@ -1,4 +1,4 @@
-"""Every model: the published parameter count, encoder and head, and what the engines ask of it."""
+"""Every model: the published parameter count, encoder and head, and what the engines need."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_mobilenetv2_running_statistics() -> None:
 
 
 def small_inputs(name: str) -> Inputs:
-    """The smallest data that the model takes with more than one pixel left for BatchNorm."""
+    """The smallest inputs for which more than one pixel is left for BatchNorm."""
     entry = MODELS[name]
     if "text" in entry.kinds:
         return Inputs((5,), 3, vocabulary=11)
@@ -125,7 +125,7 @@ def test_padding_does_not_change_a_text() -> None:
     assert model(torch.zeros(1, 6, dtype=torch.int64)).isfinite().all()
 
 
-def test_resnet10_uses_batch_statistics_in_tests_too() -> None:
+def test_resnet10_uses_batch_statistics_in_evaluation_too() -> None:
     model = make_model("resnet10", DIGITS).eval()
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     assert not torch.allclose(model(x)[:2], model(x[:2]))
@@ -167,7 +167,7 @@ def test_images_need_not_be_square(name: str) -> None:
         ("lenet5", DIGITS, "cnn"),
     ],
 )
-def test_data_that_do_not_fit_are_refused_with_what_fits(name: str, inputs: Inputs, hint: str) -> None:
+def test_unsuitable_data_are_refused_with_models_that_fit(name: str, inputs: Inputs, hint: str) -> None:
     with pytest.raises(UserError, match=rf"{name}.*expected.*fit: .*{hint}") as error:
         make_model(name, inputs)
     assert str(inputs.shape) in str(error.value)

@@ -158,12 +158,12 @@ def masked(z: Rows, teacher: Rows | None, y: Sequence[int], n: Sequence[int], ru
     return tau**2 * mean(per_sample)
 
 
-def groups_of(classes: int) -> tuple[tuple[int, ...], ...]:
+def weak_groups(classes: int) -> tuple[tuple[int, ...], ...]:
     return ((0, 1),) if classes == 2 else ((0, 1), tuple(range(1, classes)))
 
 
 def expected_partial(z: Rows, teacher: Rows, y: Sequence[int], n: Sequence[int], reverse: bool = False) -> float:
-    groups, per_sample = groups_of(len(n)), []
+    groups, per_sample = weak_groups(len(n)), []
     for i, target in enumerate(y):
         prediction = max(range(len(n)), key=lambda c: z[i][c])
         active = [g for g, group in enumerate(groups) if target != prediction and {target, prediction} <= set(group)]
@@ -198,7 +198,7 @@ def expected_suppression_lade(z: Rows, teacher: Rows, y: Sequence[int], n: Seque
 
 
 def partial(z: Tensor, t: Tensor, y: Tensor, reverse: bool = False) -> Tensor:
-    groups = groups_of(z.shape[-1])
+    groups = weak_groups(z.shape[-1])
     experts = torch.stack([t, -t])[: len(groups)]
     return losses.partial_distillation(z, y, experts, groups, 3.0, reverse)
 
