@@ -1,4 +1,4 @@
-"""The command line: one thin module per command. A user's mistake is one line on stderr and exit status 2."""
+"""The command line. A user's mistake is one line on stderr and exit status 2."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
-    # Threads that wait without spinning: on a busy machine, spinning ones made rounds twenty times slower. OpenMP
-    # reads this once, when torch is loaded.
+    """Run the command line and return the exit status."""
+    # Let idle threads sleep: on a busy machine, spinning threads made rounds twenty times slower. OpenMP reads this
+    # once, when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import typer
     from typer.main import get_command
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fedskew.cli.terminal import allow_any_encoding
 
     allow_any_encoding()
-    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # typer has its own copy of click, or not
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # from click, or from typer's copy of it
     try:
         status = get_command(app).main(args=arguments, prog_name="fedskew", standalone_mode=False)
         sys.stdout.flush()
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return BROKEN_PIPE
     return status if isinstance(status, int) else 0
 
@@ -48,7 +48,7 @@ def _refused(message: str) -> int:
 
 
 def _usage(error: Any) -> str:
-    """What was wrong with the arguments, in one line."""
+    """A usage error as one line."""
     context = error.ctx
     if hasattr(error, "possibilities") and context is not None:
         options = [name for parameter in context.command.params for name in parameter.opts]

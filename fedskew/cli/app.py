@@ -1,4 +1,4 @@
-"""The commands put together."""
+"""The app with all commands, in the order of `fedskew --help`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ import typer
 from fedskew import __version__
 from fedskew.cli import (
     bench,
+    catalogues,
     compare,
-    datasets,
     demo,
     diagnose,
     export,
     federate,
-    figures,
-    live,
-    methods,
-    models,
     partition,
-    partitions,
     report,
     reproduce,
-    results,
     run,
     sweep,
 )
-from fedskew.cli.groups import Commands
+from fedskew.cli.commands import EXAMPLES, Commands
+
+__all__ = ["EXAMPLES", "app"]
 
 app = typer.Typer(
     cls=Commands,
@@ -39,8 +35,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"fedskew {__version__}")
         raise typer.Exit
 
@@ -48,7 +44,7 @@ def _version(asked: bool) -> None:
 @app.callback(invoke_without_command=True)
 def _fedskew(
     context: typer.Context,
-    version: Annotated[  # noqa: ARG001 - its callback has done the work
+    version: Annotated[  # noqa: ARG001 - handled by its callback
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
@@ -57,24 +53,5 @@ def _fedskew(
         typer.echo(context.get_help())
 
 
-for _module in (
-    demo,
-    run,
-    compare,
-    partition,
-    methods,
-    models,
-    datasets,
-    partitions,
-    bench,
-    sweep,
-    reproduce,
-    results,
-    export,
-    federate,
-    report,
-    diagnose,
-    figures,
-    live,
-):
+for _module in (demo, run, compare, partition, catalogues, bench, sweep, reproduce, export, federate, report, diagnose):
     _module.add_to(app)

@@ -1,4 +1,4 @@
-"""`fedskew bench`: how fast rounds are on this machine."""
+"""`fedskew bench`: measure the speed of rounds on this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedskew.cli import INTERRUPTED
-from fedskew.cli.flags import Json, Quiet
-from fedskew.cli.run import examples
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import Json, Quiet, option, split_names
 from fedskew.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -23,65 +23,54 @@ if TYPE_CHECKING:
     from fedskew.lab.benchmark.results import Results
     from fedskew.lab.benchmark.run import Tell
 
-EXAMPLES = ("fedskew bench --quick --models dnn --only steps",)
-
 _WIDE = 140
-"""Characters: no figure is cut off, however narrow the terminal."""
+"""Characters; narrower terminals would cut off numbers."""
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("bench", epilog=examples(EXAMPLES))(_command)
+    add_command(app, "bench", _command, "fedskew bench --quick --models dnn --only steps")
 
 
 def _command(
     context: typer.Context,
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N")] = "auto",
-    models: Annotated[
-        str | None, typer.Option("--models", metavar="A,B", help="default: those that suit the device",
-                                 show_default=False),
-    ] = None,
+    models: Annotated[str | None, option("--models", "A,B", "models (default: those that suit the device)")] = None,
     clients: Annotated[
-        str | None, typer.Option("--clients", metavar="N,M", help="clients in a round (default: 10, on a GPU 10,100)",
-                                 show_default=False),
+        str | None, option("--clients", "N,M", "clients per round (default: 10, or 10,100 on a GPU)")
     ] = None,
     methods: Annotated[
-        str | None, typer.Option("--methods", metavar="A,B", help="default: fedavg,fedvls,scaffold",
-                                 show_default=False),
+        str | None, option("--methods", "A,B", "methods (default: fedavg,fedvls,scaffold)")
     ] = None,
     precisions: Annotated[
-        str | None, typer.Option("--precisions", metavar="A,B", help="default: float32, on a GPU bf16,tf32,float32",
-                                 show_default=False),
+        str | None, option("--precisions", "A,B", "precisions (default: float32, or bf16,tf32,float32 on a GPU)")
     ] = None,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="A,B", help="steps, rounds, federation, participants (default: all)",
-                                 show_default=False),
+        str | None, option("--only", "A,B", "measure only steps, rounds, federation or participants (default: all)")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="SECONDS", help="after which no further measurement begins; the "
-                                 "most important come first (default: 600, on a GPU 420)", show_default=False),
+        str | None,
+        option("--budget", "SECONDS", "start no measurement after this time; the most important come first "
+               "(default: 600, or 420 on a GPU)"),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="a look at whether everything works, under a minute")] = False,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="write the JSON there, too", show_default=False)
-    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="smoke test, under a minute")] = False,
+    out: Annotated[str | None, option("--out", "FILE", "also write the JSON to this file")] = None,
     render: Annotated[
-        str | None, typer.Option("--render", metavar="FILE", help="measure nothing: print such a JSON as Markdown",
-                                 show_default=False),
+        str | None, option("--render", "FILE", "print such a JSON file as Markdown and measure nothing")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Measure rounds against a plain PyTorch loop, and against the fastest that the device could do."""
+    """Compare the speed of rounds with a plain PyTorch loop and with the device's practical limit."""
     if render is not None:
         _render(render)
         return
-    said = {"models": models, "clients": clients, "methods": methods, "precisions": precisions, "only": only}
-    plan = _plan(device, quick, said, budget)
+    lists = {"models": models, "clients": clients, "methods": methods, "precisions": precisions, "only": only}
+    plan = _plan(device, quick, lists, budget)
     from fedskew.lab.benchmark.run import Benchmark
 
     interrupted = False
     benchmark = Benchmark(plan, _spelled(context))
-    _keep(benchmark.results, out)  # a file that cannot be written is found before the measuring, not after it
+    _keep(benchmark.results, out)  # find out before measuring if the file cannot be written
     try:
         with _progress(as_json or quiet) as tell:
             benchmark.run(tell, lambda results: _keep(results, out))
@@ -93,12 +82,12 @@ def _command(
         from fedskew.cli.terminal import notice
 
         measured = benchmark.results.measurements
-        notice("stopped; " + ("the rest was not measured" if measured else "nothing was measured yet"))
+        notice("stopped; " + ("the rest was not measured" if measured else "nothing was measured"))
         raise typer.Exit(INTERRUPTED)
 
 
 def _plan(device: str, is_quick: bool, lists: Mapping[str, str | None], budget: str | None) -> Plan:
-    """What the device suggests, with what the user says."""
+    """The defaults for the device, with the user's choices."""
     from fedskew.engine import choose_device
     from fedskew.experiment.config import checks
     from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, SETTINGS
@@ -106,33 +95,29 @@ def _plan(device: str, is_quick: bool, lists: Mapping[str, str | None], budget: 
     from fedskew.lab.benchmark.plan import quick, usual
 
     name = str(choose_device(checks.device("device", device)))
-    said: dict[str, Any] = {
+    chosen: dict[str, Any] = {
         "models": _names("model", lists["models"], SETTINGS),
-        "clients": tuple(checks.integer(1)("clients", n) for n in _split(lists["clients"])),
+        "clients": tuple(checks.integer(1)("clients", n) for n in dict.fromkeys(split_names(lists["clients"]))),
         "methods": _names("method", lists["methods"], METHODS),
         "precisions": _names("precision", lists["precisions"], PRECISIONS),
         "levels": _names("measurement", lists["only"], LEVELS),
         "budget": None if budget is None else checks.real(above=0)("budget", budget),
     }
-    return replace(quick(name) if is_quick else usual(name), **{key: value for key, value in said.items() if value})
+    return replace(quick(name) if is_quick else usual(name), **{key: value for key, value in chosen.items() if value})
 
 
 def _spelled(context: typer.Context) -> str:
-    """The command as it can be given again."""
+    """The command line that repeats this benchmark."""
     words = ["fedskew", "bench"]
-    for option in context.command.params:
-        value = context.params.get(option.name or "")
-        if value not in (None, False, option.default):
-            words += [option.opts[0]] if value is True else [option.opts[0], str(value)]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if value not in (None, False, parameter.default):
+            words += parameter.opts[:1] if value is True else [parameter.opts[0], str(value)]
     return shlex.join(words)
 
 
-def _split(text: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
-
-
 def _names(kind: str, text: str | None, choices: Any) -> tuple[str, ...]:
-    names = _split(text)
+    names = tuple(dict.fromkeys(split_names(text)))
     for name in names:
         if name not in choices:
             raise unknown(kind, name, choices)
@@ -141,7 +126,7 @@ def _names(kind: str, text: str | None, choices: Any) -> tuple[str, ...]:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Tell]:
-    """A bar in a terminal, a line for each group elsewhere."""
+    """A bar in a terminal, a line per group elsewhere."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from fedskew.cli.terminal import notice, stderr
@@ -151,15 +136,15 @@ def _progress(quiet: bool) -> Iterator[Tell]:
         yield lambda *_: None
         return
     if not console.is_terminal:
-        told: set[int] = set()
+        printed: set[int] = set()
         start = time.monotonic()
 
-        def say(done: int, total: int, group: str, _: str) -> None:
-            if done not in told:
-                told.add(done)
+        def show(done: int, total: int, group: str, _: str) -> None:
+            if done not in printed:
+                printed.add(done)
                 notice(f"{time.monotonic() - start:.0f} s: {done + 1}/{total} {group}")
 
-        yield say
+        yield show
         return
     columns = (BarColumn(bar_width=12), TextColumn("{task.completed:.0f}/{task.total:.0f}"), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as bar:

@@ -1,85 +1,180 @@
-"""Many runs at once from the command line: shared by `sweep` and `reproduce`."""
+"""Run many jobs with progress: shared by `sweep` and `reproduce`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedskew.cli import INTERRUPTED
-from fedskew.cli.flags import MACHINE
-
-if TYPE_CHECKING:
-    from fedskew.lab.sweep.campaign import Campaign
-    from fedskew.lab.sweep.job import Job
+from fedskew.cli.flags import Settings
+from fedskew.cli.terminal import notice, stderr
+from fedskew.experiment.config.checks import integer, real
+from fedskew.lab.sweep.campaign import Campaign
+from fedskew.lab.sweep.job import Job, Outcome
+from fedskew.lab.sweep.pool import Watcher
+from fedskew.metrics.summary import mean_std
 
 FAILED = 1
-Workers = Annotated[
-    str | None,
-    typer.Option("--workers", metavar="N", help="processes that share the machine (default: one for each CPU core, or "
-                 "4 for each GPU)", rich_help_panel=MACHINE, show_default=False),
-]  # fmt: skip
-TimeLimit = Annotated[
-    str | None,
-    typer.Option("--time-limit", metavar="SECONDS", help="stop then; the same command continues",
-                 rich_help_panel=MACHINE, show_default=False),
-]  # fmt: skip
-NoFolders = Annotated[
-    bool,
-    typer.Option("--no-folders", help="keep results only: no run folders, no checkpoints; a stopped run begins again",
-                 rich_help_panel=MACHINE),
-]  # fmt: skip
+SECONDS_BETWEEN_LINES = 15.0
 
 
 def whole(name: str, value: str | None) -> int | None:
-    from fedskew.experiment.config.checks import integer
-
     return None if value is None else int(integer(1)(name, value))
 
 
 def positive(name: str, value: str | None) -> float | None:
-    from fedskew.experiment.config.checks import real
-
     return None if value is None else float(real(above=0)(name, value))
 
 
-def absolute(path: str | None) -> str | None:
-    """Workers, on other machines of a cluster too, have working folders of their own."""
-    return None if path is None else str(Path(path).expanduser().absolute())
+def job_values(settings: Settings) -> Mapping[str, Any]:
+    """The user's values by dotted key; paths are absolute, because workers may run in other folders and machines."""
+    values = dict(settings.values)
+    if values.get("data_dir") is not None:
+        values["data_dir"] = str(Path(values["data_dir"]).expanduser().absolute())
+    return values
 
 
 def in_percent(accuracies: Sequence[float]) -> str:
-    """The mean, and how far the runs lie apart where there are several."""
-    from fedskew.metrics.summary import mean_std
-
+    """The mean, with the standard deviation if there are several runs."""
     return str(mean_std(accuracies)) if len(accuracies) > 1 else f"{100 * accuracies[0]:.2f}"
 
 
 def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:
-    """With progress; ^C ends the program with one line."""
-    from fedskew.cli.sweep_progress import showing
-    from fedskew.cli.terminal import notice, stderr
-
+    """Run the jobs and show progress; ^C ends the program with one line."""
     todo = campaign.todo(jobs)
     if len(todo) < len(jobs) and not quiet:
-        notice(f"{len(jobs) - len(todo)} of {len(jobs)} runs are done already")
+        notice(f"{len(jobs) - len(todo)} of {len(jobs)} runs are already done")
     try:
-        with showing(todo, quiet, stderr()) as progress:
+        with _showing(todo, quiet, stderr()) as progress:
             campaign.run(todo, progress)
     except KeyboardInterrupt as interrupt:
-        notice("stopped; the same command continues")
+        notice("stopped; repeat the command to resume")
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
 def conclude(campaign: Campaign) -> None:
-    """List what did not come to its end; failed runs make the command fail."""
-    from fedskew.cli.terminal import notice
-
+    """List runs that did not finish; failed runs make the command fail."""
     if campaign.stopped:
-        notice(f"time is up: {len(campaign.stopped)} runs are not done; the same command continues")
+        notice(f"time limit reached: {len(campaign.stopped)} runs are not done; repeat the command to resume")
     for label, reason in campaign.failures.items():
         notice(f"failed: {label}: {reason}")
     if campaign.failures:
         raise typer.Exit(FAILED)
+
+
+class JobProgress(Watcher):
+    """Counts runs and rounds."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.runs, self.done, self.failed = len(jobs), 0, 0
+        self._total = {job.label: job.config.rounds for job in jobs}
+        self._rounds: dict[str, int] = {}
+        self._running: set[str] = set()
+        self._start = time.monotonic()
+
+    @property
+    def rounds(self) -> int:
+        return sum(self._rounds.values())
+
+    @property
+    def total(self) -> int:
+        return sum(self._total.values())
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def on_progress(self, job: Job, done: int, total: int, accuracy: float | None) -> None:  # noqa: ARG002
+        self._total[job.label], self._rounds[job.label] = total, done
+        self._running.add(job.label)
+        self.show()
+
+    def on_outcome(self, job: Job, outcome: Outcome) -> None:
+        self._running.discard(job.label)
+        self._rounds[job.label] = self._total[job.label]
+        self.done += 1
+        self.failed += outcome.status == "failed"
+        self.show_end(job, outcome)
+        self.show()
+
+    def state(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.done}/{self.runs} runs{failed}, {len(self._running)} running"
+
+    def show(self) -> None:
+        """Show the current state."""
+
+    def show_end(self, job: Job, outcome: Outcome) -> None:
+        """Show the end of a run."""
+
+
+class _Lines(JobProgress):
+    """For logs: a line now and then, and one for each run that ends."""
+
+    def __init__(self, jobs: Sequence[Job], console: Console) -> None:
+        super().__init__(jobs)
+        self._console, self._printed_at = console, 0.0
+
+    def show(self) -> None:
+        if time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
+            self._printed_at = time.monotonic()
+            self._print(f"{self.seconds:.0f} s: {self.state()}, {self.rounds}/{self.total} rounds")
+
+    def show_end(self, job: Job, outcome: Outcome) -> None:
+        if outcome.status != "stopped" or outcome.record is not None:  # otherwise the job never started
+            self._print(f"{self.seconds:.0f} s: {self.done}/{self.runs} {_end_of_run(job, outcome)}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, style="dim", markup=False, soft_wrap=True)
+
+
+class _Bar(JobProgress):
+    """For terminals: one bar over the rounds of all runs."""
+
+    def __init__(self, jobs: Sequence[Job], console: Console) -> None:
+        super().__init__(jobs)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.percentage:.0f} %"))
+        self.display = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(elapsed_when_finished=True), console=console,
+            transient=True,
+        )  # fmt: skip
+        self._task = self.display.add_task(self.state(), total=max(1, self.total))
+
+    def show(self) -> None:
+        self.display.update(self._task, description=self.state(), completed=self.rounds, total=max(1, self.total))
+
+    def show_end(self, job: Job, outcome: Outcome) -> None:
+        if outcome.status == "failed":
+            self.display.console.print(_end_of_run(job, outcome), style="dim", markup=False, soft_wrap=True)
+
+
+def _end_of_run(job: Job, outcome: Outcome) -> str:
+    if outcome.status == "failed":
+        return f"{job.label}: failed: {outcome.reason}"
+    record = outcome.record
+    if record is None:
+        return f"{job.label}: stopped before its first evaluation"
+    accuracy = f"best {100 * record.summary().best.accuracy:.2f} %, last {100 * record.curve[-1][1]:.2f} %"
+    stopped = "" if outcome.status == "finished" else "stopped, "
+    rounds = f"{record.rounds} round{'s' if record.rounds != 1 else ''}"
+    return f"{job.label}: {stopped}{rounds}, {accuracy}, {record.seconds:.1f} s"
+
+
+@contextmanager
+def _showing(jobs: Sequence[Job], quiet: bool, console: Console) -> Iterator[JobProgress]:
+    """The progress display that suits the stream."""
+    if quiet:
+        yield JobProgress(jobs)
+    elif console.is_terminal:
+        bar = _Bar(jobs, console)
+        with bar.display:
+            yield bar
+    else:
+        yield _Lines(jobs, console)

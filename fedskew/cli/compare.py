@@ -8,25 +8,40 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fedskew.cli.flags import CONFIGURATION, FLAGS, TRAINING, Json, Quiet, Settings, takes_settings
-from fedskew.cli.observing import Live, Log, Onlookers
-from fedskew.cli.run import RUNS, examples, seed_range
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import (
+    CONFIGURATION,
+    FLAGS,
+    TRAINING,
+    Json,
+    Live,
+    Log,
+    Quiet,
+    Settings,
+    option,
+    split_names,
+    takes_settings,
+)
+from fedskew.cli.run import RUNS, seed_range
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
+    from fedskew.experiment.compare import MethodResults
     from fedskew.experiment.config import Config
+    from fedskew.experiment.result import Result
+    from fedskew.report.recorded import RecordedRun
 
-EXAMPLES = (
-    "fedskew compare --methods fedavg,fedlmd,fedvls --rounds 5 --lr 0.1",
-    "fedskew compare --methods fedprox,fedvls+fedavgm --rounds 3 --seeds 2",
-    "fedskew compare --methods fedlmd,fedntd --set method.beta=0.5 --rounds 3",
-)
 DEFAULT = "fedavg,fedlmd,fedvls"
 METHOD = "method."
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("compare", epilog=examples(EXAMPLES))(_command)
+    add_command(
+        app, "compare", _command,
+        "fedskew compare --methods fedavg,fedlmd,fedvls --rounds 5 --lr 0.1",
+        "fedskew compare --methods fedprox,fedvls+fedavgm --rounds 3 --seeds 2",
+        "fedskew compare --methods fedlmd,fedntd --set method.beta=0.5 --rounds 3",
+    )  # fmt: skip
 
 
 @takes_settings(name for name in FLAGS if name != "method")
@@ -34,70 +49,59 @@ def _command(
     settings: Settings,
     folders: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="finished runs, simulated or of a federation, to compare instead",
+        typer.Argument(metavar="[RUN]...", help="compare these finished runs, simulated or federated, and run nothing",
                        show_default=False),
     ] = None,
     methods: Annotated[
-        str | None,
-        typer.Option("--methods", metavar="A,B,C", help=f"methods, or all (default: {DEFAULT})",
-                     rich_help_panel=TRAINING, show_default=False),
+        str | None, option("--methods", "A,B,C", f"methods to compare, or all (default: {DEFAULT})", TRAINING)
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option("--seeds", metavar="N", help="federations, with seeds from --seed on (default: 1)",
-                     rich_help_panel=TRAINING, show_default=False),
+        option("--seeds", "N", "number of federations, with seeds counting up from --seed (default: 1)", TRAINING),
     ] = None,
     out: Annotated[
-        str, typer.Option("--out", metavar="FOLDER", help="the folder of the runs' folders",
-                          rich_help_panel=CONFIGURATION)
+        str, typer.Option("--out", metavar="FOLDER", help="parent of the run folders", rich_help_panel=CONFIGURATION)
     ] = RUNS,
     live: Live = False,
     log: Log = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Run several methods on the same federations and compare them. Finished runs are not run again.
+    """Run several methods on the same federations and compare them. Finished runs are not repeated.
 
-    --set method.NAME=VALUE goes to every method that has the parameter,
-    --set method.fedvls.NAME=VALUE to one. The YAML file may list `methods` and
-    `seeds`, too. With folders of finished runs, nothing is run.
+    --set method.NAME=VALUE applies to every method with that parameter,
+    --set method.fedvls.NAME=VALUE to FedVLS only. The YAML file may also
+    list `methods` and `seeds`.
     """
-    from fedskew.cli.several_runs import report, run_all
+    from fedskew.cli.running import Observers, report, run_all
+    from fedskew.cli.terminal import notice
     from fedskew.experiment.compare import prepare_comparison
 
     if folders:
         if methods or seeds or settings.file or settings.values:
-            raise UserError("folders of runs are compared as they are; expected no settings beside them")
-        _show_recorded(folders, as_json)
+            raise UserError("finished runs are compared as they are; expected no settings beside the run folders")
+        results, classes, notes = _recorded_results(folders)
+        report(results, classes, as_json)
+        for line in notes:
+            notice(line)
         return
     comparison = read_comparison(settings, methods, seeds)
     runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
-    results = run_all(runs, Path(out), as_json or quiet, Onlookers(live, log))
+    results = run_all(runs, Path(out), as_json or quiet, Observers(live, log))
     report(results, runs[0].federation.dataset.classes, as_json)
 
 
-def _show_recorded(folders: Sequence[str], as_json: bool) -> None:
-    from fedskew.cli.compare_folders import recorded_results
-    from fedskew.cli.several_runs import report
-    from fedskew.cli.terminal import notice
-
-    results, classes, notes = recorded_results(folders)
-    report(results, classes, as_json)
-    for line in notes:
-        notice(line)
-
-
 class Comparison(NamedTuple):
-    """What is to be compared."""
+    """The configurations to compare."""
 
     base: Config
     methods: list[Config]
-    """`base` with one method each."""
+    """`base` with each of the methods."""
     seeds: list[int]
 
 
 def read_comparison(settings: Settings, methods: str | None = None, seeds: str | None = None) -> Comparison:
-    """From the file, the flags and the settings; flags win over the file."""
+    """Read the file and the flags; flags override the file."""
     from fedskew.experiment.config import Config, with_values
     from fedskew.experiment.config.yaml_file import read_yaml
 
@@ -113,7 +117,7 @@ def read_comparison(settings: Settings, methods: str | None = None, seeds: str |
     except UserError as error:
         raise UserError(f"{settings.file}: {error}") from error
     if "method" in settings.values:
-        raise UserError("compare takes several methods; expected --methods a,b,c instead of a value for method")
+        raise UserError("compare takes several methods; expected --methods a,b,c instead of method")
     own = {key: value for key, value in settings.values.items() if key.startswith(METHOD)}
     base = with_values(file, {key: value for key, value in settings.values.items() if key not in own})
     chosen = [with_values(base, {"method": method}) for method in _listed(DEFAULT if listed is None else listed)]
@@ -121,31 +125,31 @@ def read_comparison(settings: Settings, methods: str | None = None, seeds: str |
 
 
 def _listed(methods: object) -> Sequence[Any]:
-    """`a,b+c` or a list of names and of mappings such as {name: fedvls, distill_weight: 0.5}."""
+    """The methods in `a,b+c`, or in a list of names and mappings such as {name: fedvls, distill_weight: 0.5}."""
     from fedskew.methods import METHODS
 
     if methods == "all":
         return sorted(METHODS)
     if isinstance(methods, str):
-        methods = [name.strip() for name in methods.split(",") if name.strip()]
+        methods = split_names(methods)
     if not isinstance(methods, list) or not methods:
         raise UserError(f"methods is {methods!r}; expected names such as fedavg,fedvls or all")
     return methods
 
 
 def _distinct(methods: list[Config]) -> list[Config]:
-    """Refuse a method given twice, which one table could not tell apart."""
+    """Refuse a method that is listed twice: its rows would look the same."""
     from fedskew.methods import make_method
 
     names = [make_method(config.method).name for config in methods]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"method {name!r} is given twice; expected each method once")
+            raise UserError(f"method {name!r} is listed twice; expected each method once")
     return methods
 
 
 def _with_parameters(methods: list[Config], own: Mapping[str, Any]) -> list[Config]:
-    """Each method with those parameters that it has; one that none has is refused."""
+    """Set each parameter on the methods that have it; refuse a parameter that no method has."""
     from fedskew.experiment.config import with_values
     from fedskew.methods import make_method
 
@@ -153,7 +157,7 @@ def _with_parameters(methods: list[Config], own: Mapping[str, Any]) -> list[Conf
         if not any(_has(config, key) for config in methods):
             known = sorted({name for config in methods for name in make_method(config.method).params})
             names = ", ".join(config.method for config in methods)
-            raise UserError(f"none of {names} has the parameter {key[len(METHOD) :]!r}; they have: {', '.join(known)}")
+            raise UserError(f"none of {names} has a parameter {key[len(METHOD) :]!r}; they have: {', '.join(known)}")
     return [with_values(config, {key: value for key, value in own.items() if _has(config, key)}) for config in methods]
 
 
@@ -163,3 +167,62 @@ def _has(config: Config, key: str) -> bool:
     owner, _, name = key[len(METHOD) :].rpartition(".")
     owners = {n for part in config.method.split("+") for n in (find(part).name, *find(part).aliases)}
     return name in make_method(config.method).params and owner in ("", *owners)
+
+
+def _recorded_results(folders: Sequence[str]) -> tuple[list[MethodResults], tuple[str, ...], list[str]]:
+    """Results by method, class names, and notes for the reader."""
+    from fedskew.experiment.compare import MethodResults
+    from fedskew.report.recorded import gather
+
+    gathered = gather(folders)
+    runs = gathered.runs
+    if unfinished := next((run for run in runs if not run.finished), None):
+        raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
+    classes = runs[0].classes
+    if other := next((run for run in runs if run.classes != classes), None):
+        raise UserError(f"{other.folder} has other classes than {runs[0].folder}; expected runs on the same data")
+    by_method: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        by_method.setdefault(run.config.method, []).append(run)
+    for method, own in by_method.items():
+        _require_same_seeds(method, own, next(iter(by_method.values())))
+    results = [MethodResults(method, tuple(map(_result, own))) for method, own in by_method.items()]
+    return results, classes, [*gathered.unreadable, *_differences(runs)]
+
+
+def _require_same_seeds(method: str, runs: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> None:
+    seeds, expected = (sorted(run.seed for run in some) for some in (runs, others))
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"method {method!r} has two runs with the same seed; expected one run per seed")
+    if seeds != expected:
+        raise UserError(
+            f"method {method!r} has seeds {seeds}, {others[0].config.method!r} {expected}; expected the same"
+        )
+
+
+def _result(run: RecordedRun) -> Result:
+    from fedskew.experiment.result import Result
+    from fedskew.export.finished_run import read_run
+    from fedskew.metrics.summary import CurveSummary
+
+    finished = read_run(run.folder)
+    curve = [(number, evaluation.accuracy) for number, evaluation in run.evaluations.items()]
+    return Result(
+        config=run.config,
+        history=run.rows,
+        evaluation=finished.evaluation,
+        curve=CurveSummary.of(curve, run.config.mean_last),
+        model=finished.model,
+        seconds=run.total("seconds"),
+        engine=str(run.summary.get("engine")),
+        folder=run.folder,
+    )
+
+
+def _differences(runs: Sequence[RecordedRun]) -> list[str]:
+    """A note on the keys, other than method and seed, in which the runs differ."""
+    from fedskew.experiment.config import differing_keys
+
+    keys = {key for run in runs for key in differing_keys(runs[0].config, run.config)}
+    named = sorted(key for key in keys if key != "seed" and key.partition(".")[0] != "method")
+    return [f"besides their methods, the runs differ in {', '.join(named)}"] if named else []

@@ -1,4 +1,4 @@
-"""`fedskew demo`: see FedAvg lose classes, and which method keeps them, in under two minutes."""
+"""`fedskew demo`: watch FedAvg lose classes, and see which methods keep them, in under two minutes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedskew.cli.flags import Json, Quiet, Settings
-from fedskew.cli.run import examples
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import Json, Quiet, Settings, option
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,40 +20,35 @@ if TYPE_CHECKING:
     from fedskew.experiment.compare import MethodResults
     from fedskew.experiment.preparation import Prepared
 
-EXAMPLES = ("fedskew demo --seeds 1 --rounds 5",)
 SETTINGS = "demo.yaml"
 FIGURE = "demo.png"
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("demo", epilog=examples(EXAMPLES))(_command)
+    add_command(app, "demo", _command, "fedskew demo --seeds 1 --rounds 5")
 
 
 def _command(
-    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="where the demo is kept")] = "runs/demo",
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N", help="splits to run on (default: 3)", show_default=False)
-    ] = None,
-    rounds: Annotated[
-        str | None, typer.Option("--rounds", metavar="N", help="communication rounds (default: 60)", show_default=False)
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="run again what was run before")] = False,
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="folder for the demo's files")] = "runs/demo",
+    seeds: Annotated[str | None, option("--seeds", "N", "number of splits (default: 3)")] = None,
+    rounds: Annotated[str | None, option("--rounds", "N", "communication rounds (default: 60)")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="discard earlier runs of the demo")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Five methods on 20 clients with few classes each. A second demo shows the runs of the first."""
+    """Compare five methods on 20 clients with few classes each. A second demo shows the runs of the first."""
     from fedskew.cli.compare import read_comparison
-    from fedskew.cli.several_runs import report, run_all
+    from fedskew.cli.running import report, run_all
     from fedskew.cli.terminal import stdout
     from fedskew.experiment.compare import prepare_comparison
 
     folder = Path(out)
-    settings = _place_settings(folder)
-    said = {} if rounds is None else {"rounds": rounds}
-    comparison = read_comparison(Settings(str(settings), said), seeds=seeds)
+    settings = _write_settings(folder)
+    flags = {} if rounds is None else {"rounds": rounds}
+    comparison = read_comparison(Settings(str(settings), flags), seeds=seeds)
     runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
     if fresh:
-        _forget(runs, folder)
+        _discard(runs, folder)
     console = stdout()
     if not as_json:
         _introduce(console, runs)
@@ -64,8 +59,8 @@ def _command(
         _conclude(console, results, folder, settings)
 
 
-def _place_settings(folder: Path) -> Path:
-    """The demo's settings, as a file that the user can read, change and run again."""
+def _write_settings(folder: Path) -> Path:
+    """Write the demo's settings to a file that the user can read, change and run again."""
     target = folder / SETTINGS
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,8 +70,8 @@ def _place_settings(folder: Path) -> Path:
     return target
 
 
-def _forget(runs: list[Prepared], folder: Path) -> None:
-    """Remove the demo's own runs, and nothing else that may lie there."""
+def _discard(runs: list[Prepared], folder: Path) -> None:
+    """Remove the demo's runs and nothing else in the folder."""
     from fedskew.experiment.config import run_name
 
     for prepared in runs:
@@ -88,41 +83,41 @@ def _introduce(console: Console, runs: list[Prepared]) -> None:
 
     config, federation = runs[0].config, runs[0].federation
     console.print(
-        f"{federation.clients} clients hold scikit-learn's {len(federation.dataset.train)} handwritten digits, each "
-        f"few classes of them. In each of {config.rounds} rounds, {config.clients_per_round} clients train the "
-        f"global model on their own digits for {config.local_epochs} epochs, and the server averages."
+        f"{federation.clients} clients share scikit-learn's {len(federation.dataset.train)} handwritten digits, and "
+        f"each has only a few classes. In each of {config.rounds} rounds, {config.clients_per_round} clients train the "
+        f"global model on their digits for {config.local_epochs} epochs, and the server averages their models."
     )
-    console.print(f"\nWho holds what (split with seed {federation.seed}):")
+    console.print(f"\nClasses per client (split with seed {federation.seed}):")
     console.print(PartitionMap(federation))
     console.print()
 
 
 def _draw(results: list[MethodResults], classes: tuple[str, ...], figure: Path) -> None:
-    """The picture is an extra: without matplotlib the demo still has its tables."""
+    """Draw the comparison. Without matplotlib the demo still prints its tables."""
     from fedskew.cli.terminal import notice
     from fedskew.report.comparison_figure import save_comparison
 
     try:
         save_comparison(results, classes, figure)
     except UserError as error:
-        notice(f"no picture: {error}")
+        notice(f"no figure: {error}")
 
 
 def _conclude(console: Console, results: list[MethodResults], folder: Path, settings: Path) -> None:
     if (folder / FIGURE).is_file():
-        console.print(f"picture: {folder / FIGURE}", markup=False, soft_wrap=True)
+        console.print(f"figure: {folder / FIGURE}", markup=False, soft_wrap=True)
     console.print(f"settings: {settings}", markup=False, soft_wrap=True)
     console.print(f"\n{_lesson(results)}\n", markup=False)
     console.print(
-        "The learning rate is high here, so that forgetting shows. At 0.05 FedAvg keeps all classes, and with all "
-        "clients in every round none of these methods beats it on these easy data. See for yourself:"
+        "The demo uses a high learning rate so that forgetting shows. At 0.05 FedAvg keeps all classes, and with all "
+        "clients in every round none of these methods beats it on this easy dataset. See for yourself:"
     )
     for command in next_commands(settings):
         console.print(f"  {command}", markup=False, soft_wrap=True, style="bold")
 
 
 def _lesson(results: list[MethodResults]) -> str:
-    """What the table shows, in a sentence."""
+    """The main result of the table as a sentence."""
     from fedskew.report.comparison_table import lost_classes
 
     lost = {r.method: sum(len(lost_classes(x.class_accuracy)) for x in r.results) / len(r.results) for r in results}
@@ -131,7 +126,8 @@ def _lesson(results: list[MethodResults]) -> str:
         return f"{first} lost no class this time."
     named = " and ".join([", ".join(keeping[:-1]), keeping[-1]] if len(keeping) > 1 else keeping)
     kept = f" {named} lost none." if keeping else ""
-    return f"{first} lost {lost[first]:.1f} classes a split: clients that lack a class make the model unlearn it.{kept}"
+    why = "clients that lack a class make the model unlearn it"
+    return f"{first} lost {lost[first]:.1f} classes per split: {why}.{kept}"
 
 
 def next_commands(settings: Path) -> tuple[str, ...]:

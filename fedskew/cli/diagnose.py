@@ -1,4 +1,4 @@
-"""`fedskew diagnose`: what skew a federation has and what to do about it, before any training."""
+"""`fedskew diagnose`: measure a federation's skew and suggest a method, before any training."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedskew.cli.flags import CONFIGURATION, SPLIT, Json, Settings, takes_settings
-from fedskew.cli.run import examples
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import CONFIGURATION, SPLIT, Json, Settings, option, takes_settings
 
 if TYPE_CHECKING:
     from fedskew.experiment.config import Config
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from fedskew.lab.diagnosis.label_counts import LabelCounts
     from fedskew.report.charts.table import Table
 
-EXAMPLES = (
-    "fedskew diagnose --data digits --partition dirichlet --beta 0.05 --clients 10",
-    "fedskew diagnose --partition shards --save start.yaml -o diagnosis.html",
-)
 MOST_ROWS = 12
-"""Of a table in the terminal; the page and --json have them all."""
+"""Rows of a table in the terminal; the page and --json have them all."""
 LEFT_OUT = ("sends", "numbers from", "rerun here", "seeds rerun")
-"""Columns that a terminal has no room for."""
+"""Columns that are too wide for a terminal."""
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("diagnose", epilog=examples(EXAMPLES))(_command)
+    add_command(
+        app, "diagnose", _command,
+        "fedskew diagnose --data digits --partition dirichlet --beta 0.05 --clients 10",
+        "fedskew diagnose --partition shards --save start.yaml -o diagnosis.html",
+    )  # fmt: skip
 
 
 @takes_settings((*SPLIT, "clients_per_round"))
@@ -35,25 +35,23 @@ def _command(
     settings: Settings,
     counts: Annotated[
         str | None,
-        typer.Argument(metavar="COUNTS", help="a CSV file, a row per client and a column per class, or a folder with "
-                       "one histogram per client; without it, the split that the options describe",
-                       show_default=False),
+        typer.Argument(metavar="COUNTS", help="CSV file with a row per client and a column per class, or a folder with "
+                       "one histogram per client (default: the split that the options describe)", show_default=False),
     ] = None,
     results: Annotated[
-        str, typer.Option("--results", metavar="FOLDER", help="reruns to learn from, as fedskew reproduce keeps them",
+        str, typer.Option("--results", metavar="FOLDER", help="folder with the records of `reproduce`",
                           rich_help_panel=CONFIGURATION)
     ] = "results",
     save: Annotated[
-        str | None, typer.Option("--save", metavar="FILE", help="write a configuration to start from, .yaml",
-                                 rich_help_panel=CONFIGURATION, show_default=False)
+        str | None, option("--save", "FILE", "write a .yaml configuration to start from", CONFIGURATION)
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE", help="write a page to look at, .html",
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="write an .html page",
                                  rich_help_panel=CONFIGURATION, show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Measure a federation's label skew, find the nearest published setting, and say what helped there."""
+    """Measure a federation's label skew, find the most similar published settings, and show what helped there."""
     from fedskew.cli.terminal import notice, print_json
     from fedskew.lab.diagnosis.diagnosis import Diagnosis
     from fedskew.report.writing import page_path
@@ -71,13 +69,13 @@ def _command(
         from fedskew.lab.diagnosis.start import save_start
 
         save_start(Path(save), found.method, found.per_round, table, given, split=counts is None)
-        notice(f"configuration in {save}: fedskew run -c {save}")
+        notice(f"configuration written to {save}; to run it: fedskew run -c {save}")
     if page is not None:
-        notice(f"page in {page}")
+        notice(f"page written to {page}")
 
 
 def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
-    """The counts, and the configuration of the data if there are any."""
+    """The label counts, and the configuration of the data if there is one."""
     from fedskew.experiment.preparation import build_federation
     from fedskew.lab.diagnosis.label_counts import of_federation, read_counts
 
@@ -115,8 +113,8 @@ def _show(found: Diagnosis) -> None:
         tables += [found.methods(), found.evidence(found.method)]
     for table in tables:
         console.print(_rich(table))
-    console.print(f"To start with: {found.method}. --save start.yaml writes a configuration, -o FILE.html a page with "
-                  "all numbers.", markup=False)  # fmt: skip
+    console.print(f"Start with {found.method}. Add --save start.yaml for a configuration, or -o FILE.html for a "
+                  "page with all numbers.", markup=False)  # fmt: skip
 
 
 def _rich(table: Table) -> object:

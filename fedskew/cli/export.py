@@ -1,4 +1,4 @@
-"""`fedskew export`: a finished run's model for those who have neither the run nor fedskew."""
+"""`fedskew export`: a finished run's model, usable without the run and without fedskew."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import Annotated, Any
 
 import typer
 
-from fedskew.cli.flags import Json
-from fedskew.cli.run import examples
-
-EXAMPLES = ("fedskew export runs/first -o model", "fedskew export runs/first -o model --format onnx")
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import Json, option
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("export", epilog=examples(EXAMPLES))(_command)
+    add_command(
+        app, "export", _command,
+        "fedskew export runs/first -o model",
+        "fedskew export runs/first -o model --format onnx",
+    )  # fmt: skip
 
 
 def _command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="the folder of a finished run")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="folder of a finished run")],
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="folder for the model", show_default=False)],
     formats: Annotated[
-        list[str] | None,
-        typer.Option("--format", metavar="onnx", help="write this, too; it is checked against PyTorch",
-                     show_default=False),
+        list[str] | None, option("--format", "onnx", "also write this format and check it against PyTorch")
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
-    """Export a run's model: weights as safetensors, its code as one PyTorch file, a model card."""
+) -> None:
+    """Export a run's model: weights as safetensors, code as one PyTorch file, and a model card."""
     from fedskew.cli.terminal import notice, print_json, stdout
     from fedskew.export import export_run
 
@@ -37,7 +37,7 @@ def _command(
     console = stdout()
     console.print(f"{exported.folder}: {', '.join(exported.files)}", soft_wrap=True, markup=False)
     if exported.onnx_difference is not None:
-        console.print(f"ONNX Runtime's logits are PyTorch's up to {exported.onnx_difference:.1e} of the largest")
+        console.print(f"ONNX Runtime and PyTorch logits agree to {exported.onnx_difference:.1e} of the largest")
     for line in exported.notices:
         notice(line)
 

@@ -2,40 +2,73 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from functools import wraps
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli import federate_init, federate_site, federate_up
-from fedskew.cli.flags import Json
-from fedskew.cli.groups import Commands
-from fedskew.cli.run import examples
+from fedskew.cli import INTERRUPTED
+from fedskew.cli.commands import Commands, add_command
+from fedskew.cli.flags import FLAGS, Json, Quiet, Settings, option, split_names, takes_settings
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
+    from fedskew.data.federation import Federation
     from fedskew.flower.credentials import Credentials
+    from fedskew.flower.site_config import SiteConfig
 
-CERTS_EXAMPLES = ("fedskew federate certs keys --sites north,south,east --host fl.example.org",)
+FEDERATION = "Federation"
 
-_IN_EARNEST = """These keys are for trials: whoever made them knows every site's secret. In earnest,
-- take the server's certificate from your organisation's authority or a public one;
-- let each site make its own pair, ssh-keygen -t ecdsa -b 384 -N '' -f node.key, and send you node.key.pub alone."""
+_APP_FLAGS = [name for name, flag in FLAGS.items() if not flag.key.startswith("partition") and name not in (
+    "engine", "device", "compile", "eval_local")]  # fmt: skip
+_TRIAL_FLAGS = [name for name in FLAGS if name not in ("clients", "engine", "compile", "eval_local")]
+
+_FederationSettings = Annotated[
+    list[str] | None,
+    option("--federation", "KEY=VALUE",
+           "minimum, round_timeout, evaluation, site_metrics, share_loss, test_data, folder …; repeatable", FEDERATION),
+]  # fmt: skip
+
+_REAL_FEDERATIONS = """These keys are for testing: their creator knows every site's secret. For a real federation,
+- get the server's certificate from your organisation or a public authority;
+- let each site create a key pair, ssh-keygen -t ecdsa -b 384 -N '' -f node.key, and send you only node.key.pub."""
 
 
 def add_to(app: typer.Typer) -> None:
     group = typer.Typer(cls=Commands, help="Run a federation across machines, on Flower.", no_args_is_help=True)
-    group.command("init", epilog=examples(federate_init.EXAMPLES))(with_flower(federate_init.command))
-    group.command("up", epilog=examples(federate_up.EXAMPLES))(with_flower(federate_up.command))
-    group.command("site", epilog=examples(federate_site.EXAMPLES))(with_flower(federate_site.command))
-    group.command("certs", epilog=examples(CERTS_EXAMPLES))(with_flower(_certs))
+    add_command(
+        group, "init", _with_flower(_init),
+        "fedskew federate init my-federation --sites north,south,east --data digits --method fedvls --rounds 20",
+        "fedskew federate init scans --sites a,b --classes benign,malignant --shape 1,64,64 --federation minimum=2",
+        group="federate",
+    )  # fmt: skip
+    add_command(
+        group, "up", _with_flower(_up),
+        "fedskew federate up trial --sites 3 --data digits --method fedvls --rounds 5",
+        "fedskew federate up trial2 --sites 4 --partition labels --labels-per-client 3 --rounds 3 "
+        "--clients-per-round 2",
+        group="federate",
+    )  # fmt: skip
+    add_command(
+        group, "site", _with_flower(_site),
+        "fedskew federate site site.yaml --check my-federation",
+        "fedskew federate site site.yaml --superlink fl.example.org:8000 --keys keys/sites/north",
+        group="federate",
+    )  # fmt: skip
+    add_command(
+        group, "certs", _with_flower(_certs),
+        "fedskew federate certs keys --sites north,south,east --host fl.example.org",
+        group="federate",
+    )  # fmt: skip
     app.add_typer(group, name="federate")
 
 
-def with_flower(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which without the extra refuses in one line."""
+def _with_flower(command: Callable[..., None]) -> Callable[..., None]:
+    """The command; without Flower it is refused in one line."""
 
     @wraps(command)
     def checked(*arguments: Any, **options: Any) -> None:
@@ -46,43 +79,195 @@ def with_flower(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def require_flower() -> None:
-    """Refuse, in one line, to go on without the extra."""
+    """Refuse to continue without Flower."""
     if find_spec("flwr") is None:
         raise UserError("federations across machines need Flower: pip install 'fedskew[flower]'")
 
 
-def _certs(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for the keys; what is there stays")],
+@takes_settings(_APP_FLAGS)
+def _init(
+    settings: Settings,
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for the app; it must not exist")],
+    sites: Annotated[str, option("--sites", "A,B,C", "names of the sites", FEDERATION)],
+    classes: Annotated[
+        str | None, option("--classes", "A,B", "class names, if you have no data like the sites'", FEDERATION)
+    ] = None,
+    shape: Annotated[
+        str | None,
+        option("--shape", "C,H,W", "shape of an image, or number of columns of a table; goes with --classes",
+               FEDERATION),
+    ] = None,
+    federation: _FederationSettings = None,
+) -> None:  # fmt: skip
+    """Write the Flower app of a federation, with a README for its operators.
+
+    The classes, input shape and normalisation come from --data, or from --classes and --shape.
+    """
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.data import load
+    from fedskew.experiment.config import assigned
+    from fedskew.flower.app_folder import write_app
+    from fedskew.flower.contract import Contract
+    from fedskew.flower.disclosure import noise_warning
+    from fedskew.flower.planning import described_contract, resolved, settings_of
+
+    config, names = settings.config(), split_names(sites)
+    if (classes is None) != (shape is None):
+        raise UserError("--classes and --shape go together; expected both, or neither and --data")
+    if classes is not None and shape is not None:
+        contract = described_contract(classes, shape)
+    else:
+        contract = Contract.of(load(config.data, config.data_dir, **config.data_params))
+    own = settings_of(names, assigned(federation or ()))
+    whole = resolved(config, contract, names)
+    path = write_app(folder, own, contract, whole)
+    if warning := noise_warning(own, contract, whole):
+        notice(f"warning: {warning}")
+    stdout().print(f"{path}: a Flower app for {', '.join(names)}", soft_wrap=True, markup=False)
+    notice(f"instructions for operators: {path / 'README.md'}; all settings: {path / 'pyproject.toml'}")
+
+
+@takes_settings(_TRIAL_FLAGS)
+def _up(
+    settings: Settings,
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for keys, app, logs and the run")] = "federation",
     sites: Annotated[
-        str, typer.Option("--sites", metavar="A,B,C", help="the sites' names", show_default=False)
-    ],
+        int, typer.Option("--sites", metavar="N", min=1, help="number of sites", rich_help_panel=FEDERATION)
+    ] = 3,
+    federation: _FederationSettings = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a whole federation on this machine, as separate processes with real TLS and node keys.
+
+    Repeat the command to resume after the last saved round.
+    """
+    from fedskew.cli.terminal import notice, print_json, stdout
+    from fedskew.experiment.config import assigned, with_values
+    from fedskew.flower.disclosure import noise_warning
+    from fedskew.flower.planning import read_app
+    from fedskew.flower.trial import follow, plan_trial
+
+    def show(line: str) -> None:
+        if not (quiet or as_json):
+            notice(line)
+
+    config = with_values(settings.config(), {"partition.clients": sites})
+    trial = plan_trial(Path(folder), config, assigned(federation or ()))
+    if warning := noise_warning(*read_app(trial.app)):
+        show(f"warning: {warning}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the processes it started when it is terminated
+    try:
+        with trial:
+            show(f"starting a SuperLink on port {trial.port} and {len(trial.sites)} SuperNodes; logs in {folder}/logs")
+            trial.start()
+            summary = follow(trial, trial.start_run(), show)
+    except KeyboardInterrupt as interrupt:
+        notice("stopped; repeat the command to resume after the last saved round")
+        raise typer.Exit(INTERRUPTED) from interrupt
+    if as_json:
+        print_json(summary | {"folder": str(Path(folder) / "run")})
+        return
+    stdout().print(
+        f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % after {summary['rounds']} rounds; "
+        f"run saved in {Path(folder) / 'run'}", soft_wrap=True, markup=False)  # fmt: skip
+
+
+def _site(
+    file: Annotated[str, typer.Argument(metavar="SITE.yaml", help="the site's configuration")],
+    check: Annotated[
+        str | None, option("--check", "APP", "check the data against this federation's app, or its pyproject.toml")
+    ] = None,
+    superlink: Annotated[str | None, option("--superlink", "HOST:PORT", "connect to this server")] = None,
+    keys: Annotated[
+        str | None, option("--keys", "DIR", "the site's ca.pem and node.key, as `federate certs` writes them")
+    ] = None,
+) -> None:
+    """Check a site's configuration and data. With --superlink, connect the site and keep it connected.
+
+    The data, the keys and the server's certificate are checked before connecting.
+    """
+    from fedskew.flower.site_config import load_site
+
+    config = load_site(file)
+    held = config.federation()
+    _show_data(config.name, held)
+    if check is not None:
+        _check(check, config, held)
+    if superlink is None:
+        return
+    if keys is None:
+        raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
+    _connect(Path(file), superlink, Path(keys))
+
+
+def _show_data(name: str, held: Federation) -> None:
+    from fedskew.cli.terminal import stdout
+
+    counts = held.label_counts[0].tolist()
+    own = ", ".join(f"{label} {count}" for label, count in zip(held.dataset.classes, counts, strict=True))
+    stdout().print(f"{name}: {held.sizes[0]} training samples ({own})", soft_wrap=True, markup=False)
+
+
+def _check(app: str, site: SiteConfig, held: Federation) -> None:
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.disclosure import disclosures, noise_warning
+    from fedskew.flower.planning import read_app
+    from fedskew.flower.site_policy import DETAILS
+
+    settings, contract, config = read_app(app)
+    if site.name not in settings.sites:
+        raise UserError(f"the site is called {site.name!r}; expected one of {', '.join(settings.sites)}")
+    contract.admit(held.dataset)
+    for line in disclosures(settings, config):
+        stdout().print(line, soft_wrap=True, markup=False)
+    if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):
+        notice(f"this site allows metrics: {site.metrics}, so the results of its tests will be left out")
+    if warning := noise_warning(settings, contract, config):
+        notice(f"warning: {warning}")
+
+
+def _connect(file: Path, superlink: str, folder: Path) -> None:
+    from fedskew.cli.terminal import notice
+    from fedskew.flower.credentials import NodeKeys
+    from fedskew.flower.processes import free_ports
+    from fedskew.flower.supernode import require_keys, require_trusted_server, run_supernode, supernode_command
+
+    keys = NodeKeys(folder)
+    require_keys(keys)
+    require_trusted_server(superlink, keys)
+    command = supernode_command(file, superlink, keys, free_ports(1)[0])
+    notice(" ".join(command))
+    run_supernode(command, keys)
+
+
+def _certs(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for the keys; existing keys are kept")],
+    sites: Annotated[str, option("--sites", "A,B,C", "names of the sites")],
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="name or address under which sites reach the server; repeatable. "
-                     "This machine's localhost is always one", show_default=False),
+        option("--host", "NAME", "name or address at which sites reach the server, besides localhost; repeatable"),
     ] = None,
-    days: Annotated[
-        int, typer.Option("--days", metavar="N", help="for which the server's certificate is valid")
-    ] = 365,
+    days: Annotated[int, typer.Option("--days", metavar="N", help="validity of the server's certificate")] = 365,
     as_json: Json = False,
-) -> None:  # fmt: skip
-    """Make the authority, the server's certificate and the sites' keys of a test federation.
+) -> None:
+    """Create the authority, the server's certificate and the sites' keys of a test federation.
 
-    The same command with one more site or host adds it and keeps the rest.
+    Repeat the command with another site or host to add it; existing keys are kept.
     """
     from fedskew.cli.terminal import notice, print_json
     from fedskew.flower.credentials import make_credentials
 
-    names = [site.strip() for site in sites.split(",") if site.strip()]
+    names = split_names(sites)
     made = make_credentials(folder, names, hosts or (), days)
     if as_json:
-        print_json(_json(made, names))
+        print_json(_certs_json(made, names))
         return
-    _show(made, names)
-    notice(_IN_EARNEST)
+    _show_certs(made, names)
+    notice(_REAL_FEDERATIONS)
 
 
-def _json(made: Credentials, sites: list[str]) -> dict[str, Any]:
+def _certs_json(made: Credentials, sites: list[str]) -> dict[str, Any]:
     nodes = {
         site: {"authority": str(node.authority), "private": str(node.private), "public": str(node.public)}
         for site, node in ((site, made.node(site)) for site in sites)
@@ -91,7 +276,7 @@ def _json(made: Credentials, sites: list[str]) -> dict[str, Any]:
     return {"server": {name: str(path) for name, path in server.items()}, "sites": nodes}
 
 
-def _show(made: Credentials, sites: list[str]) -> None:
+def _show_certs(made: Credentials, sites: list[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -99,11 +284,11 @@ def _show(made: Credentials, sites: list[str]) -> None:
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = [
-        (f"{made.authority}", "the authority: public, for everybody"),
+        (f"{made.authority}", "the authority's certificate: public"),
         (f"{made.authority_key}", "signs server certificates: keep it off the network"),
         (f"{made.certificate}, {made.key.name}", "for the server"),
     ]
-    rows += [(f"{made.node(site).folder}/", f"for {site}, over a safe channel") for site in sites]
+    rows += [(f"{made.node(site).folder}/", f"for {site}: send it over a secure channel") for site in sites]
     for path, purpose in rows:
         table.add_row(Text(path), Text(purpose, style="dim"))
     stdout().print(table)

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.flags import CONFIGURATION, SPLIT, Json, Settings, takes_settings
-from fedskew.cli.run import examples
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import CONFIGURATION, SPLIT, Json, Settings, option, takes_settings
 
 if TYPE_CHECKING:
     from fedskew.data import Federation
 
-EXAMPLES = (
-    "fedskew partition --data digits --beta 0.1 --clients 20",
-    "fedskew partition --partition shards --save split.json --save map.csv",
-    "fedskew partition --partition labels --labels-per-client 3 --clients 30 --all",
-)
 MOST_CLIENTS = 20
-"""Whose classes are listed without --all."""
+"""Clients whose classes are listed without --all."""
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("partition", epilog=examples(EXAMPLES))(_command)
+    add_command(
+        app, "partition", _command,
+        "fedskew partition --data digits --beta 0.1 --clients 20",
+        "fedskew partition --partition shards --save split.json --save map.csv",
+        "fedskew partition --partition labels --labels-per-client 3 --clients 30 --all",
+    )  # fmt: skip
 
 
 @takes_settings(SPLIT)
@@ -31,16 +31,16 @@ def _command(
     settings: Settings,
     save: Annotated[
         list[str] | None,
-        typer.Option("--save", metavar="FILE", help="the map as .png, .svg, .pdf, its counts as .csv, or the split "
-                     "itself as .json; repeatable", rich_help_panel=CONFIGURATION, show_default=False),
+        option("--save", "FILE", "save the map as .png, .svg or .pdf, the counts as .csv, or the split as .json; "
+               "repeatable", CONFIGURATION),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help=f"list the classes of all clients, not of the first {MOST_CLIENTS}",
+        bool, typer.Option("--all", help=f"list the classes of all clients, not only the first {MOST_CLIENTS}",
                            rich_help_panel=CONFIGURATION)
     ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Show which client holds how much of which class. A saved split is used with --partition saved."""
+    """Show how many samples of each class each client has. To train on a saved split, use --partition saved."""
     from fedskew.cli.terminal import notice, print_json
     from fedskew.experiment.preparation import build_federation
 
@@ -77,11 +77,11 @@ def _show(federation: Federation, most: int | None) -> None:
     console.print(class_table(federation, most))
     if most is not None and federation.clients > most:
         console.print(f"... and {federation.clients - most} more clients: --all lists them", style="dim")
-    told = _summary(federation)
+    summary = _summary(federation)
     console.print(
-        f"{told['clients']} clients, {told['samples']} samples used, {told['unused']} unused; "
-        f"sizes from {told['smallest']} to {told['largest']}, median {told['median']:g}; "
-        f"{told['mean_vacant']:.1f} vacant classes a client; split {told['hash'][:12]}"
+        f"{summary['clients']} clients, {summary['samples']} samples used, {summary['unused']} unused; "
+        f"sizes from {summary['smallest']} to {summary['largest']}, median {summary['median']:g}; "
+        f"{summary['mean_vacant']:.1f} vacant classes per client; split {summary['hash'][:12]}"
     )
 
 

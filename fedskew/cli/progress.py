@@ -1,4 +1,4 @@
-"""How a run is doing, while it runs: a live line in a terminal, a line now and then elsewhere."""
+"""Progress of runs: a live line in a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.run_folder import RunFolder
 
 FolderOf = Callable[[Prepared], Path]
-LINES_APART = 5.0
-"""Seconds."""
+SECONDS_BETWEEN_LINES = 5.0
 
 
 @dataclass
 class Standing:
-    """Where a run stands, row by row."""
+    """Where a run stands."""
 
     label: str
     classes: tuple[str, ...]
@@ -39,9 +38,9 @@ class Standing:
     best: float = 0.0
     worst: str = ""
     pace: float = 0.0
-    """Seconds a round, the recent ones counting most."""
+    """Seconds per round; recent rounds count most."""
 
-    def take(self, row: RoundRow, ahead: int) -> None:
+    def update(self, row: RoundRow, ahead: int) -> None:
         self.round, self.total = row.round, row.round + ahead
         self.stage = row.stage
         if self.round:
@@ -56,7 +55,7 @@ class Standing:
 
     @property
     def left(self) -> str:
-        """How long it will take yet; empty while nobody knows, and at the end."""
+        """The estimated time left; empty while it is unknown, and at the end."""
         ahead = self.total - self.round
         return f"{clock(self.pace * ahead)} left" if self.pace and ahead else ""
 
@@ -66,33 +65,33 @@ class Standing:
 
 
 def clock(seconds: float) -> str:
-    """A duration as people read it."""
+    """A duration such as 9.5 s, 42 s, 3:07 or 1:02:03."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-class Watch(Callback):
-    """Follows one run after another; this one prints notices only."""
+class RunProgress(Callback):
+    """Follows one run after another; this base class prints notices only."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         self._folder_of = folder_of
         self.standing: Standing | None = None
-        """Of the run under way."""
+        """Of the current run."""
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
         config = prepared.config
         self.standing = Standing(f"{config.method} seed {config.seed}", prepared.federation.dataset.classes)
         for row in RunFolder(self._folder_of(prepared)).rounds():
-            self.standing.take(row, state.round + rounds_ahead - row.round)
+            self.standing.update(row, state.round + rounds_ahead - row.round)
         if state.round:
-            self.on_notice(f"{self.standing.label}: continues after round {state.round}")
+            self.on_notice(f"{self.standing.label}: resumes after round {state.round}")
         self.show(self.standing)
 
     def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
         if self.standing is not None:
-            self.standing.take(row, rounds_ahead)
+            self.standing.update(row, rounds_ahead)
             self.show(self.standing)
 
     def on_notice(self, line: str) -> None:
@@ -102,16 +101,16 @@ class Watch(Callback):
         self.standing = None
 
     def show(self, standing: Standing) -> None:
-        """Tell the user."""
+        """Show it to the user."""
 
 
-class Lines(Watch):
-    """For logs: a line after each tenth of a run, but not every moment, and one at its end."""
+class Lines(RunProgress):
+    """For logs: a line after each tenth of a run, but not too often, and one at its end."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)
         self._tenth = 0
-        self._spoke = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
         self._tenth = 10 * state.round // max(1, state.round + rounds_ahead)
@@ -119,20 +118,20 @@ class Lines(Watch):
 
     def show(self, standing: Standing) -> None:
         tenth = 10 * standing.round // max(1, standing.total)
-        soon = time.monotonic() - self._spoke < LINES_APART
+        soon = time.monotonic() - self._printed_at < SECONDS_BETWEEN_LINES
         if tenth == self._tenth or (soon and standing.round < standing.total):
             return
-        self._tenth, self._spoke = tenth, time.monotonic()
+        self._tenth, self._printed_at = tenth, time.monotonic()
         notice(
             f"{standing.label}:{standing.stage_note} round {standing.round}/{standing.total}, "
             f"accuracy {100 * standing.accuracy:.1f} %, best {100 * standing.best:.1f} %, "
-            f"worst class {standing.worst}, {standing.pace:.2f} s a round"
+            f"worst class {standing.worst}, {standing.pace:.2f} s per round"
             + (f", {standing.left}" if standing.left else "")
         )
 
 
-class Live(Watch):
-    """A line that keeps up with the run, and the number of runs that are done."""
+class Bar(RunProgress):
+    """For terminals: a progress bar of the current run, and the number of finished runs."""
 
     def __init__(self, folder_of: FolderOf, runs: int, console: Console) -> None:
         super().__init__(folder_of)
@@ -142,11 +141,11 @@ class Live(Watch):
             TextColumn("{task.description}"),
             BarColumn(bar_width=12),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[says]}"),
+            TextColumn("{task.fields[numbers]}"),
             console=console,
             transient=True,
         )
-        self._task: TaskID = self.display.add_task("preparing", total=1, says="")
+        self._task: TaskID = self.display.add_task("preparing", total=1, numbers="")
 
     def on_notice(self, line: str) -> None:
         self._console.print(line, style="dim", markup=False, soft_wrap=True)
@@ -156,36 +155,36 @@ class Live(Watch):
         self._done += 1
 
     def show(self, standing: Standing) -> None:
-        of = f" ({self._done + 1}/{self._runs})" if self._runs > 1 else ""
+        count = f" ({self._done + 1}/{self._runs})" if self._runs > 1 else ""
         self.display.update(
             self._task,
-            description=standing.label + of + standing.stage_note,
+            description=standing.label + count + standing.stage_note,
             completed=standing.round,
             total=standing.total,
-            says=f"{100 * standing.accuracy:.1f} % best {100 * standing.best:.1f} % "
+            numbers=f"{100 * standing.accuracy:.1f} % best {100 * standing.best:.1f} % "
             f"worst {standing.worst} {standing.left}",
         )
 
 
 @contextmanager
-def watching(folder_of: FolderOf, runs: int, quiet: bool) -> Iterator[Watch]:
-    """A watch to run under; ^C ends the program with one line."""
+def showing_runs(folder_of: FolderOf, runs: int, quiet: bool) -> Iterator[RunProgress]:
+    """The progress display that suits the stream; ^C ends the program with one line."""
     console = stderr()
-    watch: Watch
+    progress: RunProgress
     if quiet:
-        watch = Watch(folder_of)
+        progress = RunProgress(folder_of)
     elif console.is_terminal:
-        watch = Live(folder_of, runs, console)
+        progress = Bar(folder_of, runs, console)
     else:
-        watch = Lines(folder_of)
+        progress = Lines(folder_of)
     try:
-        if isinstance(watch, Live):
-            with watch.display:
-                yield watch
+        if isinstance(progress, Bar):
+            with progress.display:
+                yield progress
         else:
-            yield watch
+            yield progress
     except KeyboardInterrupt as interrupt:
-        round_ = watch.standing.round if watch.standing else 0
+        round_ = progress.standing.round if progress.standing else 0
         where = f"after round {round_}" if round_ else "before the first round"
-        notice(f"stopped {where}; the same command continues")
+        notice(f"stopped {where}; repeat the command to resume")
         raise typer.Exit(INTERRUPTED) from interrupt

@@ -1,4 +1,4 @@
-"""`fedskew report`: runs as a page to look at."""
+"""`fedskew report`, `figures` and `live`: look at runs."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from typing import Annotated
 
 import typer
 
-from fedskew.cli.run import examples
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import option
+from fedskew.errors import UserError
 
-EXAMPLES = (
-    "fedskew report runs",
-    "fedskew report runs/digits-* -o comparison.html --figures figures --format pdf",
-)
+_FOLDERS = "run folders, or folders of run folders"
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("report", epilog=examples(EXAMPLES))(_command)
+    add_command(
+        app, "report", _report,
+        "fedskew report runs",
+        "fedskew report runs/digits-* -o comparison.html --figures figures --format pdf",
+    )  # fmt: skip
+    add_command(app, "figures", _figures, "fedskew figures --list", "fedskew figures fedlmd/2 runs -o figure2.pdf")
+    add_command(app, "live", _live, "fedskew live runs", "fedskew live runs/my-sweep --wait")
 
 
-def _command(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="run folders, or folders of them", show_default=False)
-    ],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="the page")] = "report.html",
+def _report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help=_FOLDERS, show_default=False)],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write")] = "report.html",
     figures: Annotated[
-        str | None,
-        typer.Option("--figures", metavar="FOLDER", help="also save every figure there, for papers",
-                     show_default=False),
+        str | None, option("--figures", "FOLDER", "also save every figure in this folder, for papers")
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", metavar="KIND", help="of those figures: png, svg, pdf, or several: svg,pdf")
+        str, typer.Option("--format", metavar="KIND", help="format of the figures: png, svg, pdf, or several: svg,pdf")
     ] = "pdf",
     features: Annotated[
-        bool, typer.Option("--features/--no-features", help="draw the models' features, which takes some seconds a "
-                           "method and needs the data")
+        bool,
+        typer.Option("--features/--no-features", help="draw the models' features; this needs the data and takes some "
+                     "seconds per method"),
     ] = True,
 ) -> None:  # fmt: skip
-    """Make one self-contained HTML page of runs: what came out, what it rests on, and the answer in words."""
+    """Write one self-contained HTML page about runs: results, evidence, and a summary in words."""
     from fedskew.cli.terminal import notice, stdout
     from fedskew.report.charts.matplotlib_view import checked_formats
     from fedskew.report.recorded import gather
@@ -55,4 +57,96 @@ def _command(
         notice(line)
     saved = f"; {len(report.figures)} figures in {figures}" if figures else ""
     size = target.stat().st_size / 1e6
-    console.print(f"report in {target} ({size:.1f} MB){saved}", markup=False, soft_wrap=True)
+    console.print(f"report written to {target} ({size:.1f} MB){saved}", markup=False, soft_wrap=True)
+
+
+def _figures(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="FIGURE", help="a figure such as fedlmd/2; --list shows them", show_default=False),
+    ] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help=_FOLDERS, show_default=False)] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="FILE", show_default=False,
+                     help="a .pdf, .svg or .png file, or .csv for the numbers (default: FIGURE.pdf)"),
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="list the figures and the runs each needs")] = False,
+) -> None:  # fmt: skip
+    """Draw a figure in a paper's layout from runs on disk."""
+    from fedskew.cli.terminal import stdout
+    from fedskew.report.contenders import settings
+    from fedskew.report.figures.catalogue import find
+    from fedskew.report.recorded import gather
+    from fedskew.report.writing import write_text
+
+    if listing or name is None:
+        _list_figures()
+        return
+    entry = find(name)
+    if not runs:
+        raise UserError(f"figure {name} needs runs: {entry.wants}; expected run folders after its name")
+    target = Path(out or f"{name.replace('/', '-')}.pdf")
+    figure = entry.draw(settings(gather(runs).runs))
+    if target.suffix.lower() == ".csv":
+        write_text(target, "\n".join(chart.table().csv() for chart in figure.charts))
+    else:
+        from fedskew.report.charts.matplotlib_view import save_figure
+
+        save_figure(figure, target)
+    stdout().print(f"{figure.caption}: {target}", markup=False, soft_wrap=True)
+
+
+def _list_figures() -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedskew.cli.terminal import stdout
+    from fedskew.report.figures.catalogue import FIGURES
+
+    table = Table(title="figures from the papers", title_justify="left")
+    for heading in ("figure", "shows", "needs runs of"):
+        table.add_column(heading, overflow="fold")
+    for entry in FIGURES.values():
+        table.add_row(Text(entry.name, style="bold"), Text(entry.shows), Text(entry.wants))
+    stdout().print(table)
+
+
+def _live(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help=_FOLDERS, show_default=False)],
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="N", help="port on 127.0.0.1 (default: 8765, or a free one)",
+                     show_default=False, min=0, max=65535),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="wait for runs that have not started")] = False,
+) -> None:  # fmt: skip
+    """Serve a report on 127.0.0.1 that updates while runs progress. Stop it with ^C."""
+    import threading
+
+    from fedskew.cli.terminal import stdout
+    from fedskew.live.server import LiveServer
+
+    if not wait:
+        _require_runs(runs)
+    try:
+        server = LiveServer(runs, port)
+    except OSError as error:
+        raise UserError(f"cannot serve on port {port}: {error.strerror or error}; choose another --port") from error
+    server.start()
+    stdout().print(f"live report: {server.url} (stop with ^C)", markup=False, soft_wrap=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        server.close()
+
+
+def _require_runs(paths: list[str]) -> None:
+    """Refuse a misspelt folder, for which the page would wait for ever."""
+    from fedskew.report.recorded import find_runs
+
+    for path in paths:
+        try:
+            find_runs([path])
+        except UserError as error:
+            raise UserError(f"{error}; to wait for runs that have not started, add --wait") from error

@@ -1,124 +1,107 @@
-"""`fedskew reproduce`: cells of the papers' tables, rerun."""
+"""`fedskew reproduce` and `results`: rerun cells of the papers' tables and write the page of all reruns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedskew.cli.campaigns import (
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import (
+    CONFIGURATION,
+    DATA,
+    TRAINING,
+    Json,
     NoFolders,
+    Quiet,
+    Settings,
     TimeLimit,
     Workers,
-    absolute,
-    conclude,
-    positive,
-    run_campaign,
-    whole,
+    option,
+    split_names,
+    takes_settings,
 )
-from fedskew.cli.flags import CONFIGURATION, DATA, MACHINE, TRAINING, Json, Quiet
-from fedskew.cli.run import examples
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
     from fedskew.lab.papers.selection import Selection
     from fedskew.lab.sweep.campaign import Campaign
 
-EXAMPLES = ("fedskew reproduce --list", "fedskew reproduce fedlmd/table3 --list")
 RESULTS = "results"
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("reproduce", epilog=examples(EXAMPLES))(_command)
+    add_command(
+        app, "reproduce", _reproduce, "fedskew reproduce --list", "fedskew reproduce fedlmd/table3 --list"
+    )  # fmt: skip
+    add_command(app, "results", _results, "fedskew results --results results --out RESULTS.md")
 
 
-def _option(flag: str, metavar: str, help: str, panel: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=help, rich_help_panel=panel, show_default=False)
-
-
-_Tables = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[PAPER/TABLE]...",
-        help="such as fedlmd/table3; a paper alone: all of its tables",
-        show_default=False,
-    ),
-]
-_Show = Annotated[
-    bool, typer.Option("--list", help="show tables, one table's cells, or a plan, and what they would cost here")
-]
-_Dataset = Annotated[str | None, _option("--dataset", "A,B", "only these", DATA)]
-_Split = Annotated[str | None, _option("--split", "RULE:X,...", "only these, such as dirichlet:0.05", DATA)]
-_Condition = Annotated[str | None, _option("--condition", "NAME=X,...", "only these, such as rounds=40", DATA)]
-_DataDir = Annotated[str | None, _option("--data-dir", "FOLDER", "folder with the publishers' files", DATA)]
-_Methods = Annotated[str | None, _option("--methods", "A,B", "only these", TRAINING)]
-_Variant = Annotated[str | None, _option("--variant", "NAME", "a deviation from the protocol (--list)", TRAINING)]
-_Seeds = Annotated[str | None, _option("--seeds", "N", "runs of each cell (default: 1)", TRAINING)]
-_Rounds = Annotated[str | None, _option("--rounds", "N", "fewer than the paper's; the result says so", TRAINING)]
-_Device = Annotated[str | None, _option("--device", "NAME", "auto, cpu, cuda or cuda:N (default: auto)", MACHINE)]
-_Precision = Annotated[str | None, _option("--precision", "NAME", "such as bf16 (default: float32)", MACHINE)]
-_Settings = Annotated[
-    list[str] | None, _option("--set", "KEY=VALUE", "any key, over the protocol; repeatable", CONFIGURATION)
-]
-_Plan = Annotated[
-    str | None, _option("--plan", "FILE", "YAML with several selections, run as one in that order", CONFIGURATION)
-]
-_Results = Annotated[
-    str,
-    typer.Option(
-        "--results", metavar="FOLDER", help="where results are kept and looked for", rich_help_panel=CONFIGURATION
-    ),
-]
-_Out = Annotated[
-    str,
-    typer.Option("--out", metavar="FOLDER", help="the folder of the runs' folders", rich_help_panel=CONFIGURATION),
-]
-
-
-def _command(
-    tables: _Tables = None,
-    show: _Show = False,
-    dataset: _Dataset = None,
-    split: _Split = None,
-    condition: _Condition = None,
-    methods: _Methods = None,
-    variant: _Variant = None,
-    plan: _Plan = None,
-    seeds: _Seeds = None,
-    rounds: _Rounds = None,
-    settings: _Settings = None,
-    data_dir: _DataDir = None,
-    device: _Device = None,
-    precision: _Precision = None,
+@takes_settings(
+    ("data_dir", "rounds", "device", "precision"),
+    help={"rounds": "run fewer rounds than the paper; the result says so"},
+    config_file=False,
+)
+def _reproduce(
+    settings: Settings,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PAPER/TABLE]...", show_default=False,
+                       help="a table such as fedlmd/table3, or a paper for all of its tables"),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="list tables, the cells of a table or a plan, and their estimated cost here")
+    ] = False,
+    dataset: Annotated[str | None, option("--dataset", "A,B", "only these datasets", DATA)] = None,
+    split: Annotated[
+        str | None, option("--split", "RULE:X,...", "only these splits, such as dirichlet:0.05", DATA)
+    ] = None,
+    condition: Annotated[
+        str | None, option("--condition", "NAME=X,...", "only these conditions, such as rounds=40", DATA)
+    ] = None,
+    methods: Annotated[str | None, option("--methods", "A,B", "only these methods", TRAINING)] = None,
+    variant: Annotated[
+        str | None, option("--variant", "NAME", "a deviation from the protocol; --list shows them", TRAINING)
+    ] = None,
+    plan: Annotated[
+        str | None, option("--plan", "FILE", "YAML file with several selections, run in that order", CONFIGURATION)
+    ] = None,
+    seeds: Annotated[str | None, option("--seeds", "N", "runs per cell (default: 1)", TRAINING)] = None,
     workers: Workers = None,
     time_limit: TimeLimit = None,
     no_folders: NoFolders = False,
-    results: _Results = RESULTS,
-    out: _Out = "runs/reproduce",
+    results: Annotated[
+        str,
+        typer.Option("--results", metavar="FOLDER", help="folder with the records of all reruns",
+                     rich_help_panel=CONFIGURATION),
+    ] = RESULTS,
+    out: Annotated[
+        str,
+        typer.Option("--out", metavar="FOLDER", help="parent of the run folders", rich_help_panel=CONFIGURATION),
+    ] = "runs/reproduce",
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
-    """Rerun cells of the papers' tables and show paper and rerun side by side. Finished cells are not run again."""
-    from fedskew.experiment.config import assigned
+) -> None:  # fmt: skip
+    """Rerun cells of the papers' tables and show paper and rerun side by side. Finished cells are not repeated."""
+    from fedskew.cli.campaigns import conclude, job_values, positive, run_campaign, whole
     from fedskew.experiment.storage.about import command
     from fedskew.lab.papers.cells import Choice
     from fedskew.lab.papers.selection import Selection, jobs_of
     from fedskew.lab.sweep.campaign import Campaign
     from fedskew.lab.sweep.records_file import RecordsFile, read_folder
 
-    said = {"rounds": rounds, "data_dir": absolute(data_dir), "device": device, "precision": precision}
-    values = assigned(settings or ()) | {key: value for key, value in said.items() if value is not None}
-    choice = Choice(_listed(dataset), _listed(split), _listed(condition), _listed(methods), variant, values)
+    datasets, splits, conditions, chosen = (tuple(split_names(text)) for text in (dataset, split, condition, methods))
+    choice = Choice(datasets, splits, conditions, chosen, variant, job_values(settings))
     selections = _selections(plan, Selection(tuple(tables or ()), choice, whole("seeds", seeds) or 1))
     if show:
-        _show(selections, plan is not None, device or "auto", as_json)
+        _show(selections, plan is not None, settings.values.get("device", "auto"), as_json)
         return
     if not selections[0].tables:
         raise UserError("no table; expected one such as fedlmd/table3: fedskew reproduce --list shows them all")
     jobs = jobs_of(selections)
-    _say_what_is_missing(selections)
+    _note_missing_methods(selections)
     campaign = Campaign(
         lambda job: RecordsFile(Path(results) / f"{job.label.partition('/')[0]}.jsonl"),
         read_folder(results),
@@ -133,29 +116,25 @@ def _command(
     conclude(campaign)
 
 
-def _selections(plan: str | None, said: Selection) -> list[Selection]:
-    """The plan's entries, or what was said on the command line instead of a plan."""
+def _selections(plan: str | None, given: Selection) -> list[Selection]:
+    """The plan's entries, or the selection on the command line."""
     from fedskew.lab.papers.cells import Choice
     from fedskew.lab.papers.selection import Selection, read_plan
 
     if plan is None:
-        return [said]
-    only_values = Selection((), Choice(values=said.choice.values))
-    if said != only_values:
-        raise UserError(f"--plan with a choice beside it; expected tables, cells and seeds in {plan} alone")
-    return read_plan(plan, said.choice.values)
+        return [given]
+    only_values = Selection((), Choice(values=given.choice.values))
+    if given != only_values:
+        raise UserError(f"--plan and a selection are given; expected tables, cells and seeds only in {plan}")
+    return read_plan(plan, given.choice.values)
 
 
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
-
-
-def _say_what_is_missing(selections: Sequence[Selection]) -> None:
+def _note_missing_methods(selections: Sequence[Selection]) -> None:
     from fedskew.cli.terminal import notice
 
     missing = {method for selection in selections for method in selection.missing()}
     if missing:
-        notice(f"left out, not in this version: {', '.join(sorted(missing))}")
+        notice(f"left out, because this version lacks them: {', '.join(sorted(missing))}")
 
 
 def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) -> None:
@@ -170,11 +149,11 @@ def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) 
     console = stdout()
     for selection in selections:
         if changed := selection.changed:
-            console.print(f"not the paper's: {changed}", markup=False, soft_wrap=True)
+            console.print(f"changed from the paper: {changed}", markup=False, soft_wrap=True)
     for column in columns(reruns).values():
         console.print(rich_table(column))
-        if said := order(column):
-            console.print(f"order: {said}", markup=False, soft_wrap=True)
+        if ranking := order(column):
+            console.print(f"order: {ranking}", markup=False, soft_wrap=True)
 
 
 def _show(selections: Sequence[Selection], is_plan: bool, device: str, as_json: bool) -> None:
@@ -196,3 +175,24 @@ def _show(selections: Sequence[Selection], is_plan: bool, device: str, as_json: 
     console = stdout()
     for line in lines:
         console.print(str(line), markup=False, soft_wrap=True)
+
+
+def _results(
+    results: Annotated[
+        str, typer.Option("--results", metavar="FOLDER", help="folder with the records of `reproduce`")
+    ] = RESULTS,
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="Markdown file to write")] = "RESULTS.md",
+) -> None:
+    """Write a page that shows paper and rerun side by side, table by table, from the records of all reruns."""
+    from fedskew.cli.terminal import stdout
+    from fedskew.experiment.storage.atomic import reporting_os_errors
+    from fedskew.lab.papers.map_figure import draw_maps
+    from fedskew.lab.papers.results_page import results_page
+
+    if not any(Path(results).rglob("*.jsonl")):
+        raise UserError(f"no records in {results!r}; expected PAPER.jsonl files, as `fedskew reproduce` writes them")
+    page = results_page(results)
+    with reporting_os_errors("write", Path(out)):
+        Path(out).write_text(page, encoding="utf-8")
+    for path in (out, *draw_maps(results)):
+        stdout().print(f"{path} written", markup=False, soft_wrap=True)

@@ -7,93 +7,84 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.flags import CONFIGURATION, FLAGS, TRAINING, Json, Quiet, Settings, takes_settings
-from fedskew.cli.observing import Live, Log, Onlookers
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import (
+    CONFIGURATION,
+    FLAGS,
+    TRAINING,
+    Json,
+    Live,
+    Log,
+    Quiet,
+    Settings,
+    option,
+    takes_settings,
+)
 
 if TYPE_CHECKING:
     from fedskew.data import Federation
     from fedskew.experiment.config import Config
     from fedskew.experiment.result import Result
 
-EXAMPLES = (
-    "fedskew run --method fedvls --beta 0.1 --clients-per-round 4 --rounds 20",
-    "fedskew run --method fedprox --set method.mu=0.1 --partition shards --rounds 5",
-    "fedskew run --method fedlmd+fedavgm --rounds 5 --seeds 2 --json",
-)
 RUNS = "runs"
-"""The folder in which runs lie unless --out says otherwise."""
+"""The default parent folder of run folders."""
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("run", epilog=examples(EXAMPLES))(_command)
-
-
-def examples(lines: tuple[str, ...]) -> str:
-    """The end of a command's help."""
-    return "\n\n".join(("Examples:" if len(lines) > 1 else "Example:", *lines))
+    add_command(
+        app, "run", _command,
+        "fedskew run --method fedvls --beta 0.1 --clients-per-round 4 --rounds 20",
+        "fedskew run --method fedprox --set method.mu=0.1 --partition shards --rounds 5",
+        "fedskew run --method fedlmd+fedavgm --rounds 5 --seeds 2 --json",
+    )  # fmt: skip
 
 
 @takes_settings(FLAGS)
 def _command(
     settings: Settings,
     seeds: Annotated[
-        str | None,
-        typer.Option("--seeds", metavar="N", help="runs, with seeds from --seed on (default: 1)",
-                     rich_help_panel=TRAINING, show_default=False),
+        str | None, option("--seeds", "N", "number of runs, with seeds counting up from --seed (default: 1)", TRAINING)
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FOLDER", help="the run's folder (default: runs/NAME-OF-THE-RUN); with --seeds, "
-                     "the folder of the runs' folders", rich_help_panel=CONFIGURATION, show_default=False),
+        option("--out", "FOLDER", "run folder (default: runs/NAME); with --seeds, the parent of the run folders",
+               CONFIGURATION),
     ] = None,
     live: Live = False,
     log: Log = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Run a method on a federation. The same command again continues, or shows the result."""
-    from fedskew.experiment.compare import prepare_comparison
-
-    config = settings.config()
-    numbers = seed_range(config, seeds)
-    if len(numbers) == 1:
-        _one(config, out, as_json, quiet, Onlookers(live, log))
-        return
-    from fedskew.cli.several_runs import report, run_all
-
-    runs = prepare_comparison(config, [config], numbers)
-    results = run_all(runs, Path(out or RUNS), as_json or quiet, Onlookers(live, log))
-    report(results, runs[0].federation.dataset.classes, as_json)
-
-
-def seed_range(config: Config, seeds: str | int | None) -> list[int]:
-    """The seeds of so many runs."""
-    from fedskew.experiment.config.checks import integer
-
-    number: int = integer(1)("seeds", 1 if seeds is None else seeds)
-    return list(range(config.seed, config.seed + number))
-
-
-def _one(config: Config, out: str | None, as_json: bool, quiet: bool, onlookers: Onlookers) -> None:
-    from fedskew.cli.observing import observing
-    from fedskew.cli.progress import watching
+    """Run a method on a federation. Repeat the command to resume the run or show its result."""
+    from fedskew.cli.running import Observers, report, run_all, run_one
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.cli.threads import use_threads
+    from fedskew.experiment.compare import prepare_comparison
     from fedskew.experiment.config import run_name
     from fedskew.experiment.preparation import prepare
-    from fedskew.experiment.run import run_prepared
     from fedskew.report.run_summary import run_summary
 
+    config, observers = settings.config(), Observers(live, log)
+    numbers = seed_range(config, seeds)
+    if len(numbers) > 1:
+        runs = prepare_comparison(config, [config], numbers)
+        results = run_all(runs, Path(out or RUNS), as_json or quiet, observers)
+        report(results, runs[0].federation.dataset.classes, as_json)
+        return
     prepared = prepare(config)
     folder = Path(out) if out else Path(RUNS) / run_name(prepared.config)
-    use_threads(prepared.config)
-    quietly = as_json or quiet
-    with observing(onlookers, lambda _: folder, [folder]) as trackers, watching(lambda _: folder, 1, quietly) as watch:
-        result = run_prepared(prepared, folder, [watch, *trackers])
+    result = run_one(prepared, folder, as_json or quiet, observers)
     if as_json:
         print_json(_json(result, prepared.federation))
     else:
         stdout().print(run_summary(result, prepared.federation.dataset.classes))
+
+
+def seed_range(config: Config, seeds: str | int | None) -> list[int]:
+    """That many consecutive seeds, starting with the configuration's."""
+    from fedskew.experiment.config.checks import integer
+
+    number: int = integer(1)("seeds", 1 if seeds is None else seeds)
+    return list(range(config.seed, config.seed + number))
 
 
 def _json(result: Result, federation: Federation) -> dict[str, Any]:

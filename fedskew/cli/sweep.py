@@ -1,90 +1,74 @@
-"""`fedskew sweep`: every combination of some values."""
+"""`fedskew sweep`: every combination of some values, or a search for the best one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedskew.cli.campaigns import (
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import (
+    CONFIGURATION,
+    MACHINE,
+    TRAINING,
+    Json,
     NoFolders,
+    Quiet,
+    Settings,
     TimeLimit,
     Workers,
-    absolute,
-    conclude,
-    in_percent,
-    positive,
-    run_campaign,
-    whole,
+    option,
+    takes_settings,
 )
-from fedskew.cli.flags import CONFIGURATION, DATA, MACHINE, TRAINING, Json, Quiet
-from fedskew.cli.run import examples
-from fedskew.cli.sweep_search import TRIALS, searched
 from fedskew.errors import unknown
 
 if TYPE_CHECKING:
     from fedskew.lab.sweep.campaign import Campaign
     from fedskew.lab.sweep.grid import Point
+    from fedskew.lab.sweep.job import Job, Outcome
+    from fedskew.lab.sweep.search import Search
     from fedskew.lab.sweep.table import Line
 
-EXAMPLES = ("fedskew sweep grid.yaml --workers 2 --rounds 2",)
 RECORDS = "runs.jsonl"
+TRIALS = 20
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("sweep", epilog=examples(EXAMPLES))(_command)
+    add_command(app, "sweep", _command, "fedskew sweep grid.yaml --workers 2 --rounds 2")
 
 
-def _option(flag: str, metavar: str, help: str, panel: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=help, rich_help_panel=panel, show_default=False)
-
-
-_Grid = Annotated[
-    str, typer.Argument(metavar="FILE.YAML", help="a configuration with `grid`, or with `search`, and `seeds`")
-]
-_Settings = Annotated[
-    list[str] | None, _option("--set", "KEY=VALUE", "any key, instead of the file's; repeatable", CONFIGURATION)
-]
-_Rounds = Annotated[str | None, _option("--rounds", "N", "communication rounds", TRAINING)]
-_Seeds = Annotated[str | None, _option("--seeds", "N", "instead of the file's", TRAINING)]
-_Search = Annotated[
-    str | None,
-    _option("--search", "optuna", "search the file's `search` on a validation part of the training data", TRAINING),
-]
-_Trials = Annotated[str | None, _option("--trials", "N", "points that a search tries (default: 20)", TRAINING)]
-_Out = Annotated[
-    str | None, _option("--out", "FOLDER", "where runs and table are kept (default: runs/FILE)", CONFIGURATION)
-]
-_DataDir = Annotated[str | None, _option("--data-dir", "FOLDER", "folder with the publishers' files", DATA)]
-_Device = Annotated[str | None, _option("--device", "NAME", "auto, cpu, cuda or cuda:N", MACHINE)]
-_Precision = Annotated[str | None, _option("--precision", "NAME", "such as bf16", MACHINE)]
-_Ray = Annotated[
-    str | None, _option("--ray", "ADDRESS", "run on that Ray cluster; local: a trial one on this machine", MACHINE)
-]
-
-
+@takes_settings(("data_dir", "rounds", "device", "precision"), config_file=False)
 def _command(
-    grid: _Grid,
-    settings: _Settings = None,
-    rounds: _Rounds = None,
-    seeds: _Seeds = None,
-    search: _Search = None,
-    trials: _Trials = None,
-    data_dir: _DataDir = None,
-    device: _Device = None,
-    precision: _Precision = None,
-    out: _Out = None,
+    settings: Settings,
+    grid: Annotated[
+        str, typer.Argument(metavar="FILE.YAML", help="configuration with `grid` or `search`, and optionally `seeds`")
+    ],
+    seeds: Annotated[
+        str | None, option("--seeds", "N", "number of seeds (default: the file's, or 1)", TRAINING)
+    ] = None,
+    search: Annotated[
+        str | None,
+        option("--search", "optuna", "search the file's `search` space on held-out training data", TRAINING),
+    ] = None,
+    trials: Annotated[
+        str | None, option("--trials", "N", f"number of points a search tries (default: {TRIALS})", TRAINING)
+    ] = None,
+    out: Annotated[
+        str | None, option("--out", "FOLDER", "folder for runs and tables (default: runs/FILE)", CONFIGURATION)
+    ] = None,
     workers: Workers = None,
     time_limit: TimeLimit = None,
     no_folders: NoFolders = False,
-    ray: _Ray = None,
+    ray: Annotated[
+        str | None, option("--ray", "ADDRESS", "run on this Ray cluster, or local for one on this machine", MACHINE)
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run every combination of a grid's values. The same command again continues; finished runs are not run again."""
-    from fedskew.experiment.config import assigned
+    """Run every combination of a grid's values. Repeat the command to resume; finished runs are not repeated."""
+    from fedskew.cli.campaigns import conclude, job_values, positive, run_campaign, whole
     from fedskew.experiment.storage.about import command
     from fedskew.experiment.storage.atomic import reporting_os_errors
     from fedskew.lab.sweep.campaign import Campaign
@@ -94,22 +78,21 @@ def _command(
 
     if search not in (None, "optuna"):
         raise unknown("search", str(search), ("optuna",))
-    said = {"rounds": rounds, "data_dir": absolute(data_dir), "device": device, "precision": precision}
-    values = assigned(settings or ()) | {key: value for key, value in said.items() if value is not None}
-    asked = read_search(grid, values, seeds) if search else read_grid(grid, values, seeds).points()
+    values = job_values(settings)
+    requested = read_search(grid, values, seeds) if search else read_grid(grid, values, seeds).points()
     folder = Path(out) if out else Path("runs") / Path(grid).stem
-    kept = RecordsFile(folder / RECORDS)
+    records = RecordsFile(folder / RECORDS)
     campaign = Campaign(
-        lambda _: kept, Records(kept.read()), folder, not no_folders, whole("workers", workers),
+        lambda _: records, Records(records.read()), folder, not no_folders, whole("workers", workers),
         positive("time_limit", time_limit), command(), ray,
     )  # fmt: skip
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(asked, Search):
-        searched(asked, whole("trials", trials) or TRIALS, campaign, as_json, quiet)
-        return
-    run_campaign(campaign, [point.job for point in asked], as_json or quiet)
-    _report(asked, campaign, folder, as_json)
+    if isinstance(requested, Search):
+        _search(requested, whole("trials", trials) or TRIALS, campaign, as_json, quiet)
+    else:
+        run_campaign(campaign, [point.job for point in requested], as_json or quiet)
+        _report(requested, campaign, folder, as_json)
     conclude(campaign)
 
 
@@ -126,7 +109,7 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, as_json: 
     console = stdout()
     console.print(_table(lines))
     tables = "table.csv and table.parquet" if has_parquet else "table.csv"
-    console.print(f"{tables} in {folder}", markup=False, soft_wrap=True)
+    console.print(f"{tables} written to {folder}", markup=False, soft_wrap=True)
 
 
 def _line(point: Point, campaign: Campaign) -> Line:
@@ -139,8 +122,10 @@ def _line(point: Point, campaign: Campaign) -> Line:
 
 
 def _table(lines: Sequence[Line]) -> object:
-    """Means over the seeds, as the eye wants them; the files have every run."""
+    """Means over the seeds; the files have every run."""
     from rich.table import Table
+
+    from fedskew.cli.campaigns import in_percent
 
     measured = ("accuracy", "best", "worst_class")
     places: dict[tuple[str, ...], list[Line]] = {}
@@ -155,3 +140,38 @@ def _table(lines: Sequence[Line]) -> object:
         cells = [in_percent([line[name] for line in done]) if done else "–" for name in measured]
         table.add_row(*place, f"{len(done)}/{len(found)}", *cells)
     return table
+
+
+def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quiet: bool) -> None:
+    """Search, then train the best point on all training data and test it."""
+    from fedskew.cli.campaigns import in_percent, run_campaign
+    from fedskew.cli.terminal import print_json, stdout
+    from fedskew.lab.sweep.pool import usual_workers
+    from fedskew.lab.sweep.search import search_with_optuna
+
+    at_once = campaign.workers or usual_workers(search.base.device, trials)
+
+    def run(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+        run_campaign(campaign, jobs, as_json or quiet)
+        return campaign.outcomes
+
+    found = search_with_optuna(search, trials, at_once, campaign.folder, run)
+    final = search.final_jobs(found.values)
+    run_campaign(campaign, final, as_json or quiet)
+    accuracies = [record.curve[-1][1] for job in final if (record := campaign.known.get(job)) is not None]
+    if as_json:
+        summary = {
+            "best": found.values,
+            "validation_accuracy": found.validation_accuracy,
+            "trials": found.trials,
+            "failed": found.failed,
+            "test_accuracy": accuracies,
+        }
+        print_json(summary)
+        return
+    console = stdout()
+    listed = ", ".join(f"{key} {value}" for key, value in found.values.items())
+    console.print(f"best of {found.trials} trials: {listed}", markup=False, soft_wrap=True)
+    console.print(f"validation accuracy: {100 * found.validation_accuracy:.2f} %")
+    if accuracies:
+        console.print(f"test accuracy, trained on all training data: {in_percent(accuracies)} %")

@@ -1,4 +1,4 @@
-"""What the commands print: results on stdout, everything else on stderr, in any encoding."""
+"""Printing: results go to stdout, everything else to stderr, in any encoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = str.maketrans("±×–…·█━─│→≤≥‖τλβγη∇", "~x-
 
 
 def allow_any_encoding() -> None:
-    """Characters that a stream cannot encode become similar ones, as wide as they were, instead of an error."""
+    """Replace characters that a stream cannot encode with similar ones of the same width."""
     codecs.register_error("fedskew", _similar)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -37,10 +37,10 @@ def stderr() -> Console:
 
 
 def notice(line: str) -> None:
-    """One line that is not the result."""
+    """Print one line that is not a result."""
     stderr().print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=True) + "\n")

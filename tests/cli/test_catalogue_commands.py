@@ -115,7 +115,7 @@ def test_help_shows_defaults_from_the_configuration(cli):
 
 def test_help_says_what_an_argument_is(cli):
     text = " ".join(cli("diagnose", "--help").out.replace("│", " ").split())
-    assert "a CSV file, a row per client and a column per class" in text
+    assert "CSV file with a row per client and a column per class" in text
 
 
 def test_version(cli):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.cli.export import EXAMPLES
+from fedskew.cli.app import EXAMPLES
 
 RUN = ("run", "--rounds", "1", "--clients", "4", "--local-epochs", "1", "--quiet", "--out", "runs/first")
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", EXAMPLES["export"])
 def test_an_example_is_in_the_help_and_works(example, cli):
     if "onnx" in example and find_spec("onnxscript") is None:
         pytest.skip("the extra [onnx] is not installed")

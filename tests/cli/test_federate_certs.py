@@ -10,11 +10,12 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedskew.cli import federate
+from fedskew.cli.app import EXAMPLES
 
 COMMAND = ("federate", "certs", "keys", "--sites", "north, south", "--host", "fl.example.org")
 
 
-@pytest.mark.parametrize("example", federate.CERTS_EXAMPLES)
+@pytest.mark.parametrize("example", EXAMPLES["federate certs"])
 def test_the_example_is_in_the_help_and_works(example, cli):
     assert example in cli("federate", "certs", "--help").out
     assert cli(*shlex.split(example)[1:]).status == 0

@@ -112,9 +112,9 @@ def test_a_run_killed_interrupted_and_damaged_ends_with_the_same_bits(undisturbe
     _, told = process.communicate(timeout=SPARE_SECONDS)
     assert process.returncode == 130
     *_, continues, stops = told.decode().splitlines()
-    assert "continues after round" in continues
+    assert "resumes after round" in continues
     assert stops.startswith("stopped after round ")
-    assert stops.endswith("; the same command continues")
+    assert stops.endswith("; repeat the command to resume")
 
     damage_newest_checkpoint(folder)
     assert "is passed over" in cli(*arguments_of("scaffold"), "--out", str(folder), "--quiet").err

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import fedskew as fs
-from fedskew.cli.progress import Live, Standing, clock
+from fedskew.cli.progress import Bar, Standing, clock
 from fedskew.experiment.round.row import RoundRow
 from fedskew.metrics.confusion import Evaluation
 
@@ -33,7 +33,7 @@ def evaluation(*class_accuracy: float | None) -> Evaluation:
 def test_a_terminal_sees_rounds_accuracy_worst_class_and_time_left(federation, tmp_path):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, legacy_windows=False)
-    live = Live(lambda _: tmp_path / "run", 1, console)
+    live = Bar(lambda _: tmp_path / "run", 1, console)
     with live.display:
         fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[live], **SETTINGS)
         live.display.refresh()
@@ -44,10 +44,10 @@ def test_a_terminal_sees_rounds_accuracy_worst_class_and_time_left(federation, t
 
 def test_the_standing_follows_the_global_model_only():
     standing = Standing("x", ("cat", "dog", "cow"))
-    standing.take(RoundRow(round=0, evaluation=evaluation(0.5, 0.1, None)), 4)
-    standing.take(RoundRow(round=1, evaluation=evaluation(0.9, 0.7, None), seconds=2.0), 3)
+    standing.update(RoundRow(round=0, evaluation=evaluation(0.5, 0.1, None)), 4)
+    standing.update(RoundRow(round=1, evaluation=evaluation(0.9, 0.7, None), seconds=2.0), 3)
     tested = evaluation(0.0, 1.0, None)
-    standing.take(RoundRow(round=2, model="expert.0", stage="expert 0", evaluation=tested, seconds=2.0), 2)
+    standing.update(RoundRow(round=2, model="expert.0", stage="expert 0", evaluation=tested, seconds=2.0), 2)
     assert (standing.accuracy, standing.best, standing.worst) == (pytest.approx(0.8), pytest.approx(0.8), "dog: 70 %")
     assert (standing.round, standing.total, standing.stage_note) == (2, 4, " expert 0")
     assert standing.left == "4.0 s left"
@@ -59,7 +59,7 @@ def test_the_best_before_a_resume_is_remembered(federation, tmp_path):
             if row.round == 2:
                 raise KeyboardInterrupt
 
-    class Recorded(Live):
+    class Recorded(Bar):
         def show(self, standing):
             self.seen = getattr(self, "seen", None) or (standing.round, standing.best)
 
@@ -71,7 +71,7 @@ def test_the_best_before_a_resume_is_remembered(federation, tmp_path):
     result = fs.run(federation, "fedavg", out=folder, callbacks=[live], **SETTINGS)
     before = max(accuracy for round_, accuracy in result.accuracy_curve if round_ <= 2)
     assert live.seen == (2, before)
-    assert "fedavg seed 0: continues after round 2" in console.file.getvalue()
+    assert "fedavg seed 0: resumes after round 2" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(3.14, "3.1 s"), (42, "42 s"), (61, "1:01"), (3725, "1:02:05")])

@@ -20,7 +20,7 @@ def test_the_page_the_figures_and_the_answer(
     told = capsys.readouterr().out
     assert "is best here" in told
     assert page.stat().st_size < 5_000_000
-    assert f"report in {page}" in told
+    assert f"report written to {page}" in told
     names = {path.stem for path in figures.glob("*.svg")}
     assert names == {path.stem for path in figures.glob("*.png")}
     assert names >= {"rounds", "by-class", "confusion", "predictions", "map", "kinds", "drift", "time"}

@@ -66,7 +66,7 @@ def test_a_model_that_several_updates_begin_with_is_trained_once(cli) -> None:
         (("fedlmd/table3", "--seeds", "0"), "seeds is '0'; expected"),
         (("--list", "--dataset", "cifar"), "unknown dataset of this table 'cifar'; did you mean 'cifar10'"),
         (("--plan", "none.yaml"), "cannot read none.yaml"),
-        (("--plan", "none.yaml", "--methods", "fedavg"), "--plan with a choice beside it; expected"),
+        (("--plan", "none.yaml", "--methods", "fedavg"), "--plan and a selection are given; expected"),
     ],
 )
 def test_a_mistake_is_one_line(cli, arguments: tuple[str, ...], complaint: str) -> None:

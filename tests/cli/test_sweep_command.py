@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.cli.sweep import EXAMPLES
+from fedskew.cli.app import EXAMPLES
 
 GRID = """
 data: digits
@@ -52,7 +52,7 @@ def test_a_grown_grid_runs_what_is_new(cli, grid: Path) -> None:
     cli("sweep", "grid.yaml", "--workers", "1", "--quiet")
     grid.write_text(GRID.replace("fedprox]", "fedprox, fedlc]"))
     outcome = cli("sweep", "grid.yaml", "--workers", "1")
-    assert "4 of 6 runs are done already" in outcome.err
+    assert "4 of 6 runs are already done" in outcome.err
     assert len(list(csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines()))) == 6
 
 
@@ -71,10 +71,10 @@ def test_time_may_be_up(cli, grid: Path) -> None:
     outcome = cli("sweep", "grid.yaml", "--workers", "1", "--time-limit", "0.0001", "--json")
     assert outcome.status == 0
     assert {line["status"] for line in outcome.json} == {"unfinished"}
-    assert "4 runs are not done; the same command continues" in outcome.err
+    assert "4 runs are not done; repeat the command to resume" in outcome.err
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", EXAMPLES["sweep"])
 def test_the_examples_of_the_help_work(cli, grid: Path, example: str) -> None:
     assert example in cli("sweep", "--help").out
     assert cli(*shlex.split(example)[1:]).status == 0

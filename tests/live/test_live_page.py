@@ -114,7 +114,7 @@ def test_a_folder_without_runs_is_not_waited_for_unless_asked(
     assert main(["live", asked]) == 2
     error = capsys.readouterr().err
     assert told in error
-    assert error.endswith("--wait waits until it has begun\n")
+    assert error.endswith("to wait for runs that have not started, add --wait\n")
     assert error.count("\n") == 1
 
 
@@ -132,7 +132,7 @@ def test_run_live_tells_its_address_and_leaves_nobody_behind(
     arguments = ["run", "--live", "--rounds", "2", "--clients", "3", "--local-epochs", "1"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
     told = capsys.readouterr().err
-    assert "live on http://127.0.0.1:" in told
+    assert "live report: http://127.0.0.1:" in told
     url = next(word for word in told.split() if word.startswith("http://"))
     with pytest.raises(OSError, match="refused"):
         state(url)

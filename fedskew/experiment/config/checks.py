@@ -1,7 +1,7 @@
-"""Checks of single settings: each takes a key and a raw value and returns the value as its type, or refuses.
+"""Checks of single settings: each takes a key and a raw value and returns the typed value, or raises a UserError.
 
-A refusal is one line with the key, the value and what was expected. Text that spells a number is taken as that
-number, because YAML 1.1, shells and environment variables all deliver numbers such as 1e-3 as text.
+The error is one line with the key, the value and what was expected. Text that spells a number is accepted as that
+number, because YAML 1.1, shells and environment variables deliver numbers such as 1e-3 as text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LARGEST = 2**63 - 1
 
 
 def refuse(key: str, value: object, expected: str, hint: str | None = None) -> UserError:
-    """The error for a value that does not do."""
+    """The error for an invalid value."""
     meant = f"; did you mean {hint!r}?" if hint else ""
     return UserError(f"{key} is {value!r}; expected {expected}{meant}")
 
@@ -91,7 +91,7 @@ def choice(*choices: str) -> Check:
 
 
 def device(key: str, value: Any) -> str:
-    """auto, cpu, cuda, cuda:N, several GPUs in a list, or cuda:all."""
+    """auto, cpu, cuda, cuda:N, a list of GPUs, or cuda:all."""
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+|:all)?|cuda:\d+(,cuda:\d+)+", value):
         hint = "cuda" if "gpu" in str(value).lower() else nearest(str(value), ("auto", "cpu", "cuda"))
         raise refuse(key, value, "auto, cpu, cuda, cuda:N, cuda:all or a list such as cuda:0,cuda:1", hint)
@@ -102,7 +102,7 @@ def device(key: str, value: Any) -> str:
 
 
 def names(key: str, value: Any) -> tuple[str, ...]:
-    """A list of names; `crop,flip` is the list of two."""
+    """A list of names; `crop,flip` is a list of two."""
     if isinstance(value, str):
         value = [name for name in value.split(",") if name.strip()]
     if not isinstance(value, list | tuple):
@@ -111,14 +111,14 @@ def names(key: str, value: Any) -> tuple[str, ...]:
 
 
 def optional(check: Check) -> Check:
-    """What `check` takes, or nothing."""
+    """None, or a value that passes `check`."""
     return lambda key, value: None if value is None else check(key, value)
 
 
 def parameters(key: str, value: Any) -> dict[str, Any]:
-    """Hyper-parameters of a method or partition rule: finite scalars and lists of them, under names.
+    """Hyper-parameters of a method or partition by name: finite scalars, or lists of them.
 
-    A mapping within the mapping is spelled with dots: {fedprox: {mu: 0.1}} is {fedprox.mu: 0.1}.
+    A nested mapping becomes dotted names: {fedprox: {mu: 0.1}} is {fedprox.mu: 0.1}.
     """
     if not isinstance(value, dict):
         raise refuse(key, value, "a mapping of names to values")
@@ -132,7 +132,7 @@ def parameters(key: str, value: Any) -> dict[str, Any]:
             inner = {name: _plain(f"{key}.{name}", item)}
         twice = flat.keys() & inner.keys()
         if twice:
-            raise UserError(f"{key}.{min(twice)} is given twice; expected once")
+            raise UserError(f"{key}.{min(twice)} is set twice; expected once")
         flat.update(inner)
     return flat
 
@@ -148,7 +148,7 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> int | float | None:
-    """`value` as a number, None if it is none; true and false are not numbers."""
+    """`value` as a number, or None; true and false are not numbers."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float | str):

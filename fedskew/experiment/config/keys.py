@@ -1,14 +1,14 @@
 """The configuration of a run: the only source of truth for flags, YAML files, saved runs and documentation.
 
-A `Config` that exists is valid: it checks itself when made. In YAML a method's and a partition rule's own
-parameters stand beside their name:
+Every `Config` is valid: it checks itself when it is created. In YAML, the parameters of a method or partition stand
+beside its name:
 
     data: fashion-mnist                      # or {name: my.csv, label: diagnosis}
     partition: {rule: dirichlet, beta: 0.1, clients: 20}
     method: {name: fedvls, distill_weight: 0.5}
     rounds: 60
 
-Whether those names and parameters exist is for the catalogues to say; everything else is checked here.
+The catalogues check that these names and parameters exist; everything else is checked here.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def _option(default: Any, check: Check, help: str) -> Any:
 
 
 def _parameters_of(section: str) -> dict[str, Any]:
-    return {"check": lambda _, value: parameters(section, value), "help": f"the {section}'s own parameters"}
+    return {"check": lambda _, value: parameters(section, value), "help": f"parameters of the {section}"}
 
 
 def _method_name(key: str, value: Any) -> str:
-    """A combination by its one name, whichever order it is given in, so that it is one run; others as they are."""
+    """A method name; a combination gets its canonical order, so that both orders are the same run."""
     name = text(key, value)
-    if "+" not in name or ":" in name:  # a user's own method is imported when the run is prepared
+    if "+" not in name or ":" in name:  # a user-defined method is imported when the run is prepared
         return name
-    from fedskew.methods import canonical_name  # with torch, for which `--help` does not wait
+    from fedskew.methods import canonical_name  # imports torch, which `--help` does without
 
     return canonical_name(name)
 
@@ -65,13 +65,13 @@ def _check_fields(instance: Any, prefix: str = "") -> None:
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """Which rule splits the training data over how many clients."""
+    """How the training data is split, and over how many clients."""
 
-    rule: str = _option("dirichlet", text, "rule that splits the training data over the clients")
+    rule: str = _option("dirichlet", text, "how the training data is split over the clients")
     clients: int | None = _option(
-        None, optional(integer(1)), "clients in the federation; none: 20, or what the rule says"
+        None, optional(integer(1)), "number of clients (default: 20, or set by the partition)"
     )
-    seed: int | None = _option(None, optional(integer(0)), "seed of the split; none: the run's seed")
+    seed: int | None = _option(None, optional(integer(0)), "seed of the split (default: the run's seed)")
     params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("partition"))
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class PartitionConfig:
 
     @classmethod
     def from_mapping(cls, value: Any) -> PartitionConfig:
-        """A mapping of the keys above with the rule's parameters beside them, or the rule's name alone."""
+        """Read a mapping of these keys and the rule's parameters, or the name of the rule alone."""
         if isinstance(value, str):
             return cls(rule=value)
         section = _string_keys("partition", value, "a rule's name or a mapping such as {rule: iid}")
@@ -97,43 +97,45 @@ _NAME_KEY = ("name",)
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that a run needs to be repeated."""
+    """Everything needed to repeat a run."""
 
-    data: str = _option("digits", text, "dataset's name, or the path of your own data")
+    data: str = _option("digits", text, "dataset name, or path to your own data")
     data_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("data"))
-    data_dir: str | None = _option(None, optional(text), "folder with the publishers' files")
+    data_dir: str | None = _option(None, optional(text), "folder with dataset files")
     partition: PartitionConfig = field(default_factory=PartitionConfig)
-    model: str = _option("auto", text, "model's name, package.module:factory, or auto: one that suits the data")
-    method: str = _option("fedvls", _method_name, "method's name, or several joined by +")
+    model: str = _option("auto", text, "model name, package.module:factory, or auto to choose by the data")
+    method: str = _option("fedvls", _method_name, "method name, or several joined with +")
     method_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("method"))
     rounds: int = _option(60, integer(1), "communication rounds")
-    clients_per_round: int | None = _option(None, optional(integer(1)), "clients drawn each round; none: all")
-    local_epochs: int = _option(5, integer(1), "passes over a client's data in a round")
-    batch_size: int = _option(50, integer(1), "samples in a local step")
+    clients_per_round: int | None = _option(None, optional(integer(1)), "clients sampled per round (default: all)")
+    local_epochs: int = _option(5, integer(1), "local epochs per round")
+    batch_size: int = _option(50, integer(1), "local batch size")
     lr: float = _option(0.05, real(above=0), "local learning rate in the first round")
-    lr_decay: float = _option(1.0, real(above=0, at_most=1), "factor on the learning rate after each round")
+    lr_decay: float = _option(1.0, real(above=0, at_most=1), "factor applied to the learning rate after every round")
     momentum: float = _option(0.9, real(at_least=0, below=1), "momentum of local SGD")
     weight_decay: float = _option(0.0, real(at_least=0), "weight decay of local SGD")
-    clip_norm: float | None = _option(None, optional(real(above=0)), "largest gradient norm of a local step")
-    average: str = _option("samples", choice("samples", "uniform"), "weights of the clients in the mean")
-    augment: tuple[str, ...] = _option((), names, "augmentations of training images, in order")
+    clip_norm: float | None = _option(None, optional(real(above=0)), "clip local gradients to this norm")
+    average: str = _option("samples", choice("samples", "uniform"), "weight of clients in the mean: samples or uniform")
+    augment: tuple[str, ...] = _option((), names, "augmentations of training images, applied in order")
     engine: str = _option(
         "auto",
         choice("auto", "plain", "stacked", "pool", "pool-stacked"),
-        "what executes the local training: plain, stacked, pool, pool-stacked, or auto: a fast one",
+        "training engine: plain, stacked, pool, pool-stacked, or auto to choose a fast one",
     )
     device: str = _option("auto", device, "auto, cpu, cuda, cuda:N, a list such as cuda:0,cuda:1, or cuda:all")
     precision: str = _option(
-        "float32", choice("float32", "float64", "tf32", "bf16"), "number format of the local training"
+        "float32",
+        choice("float32", "float64", "tf32", "bf16"),
+        "number format: float32, float64, tf32 or bf16",
     )
     compile: str = _option(
-        "auto", choice("auto", "always", "never"), "compile stacked steps on a GPU; auto: in long runs"
+        "auto", choice("auto", "always", "never"), "compile stacked steps on a GPU: always, never or auto (long runs)"
     )
-    seed: int = _option(0, integer(0), "seed of every random choice")
-    eval_every: int = _option(1, integer(1), "rounds from one evaluation to the next")
-    eval_local: bool = _option(False, flag, "evaluate each client's model before and after its update, too")
-    mean_last: int = _option(10, integer(1), "rounds at the end over which accuracy is averaged")
-    checkpoint_every: int = _option(1, integer(1), "rounds from one checkpoint to the next")
+    seed: int = _option(0, integer(0), "random seed")
+    eval_every: int = _option(1, integer(1), "evaluate every N rounds")
+    eval_local: bool = _option(False, flag, "also evaluate each client's model before and after its update")
+    mean_last: int = _option(10, integer(1), "report the mean accuracy of the last N rounds")
+    checkpoint_every: int = _option(1, integer(1), "save a checkpoint every N rounds")
 
     def __post_init__(self) -> None:
         if not isinstance(self.partition, PartitionConfig):
@@ -152,7 +154,7 @@ class Config:
 
     @classmethod
     def from_mapping(cls, mapping: Any) -> Config:
-        """The inverse of `to_mapping`; keys left out have their defaults."""
+        """The inverse of `to_mapping`; missing keys get their defaults."""
         values = _string_keys("the configuration", mapping, "a mapping of keys to values")
         for key in values:
             if key not in KEYS:
@@ -167,7 +169,7 @@ class Config:
         return cls(**values)
 
     def to_mapping(self) -> dict[str, Any]:
-        """All keys with their values, as YAML and JSON hold them."""
+        """All keys and values, as plain YAML and JSON types."""
         plain = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name in KEYS}
         return plain | {
             "data": {"name": self.data, **self.data_params},
@@ -180,14 +182,14 @@ class Config:
 KEYS: dict[str, Field[Any]] = {
     spec.name: spec for spec in fields(Config) if spec.name not in ("data_params", "method_params")
 }
-"""The keys of a configuration file, each with its default and, in its metadata, its `help`."""
+"""The keys of a configuration file; each field has its default, and its `help` in the metadata."""
 
 RESUMABLE = ("data_dir", "checkpoint_every")
-"""Keys that may differ when a run is continued: where the same data lie, and how often it is secured."""
+"""Keys that may change when a run is resumed."""
 
 
 def load_yaml(path: str | Path) -> Config:
-    """The configuration in a YAML file; an empty file has the defaults."""
+    """Read a configuration from a YAML file; an empty file means the defaults."""
     mapping = read_yaml(path)
     try:
         return Config.from_mapping({} if mapping is None else mapping)
@@ -201,12 +203,12 @@ def with_overrides(config: Config, assignments: Iterable[str]) -> Config:
 
 
 def assigned(assignments: Iterable[str]) -> dict[str, Any]:
-    """The values that assignments give to dotted keys; the last one counts."""
+    """Values by dotted key; the last assignment to a key wins."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"setting {assignment!r} has no key or no '='; expected key=value, such as lr=0.1")
+            raise UserError(f"setting {assignment!r} lacks a key or '='; expected key=value, such as lr=0.1")
         values[key.strip()] = parse_yaml(value, f"setting {assignment!r}")
     return values
 
@@ -214,8 +216,8 @@ def assigned(assignments: Iterable[str]) -> dict[str, Any]:
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """`config` with values under dotted keys.
 
-    Another rule or method starts with its own defaults: the parameters of the one before it do not carry over.
-    Whole sections are set before their parts, so that the order of the assignments does not matter.
+    A new partition or method starts with its defaults; the parameters of the previous one do not carry over.
+    Whole sections are set before their parts, so the order of the assignments does not matter.
     """
     mapping = config.to_mapping()
     for key in sorted(values, key=lambda key: (key.count("."), key not in _CHOICES)):
@@ -227,23 +229,23 @@ _CHOICES = ("data.name", "partition.rule", "method.name")
 
 
 def config_hash(config: Config) -> str:
-    """Twelve hex digits, the same for configurations that are the same run (all keys but `RESUMABLE`).
+    """Twelve hex digits that identify a run (all keys but `RESUMABLE`).
 
-    Engine and device count: they agree to float tolerance only, and a run continues bit for bit or not at all.
+    Engine and device count: they agree to float tolerance only, and a run resumes bit for bit or not at all.
     """
     text = json.dumps(_identity(config), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def differing_keys(one: Config, other: Config) -> list[str]:
-    """The dotted keys that make two configurations different runs."""
+    """The dotted keys in which two runs differ."""
     a, b = _identity(one), _identity(other)
     absent = object()
     return sorted(key for key in a.keys() | b.keys() if a.get(key, absent) != b.get(key, absent))
 
 
 def run_name(config: Config) -> str:
-    """A folder's name that a human can read, such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`."""
+    """A readable folder name, such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`."""
     strength = next((config.partition.params[key] for key in _STRENGTHS if key in config.partition.params), "")
     words = [
         Path(config.data).stem if _is_path(config.data) else config.data,
@@ -256,7 +258,7 @@ def run_name(config: Config) -> str:
 
 
 _STRENGTHS = ("beta", "shards", "labels_per_client")
-"""The parameters by which people tell splits of one rule apart."""
+"""Parameters that set the strength of a partition's skew."""
 
 
 def _is_path(data: str) -> bool:
@@ -264,7 +266,7 @@ def _is_path(data: str) -> bool:
 
 
 def _identity(config: Config) -> dict[str, Any]:
-    """What makes a run itself, under dotted keys; 1 and 1.0 are one value."""
+    """The values that identify a run, by dotted key; 1 and 1.0 are the same value."""
     identity: dict[str, Any] = {}
     for key, value in config.to_mapping().items():
         if isinstance(value, dict):
@@ -281,7 +283,7 @@ def _canonical(value: Any) -> Any:
 
 
 _NAMES = {"data": "name", "partition": "rule", "method": "name"}
-"""The sections, and the key in each that says whose parameters the others are."""
+"""The sections, each with the key that names its choice."""
 
 
 def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
@@ -315,7 +317,7 @@ def _string_keys(what: str, value: Any, expected: str) -> dict[str, Any]:
 def _refuse_reserved(section: str, params: Mapping[str, Any], reserved: tuple[str, ...]) -> None:
     for key in reserved:
         if key in params:
-            raise UserError(f"{section} parameter {key!r} has the name of a key of the configuration")
+            raise UserError(f"{section} parameter {key!r} is also a configuration key; expected another name")
 
 
 def _unknown_key(key: str) -> UserError:

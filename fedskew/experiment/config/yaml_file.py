@@ -1,4 +1,4 @@
-"""YAML as people write it: 1e-3 is a number, a key given twice is an error, a mistake has a line and a column."""
+"""YAML as people write it: 1e-3 is a number, a repeated key is an error, and errors name line and column."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedskew.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loading with YAML 1.2's floats and without silently overwritten keys."""
+    """A safe loader with YAML 1.2 floats that refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} is given twice", key.start_mark
+                        None, None, f"the key {key.value!r} is repeated", key.start_mark
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -35,7 +35,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(source: str, where: str) -> Any:
-    """The value that YAML text spells; `where` names it in an error."""
+    """Parse YAML text; errors begin with `where`."""
     try:
         return yaml.load(source, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -49,7 +49,7 @@ def parse_yaml(source: str, where: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The value in a YAML file."""
+    """Read a YAML file."""
     try:
         source = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -179,7 +179,7 @@ def test_what_is_no_mapping_is_refused() -> None:
         ("rounds: 3\nlr: [1, 2\n", "line 3, column 1"),
         ("rounds: 3\nlr: 'x\n", "line 3, column 1"),
         ("a: b: c\n", "line 1, column 5"),
-        ("rounds: 3\nrounds: 4\n", "line 2, column 1: the key 'rounds' is given twice"),
+        ("rounds: 3\nrounds: 4\n", "line 2, column 1: the key 'rounds' is repeated"),
         ("lr: !!python/object:os.system x\n", "line 1, column 5"),
         ("rounds: 3\x00\n", "expected YAML"),
         ("lr: 2024-99-99\n", "expected YAML"),

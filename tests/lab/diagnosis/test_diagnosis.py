@@ -174,7 +174,7 @@ def test_the_command_tells_the_same_as_json(capsys: pytest.CaptureFixture[str]) 
     assert len(told["clients"]) == 10
     assert main(split) == 0
     shown = capsys.readouterr().out
-    assert f"To start with: {told['method']}." in shown
+    assert f"Start with {told['method']}." in shown
 
 
 def test_own_data_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

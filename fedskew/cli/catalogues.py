@@ -1,0 +1,259 @@
+"""`fedskew methods`, `models`, `datasets` and `partitions`: list what there is to choose from."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedskew.cli.commands import add_command
+from fedskew.cli.flags import Json, option
+
+if TYPE_CHECKING:
+    from fedskew.data import Partition
+    from fedskew.data.catalogue import DatasetEntry
+    from fedskew.methods import Entry
+    from fedskew.models.catalogue import ModelEntry
+
+
+def add_to(app: typer.Typer) -> None:
+    add_command(
+        app, "methods", _methods,
+        "fedskew methods",
+        "fedskew methods 'fedlmd*'",
+        "fedskew methods fedvls",
+        "fedskew methods fedvls+fedsam",
+        "fedskew methods --combinations",
+    )  # fmt: skip
+    add_command(app, "models", _models, "fedskew models")
+    add_command(app, "datasets", _datasets, "fedskew datasets")
+    add_command(app, "partitions", _partitions, "fedskew partitions")
+
+
+def _methods(
+    pattern: Annotated[
+        str,
+        typer.Argument(metavar="PATTERN", help="a method or combination to show in detail, or a pattern like 'fed*'"),
+    ] = "*",
+    combinations: Annotated[
+        bool, typer.Option("--combinations", help="print which methods can be combined, as Markdown")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the methods. Combine them with +: one objective, one regulariser, one solver, one server rule."""
+    from fedskew.cli.terminal import print_json
+    from fedskew.errors import unknown
+    from fedskew.methods import METHODS, combined_entry, matching_entries
+
+    if combinations:
+        from fedskew.methods.compatibility import table
+
+        typer.echo(table(), nl=False)
+        return
+    entries = [combined_entry(pattern)] if {"+", ":"} & set(pattern) else matching_entries(pattern)
+    if not entries:
+        raise unknown("method", pattern, [name for e in METHODS.values() for name in (e.name, *e.aliases)])
+    if as_json:
+        print_json({"methods": [_method_json(entry) for entry in entries]})
+    elif len(entries) == 1 and not any(c in pattern for c in "*?["):
+        _show_method(entries[0])
+    else:
+        _show_methods(entries)
+
+
+def _method_json(entry: Entry) -> dict[str, Any]:
+    keys = ("name", "aliases", "summary", "paper", "sends", "reveals", "extra_compute", "kinds")
+    return {key: getattr(entry, key) for key in keys} | {"parameters": _defaults(entry)}
+
+
+def _defaults(entry: Entry) -> dict[str, object]:
+    """The hyper-parameters of all parts, by the names that set them."""
+    from fedskew.methods import make_method
+
+    return make_method(entry.name).params
+
+
+def _parameters(entry: Entry, separator: str, equals: str) -> str:
+    shown = {name: "none" if value in (None, ()) else str(value) for name, value in _defaults(entry).items()}
+    return separator.join(f"{name}{equals}{value}" for name, value in shown.items())
+
+
+def _show_methods(entries: list[Entry]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedskew.cli.terminal import stdout
+
+    what = Table(title="methods", title_justify="left")
+    what.add_column("method", no_wrap=True)
+    what.add_column("description, paper, parameters (--set method.NAME=VALUE)")
+    cost = Table(title="what they send, reveal and cost", title_justify="left")
+    cost.add_column("method", no_wrap=True)
+    for heading in ("sets", "sent by clients", "labels revealed to the server", "extra compute"):
+        cost.add_column(heading, overflow="fold")
+    for entry in entries:
+        name = Text(entry.name, style="bold")
+        for alias in entry.aliases:
+            name.append(f"\n{alias}", style="dim")
+        does = Text(entry.summary)
+        does.append(f" {entry.paper}", style="dim")
+        if parameters := _parameters(entry, ", ", "="):
+            does.append(f"\n{parameters}", style="cyan")
+        what.add_row(name, does)
+        cost.add_row(name, ", ".join(entry.kinds) or "-", entry.sends, entry.reveals, entry.extra_compute)
+    console = stdout()
+    console.print(what)
+    console.print(cost)
+
+
+def _show_method(entry: Entry) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedskew.cli.terminal import stdout
+
+    console = stdout()
+    console.print(Text(entry.document), soft_wrap=True)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    rows = {
+        "names": ", ".join((entry.name, *entry.aliases)),
+        "sets": ", ".join(entry.kinds) or "-",
+        "paper": entry.paper,
+        "sent by clients": entry.sends,
+        "labels revealed to the server": entry.reveals,
+        "extra compute": entry.extra_compute,
+        "parameters": _parameters(entry, "\n", " = ") or "none",
+    }
+    for heading, value in rows.items():
+        table.add_row(Text(heading, style="bold"), Text(value))
+    console.print()
+    console.print(table)
+
+
+def _models(as_json: Json = False) -> None:
+    """List the models. For your own, use --model package.module:factory."""
+    from rich.table import Table
+
+    from fedskew.cli.terminal import print_json, stdout
+    from fedskew.models.catalogue import MODELS
+
+    if as_json:
+        keys = ("name", "description", "paper", "kinds", "smallest_side")
+        print_json({"models": [{key: getattr(entry, key) for key in keys} for entry in MODELS.values()]})
+        return
+    table = Table()
+    for heading in ("model", "description", "source", "inputs"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "model")
+    for entry in MODELS.values():
+        table.add_row(entry.name, entry.description, entry.paper, _inputs(entry))
+    console = stdout()
+    console.print(table)
+    console.print("auto (default): fasttext for text, cnn for images of 16×16 or more, dnn otherwise", style="dim")
+
+
+def _inputs(entry: ModelEntry) -> str:
+    size = f" of {entry.smallest_side}×{entry.smallest_side} or more" if entry.smallest_side > 1 else ""
+    plural = {"image": f"images{size}", "table": "tables", "text": "text"}
+    return ", ".join(plural[kind] for kind in entry.kinds)
+
+
+def _datasets(
+    data_dir: Annotated[str | None, option("--data-dir", "FOLDER", "look in this folder, too")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the datasets and where their files are. For your own, use --data PATH."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedskew.cli.terminal import print_json, stdout
+    from fedskew.data.catalogue import DATASETS
+
+    rows = [_dataset_json(entry, data_dir) for entry in DATASETS.values()]
+    if as_json:
+        print_json({"datasets": rows})
+        return
+    table = Table()
+    for heading in ("dataset", "description", "size", "location"):
+        table.add_column(heading, no_wrap=heading in ("dataset", "size"), overflow="fold")
+    for row in rows:
+        what = Text(row["description"])
+        what.append(f"\nlicence: {row['licence']}", style="dim")
+        if row["options"]:
+            what.append(f"\noptions: {', '.join(row['options'])}", style="cyan")
+        where = Text(row["where"] or "not here; downloaded on first use", style="" if row["where"] else "dim")
+        if row["bytes"]:
+            where.append(f"\n{_size(row['bytes'])}", style="dim")
+        size = f"{row['classes']} classes\n{row['train']} train\n{row['test']} test"
+        table.add_row(row["name"], what, size, where)
+    console = stdout()
+    console.print(table)
+    console.print("searched: --data-dir, FEDSKEW_DATA and the cache; options: --set data.NAME=VALUE", style="dim")
+
+
+def _dataset_json(entry: DatasetEntry, data_dir: str | None) -> dict[str, Any]:
+    where, size = _location(entry, data_dir)
+    keys = ("name", "kind", "description", "classes", "train", "test", "licence", "citation", "options", "sources")
+    return {key: getattr(entry, key) for key in keys} | {"where": where, "bytes": size}
+
+
+def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, int | None]:
+    """The folder and the total size of the dataset's files, or two Nones if they are not on this machine."""
+    from fedskew.data.catalogue import DATASETS
+    from fedskew.data.published.places import found_files
+
+    if entry.made_of:
+        parts = [_location(DATASETS[part], data_dir) for part in entry.made_of]
+        here = all(where for where, _ in parts)
+        return ("with its parts" if here else None), (sum(size or 0 for _, size in parts) if here else None)
+    if entry.published is None:
+        return "with scikit-learn", None
+    files = found_files(entry.published, data_dir)
+    if not files:
+        return None, None
+    return str(Path(files[0]).parent), sum(path.stat().st_size for path in files if path.is_file())
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.0f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+
+
+def _partitions(as_json: Json = False) -> None:
+    """List the partitions: rules that split the data over clients."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedskew.cli.terminal import print_json, stdout
+    from fedskew.data import PARTITIONS
+
+    rules = [_partition_json(rule) for _, rule in sorted(PARTITIONS.items())]
+    if as_json:
+        print_json({"partitions": rules})
+        return
+    table = Table()
+    table.add_column("partition", no_wrap=True)
+    table.add_column("description")
+    table.add_column("parameters", overflow="fold", min_width=20)
+    for rule in rules:
+        parameters = "\n".join(_partition_parameter(name, default) for name, default in rule["parameters"].items())
+        table.add_row(rule["name"], Text(rule["summary"]), Text(parameters, style="cyan"))
+    console = stdout()
+    console.print(table)
+    console.print("use: --partition NAME; parameters: a flag of that name, or --set partition.NAME=VALUE", style="dim")
+
+
+def _partition_json(rule: type[Partition]) -> dict[str, Any]:
+    summary = (rule.__doc__ or "").strip().split("\n\n")[0]
+    return {
+        "name": rule.name,
+        "summary": " ".join(summary.split()),
+        "parameters": {spec.name: None if spec.default is MISSING else spec.default for spec in fields(rule)},
+        "uses_all": rule.uses_all,
+    }
+
+
+def _partition_parameter(name: str, default: object) -> str:
+    if default is None:
+        return f"{name} (default: 20)" if name == "clients" else f"{name} (required)"
+    return f"{name}={default}"
