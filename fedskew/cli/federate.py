@@ -19,6 +19,7 @@ from fedskew.errors import UserError
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
     from fedskew.flower.credentials import Credentials
+    from fedskew.flower.local_federation import LocalFederation
     from fedskew.flower.site_config import SiteConfig
 
 FEDERATION = "Federation"
@@ -146,7 +147,7 @@ def _up(
     from fedskew.experiment.config import assigned, with_values
     from fedskew.flower.disclosure import noise_warning
     from fedskew.flower.planning import read_app
-    from fedskew.flower.trial import follow, plan_trial
+    from fedskew.flower.trial import plan_trial, run_folder
 
     def show(line: str) -> None:
         if not (quiet or as_json):
@@ -156,21 +157,35 @@ def _up(
     trial = plan_trial(Path(folder), config, assigned(federation or ()))
     if warning := noise_warning(*read_app(trial.app)):
         show(f"warning: {warning}")
+    run = run_folder(trial)
+    if run.finished:
+        show(f"{run.path} is finished already; nothing was run")
+    else:
+        _run_trial(trial, show)
+    summary = run.summary() or {}
+    if as_json:
+        print_json(summary | {"folder": str(run.path)})
+        return
+    rounds = f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''}"
+    line = f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % after {rounds}; run saved in {run.path}"
+    stdout().print(line, soft_wrap=True, markup=False)
+
+
+def _run_trial(trial: LocalFederation, show: Callable[[str], None]) -> None:
+    """Start all processes and show what the server reports; in any case, end the processes."""
+    from fedskew.cli.terminal import notice
+    from fedskew.flower.trial import follow
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the processes it started when it is terminated
+    logs = trial.folder / "logs"
     try:
         with trial:
-            show(f"starting a SuperLink on port {trial.port} and {len(trial.sites)} SuperNodes; logs in {folder}/logs")
+            show(f"starting a SuperLink on port {trial.port} and {len(trial.sites)} SuperNodes; logs in {logs}")
             trial.start()
-            summary = follow(trial, trial.start_run(), show)
+            follow(trial, trial.start_run(), show)
     except KeyboardInterrupt as interrupt:
         notice("stopped; repeat the command to resume after the last saved round")
         raise typer.Exit(INTERRUPTED) from interrupt
-    if as_json:
-        print_json(summary | {"folder": str(Path(folder) / "run")})
-        return
-    stdout().print(
-        f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % after {summary['rounds']} rounds; "
-        f"run saved in {Path(folder) / 'run'}", soft_wrap=True, markup=False)  # fmt: skip
 
 
 def _site(

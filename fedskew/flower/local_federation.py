@@ -12,6 +12,7 @@ FOLDER/
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,10 @@ import yaml
 
 from fedskew.errors import UserError
 from fedskew.flower.credentials import Credentials
+from fedskew.flower.guardian import VARIABLE, end_marked_processes, start_guardian
 from fedskew.flower.processes import Process, await_tls, end_all, free_ports
 from fedskew.flower.supernode import node_config, supernode_command
+from fedskew.locks import FolderLock
 
 _START_SECONDS = 120.0
 _CONNECTION = "federation"
@@ -39,26 +42,38 @@ class LocalFederation:
         self.superlink: Process | None = None
         self.nodes: dict[str, Process] = {}
         self._others: list[Process] = []
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._lock: FolderLock | None = None
 
     def __enter__(self) -> Self:
+        """Take the folder over from a trial that was killed; refuse a folder in which another one runs."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = FolderLock(self.folder / ".lock")
+        end_marked_processes(str(self.folder))
+        self._guardian = start_guardian(str(self.folder))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end_all([*([self.superlink] if self.superlink else []), *self.nodes.values(), *self._others])
+        if self._guardian is not None:
+            self._guardian.communicate()  # it ends what the others left behind
+        if self._lock is not None:
+            self._lock.release()
 
     @property
     def environment(self) -> dict[str, str]:
-        """Flower's own files apart from those of the user."""
-        return {"FLWR_HOME": str(self.folder / "flower")}
+        """Flower's files apart from those of the user, and the mark by which the guardian knows these processes."""
+        return {"FLWR_HOME": str(self.folder / "flower"), VARIABLE: str(self.folder)}
 
     def site_file(self, site: str) -> Path:
         return self.folder / "sites" / site / "site.yaml"
 
     def start(self) -> None:
         """Everything but a run, from nothing."""
-        self._database.unlink(missing_ok=True)
+        for file in self.folder.glob(f"{self._database.name}*"):  # with SQLite's journal
+            file.unlink()
         self.start_superlink()
         self.register()
         for site in self.sites:

@@ -1,4 +1,4 @@
-"""Flower's programs as child processes of ours: started with their own logs, watched, and ended, whatever happens."""
+"""Flower's programs as child processes: each has a log, is watched, and is ended whatever happens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 from fedskew.errors import UserError
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
+_LOG_SECONDS = 1.0
+"""How long the log of a process that ended may stay open: what it started may hold on to the pipe."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -36,24 +41,33 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 
 
 class Process:
-    """A program with its log."""
+    """A program with its log, in which every line has a timestamp and no colours."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.name, self.log = name, log
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.began_at = log.stat().st_size if log.exists() else 0
         """Where in its log this process begins."""
         whole = environment(env)
         command = [shutil.which(command[0], path=whole["PATH"]) or command[0], *command[1:]]
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=whole,
-                start_new_session=True,  # a Ctrl-C is for us: we end the others in order
-            )
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=whole,
+            umask=0o077,  # models and keys are nobody else's business
+            start_new_session=True,  # a Ctrl-C is for us: we end the others in order
+        )
+        self._writer = threading.Thread(target=self._write_log, args=(open_private(log),), daemon=True)
+        self._writer.start()
+
+    def _write_log(self, log: TextIO) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output, log as file:
+            for line in output:
+                file.write(log_line(line.decode(errors="replace")))
+                file.flush()
 
     @property
     def pid(self) -> int:
@@ -64,10 +78,16 @@ class Process:
         return self._process.poll() is None
 
     def said(self) -> str:
-        """All that it said since it was started."""
+        """All output since it was started."""
+        self.complete_log()
         with self.log.open(encoding="utf-8", errors="replace") as file:
             file.seek(self.began_at)
             return file.read()
+
+    def complete_log(self) -> None:
+        """If the process has ended, wait until its log has everything."""
+        if not self.running:
+            self._writer.join(_LOG_SECONDS)
 
     def last_message(self) -> str:
         """The last line that the program wrote, or the text of its last box."""
@@ -97,13 +117,25 @@ class Process:
         self._process.wait()
 
 
+def open_private(path: Path) -> TextIO:
+    """A file for appending that only its owner can read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
+
+
+def log_line(output: str) -> str:
+    """A line of a program's output for a log file: with the time, without colours."""
+    return f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {_COLOUR.sub('', output).rstrip()}\n"
+
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_TIME = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+(\+00:00|Z) ")
 _FRAME = "─━│┃╭╮╰╯┌┐└┘┏┓┗┛"
 
 
 def last_message(output: str) -> str:
     """The last line of a program's output without colours; if that is the edge of a box, the text inside the box."""
-    lines = [line.strip() for line in _COLOUR.sub("", output).splitlines() if line.strip()]
+    lines = [_TIME.sub("", line).strip() for line in _COLOUR.sub("", output).splitlines()]
+    lines = [line for line in lines if line]
     if not lines or lines[-1].strip(_FRAME + " "):
         return lines[-1] if lines else "it wrote nothing"
     inside: list[str] = []

@@ -7,18 +7,20 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedskew.errors import UserError
-from fedskew.experiment.config import Config
+from fedskew.experiment.config import Config, differing_keys
 from fedskew.experiment.preparation import build_federation
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
-from fedskew.flower.planning import resolved, settings_of
+from fedskew.flower.planning import read_app, resolved, settings_of
 from fedskew.flower.processes import Process
+from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
 
 _POLL_SECONDS = 0.3
@@ -40,17 +42,40 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
         **settings,
     }
     contract = Contract.of(federation.dataset)
-    app = folder / "app"
-    if (app / PACKAGE).is_dir():
-        shutil.rmtree(app)
     planned = settings_of(names, own)
-    write_app(app, planned, contract, resolved(config, contract, names))
+    app = folder / "app"
+    with TemporaryDirectory() as drafts:
+        draft, split = Path(drafts) / "app", Path(drafts) / "split.json"
+        write_app(draft, planned, contract, resolved(config, contract, names))
+        federation.save_split(split)
+        _require_same_run(folder, draft, split)
+        if (app / PACKAGE).is_dir():
+            shutil.rmtree(app)
+        write_app(app, planned, contract, resolved(config, contract, names))
+        shutil.copyfile(split, folder / "split.json")
     keys = make_credentials(folder / "keys", names)
-    federation.save_split(folder / "split.json")
     trial = LocalFederation(folder, app, keys, names)
     for client, name in enumerate(names):
         write_site(trial.site_file(name), _site(client, name, config, planned))
     return trial
+
+
+def _require_same_run(folder: Path, app: Path, split: Path) -> None:
+    """Refuse to go on in a folder whose run has other settings or other data."""
+    settings, contract, config = read_app(app)
+    run = RunFolder(settings.folder)
+    if not run.config_path.exists():
+        return
+    RunRecord(run.path, settings, contract).check()
+    differences = differing_keys(run.config, resolved(config, contract, settings.sites))
+    before = folder / "split.json"
+    if before.exists() and before.read_bytes() != split.read_bytes():
+        differences.append("the split of the data")
+    if differences:
+        raise UserError(
+            f"{folder} holds a run that differs in {', '.join(differences)}; expected the command that it was started "
+            "with, or another folder"
+        )
 
 
 def site_names(number: int) -> list[str]:
@@ -83,24 +108,28 @@ def _site(client: int, name: str, config: Config, settings: FederationSettings) 
     }
 
 
-def follow(trial: LocalFederation, run: Process, say: Callable[[str], None]) -> dict[str, Any]:
-    """Say what the server says until the run is over; its summary."""
+def run_folder(trial: LocalFederation) -> RunFolder:
+    """Where the trial's run lies."""
+    return RunFolder(read_app(trial.app)[0].folder)
+
+
+def follow(trial: LocalFederation, run: Process, say: Callable[[str], None]) -> None:
+    """Report what the server logs until the run is over; raise a UserError if the run did not finish."""
     known: set[str] = set()
-    stopped = ""
+    stopped, finished = "", False
     for line in _lines(run):
         if line:
             say(line)
             stopped = line if line.startswith("stopped:") else stopped
+            finished = finished or line.startswith("finished")
         for name, node in trial.nodes.items():
             if not node.running and name not in known:
                 known.add(name)
                 say(f"{name} ended; its log is {node.log}")
         if trial.superlink is not None:
             trial.superlink.require_running()
-    summary = RunFolder(trial.folder / "run").summary()
-    if summary is None:
+    if not finished:
         raise UserError(stopped.removeprefix("stopped: ") or f"the run ended early; {run.log} says why")
-    return summary
 
 
 def _lines(run: Process) -> Iterator[str]:
@@ -109,6 +138,7 @@ def _lines(run: Process) -> Iterator[str]:
         file.seek(run.began_at)
         while True:
             alive = run.running
+            run.complete_log()
             while line := file.readline():
                 if match := _SAID.search(line):
                     yield match[1].strip()

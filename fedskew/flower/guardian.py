@@ -1,0 +1,59 @@
+"""Ends the processes of a trial that was killed.
+
+    python -m fedskew.flower.guardian MARK      # waits until its standard input is closed
+
+All processes of a trial carry a mark in their environment, which their descendants inherit, even those that Flower
+detaches. The guardian waits for the process that started it, which holds the other end of a pipe, and then kills
+whatever still carries the mark.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+VARIABLE = "FEDSKEW_TRIAL"
+_PASSES = 20
+_PAUSE_SECONDS = 0.1
+
+
+def start_guardian(mark: str) -> subprocess.Popen[bytes]:
+    """A guardian of the processes with this mark; it acts when its standard input is closed."""
+    command = [sys.executable, "-m", "fedskew.flower.guardian", mark]
+    plain = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=plain, start_new_session=True
+    )
+
+
+def marked_processes(mark: str) -> list[int]:
+    """The processes that carry this mark, where the system shows environments (Linux)."""
+    wanted = os.fsencode(f"{VARIABLE}={mark}")
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def end_marked_processes(mark: str) -> None:
+    """Kill them, with those that they start meanwhile."""
+    for _ in range(_PASSES):
+        marked = marked_processes(mark)
+        if not marked:
+            return
+        for process in marked:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(_PAUSE_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    end_marked_processes(sys.argv[1])

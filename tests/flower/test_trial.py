@@ -1,0 +1,56 @@
+"""`fedskew federate up` as a real process: killed, taken over, and refused with other settings."""
+
+from __future__ import annotations
+
+import re
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from in_process import small_data
+
+from fedskew.flower.guardian import marked_processes
+
+PATIENCE = 300.0
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 ")
+
+
+def until(condition: bool | object, what: str, process: subprocess.Popen[str] | None = None) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, f"waited {PATIENCE:g} s for {what}"
+        assert process is None or process.poll() is None, f"it ended before {what}"
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_killed_trial_leaves_no_process_and_the_same_command_takes_over(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    command = [sys.executable, "-m", "fedskew", "federate", "up", str(folder), "--data", str(small_data(tmp_path))]
+    command += ["--sites", "2", "--method", "fedavg", "--rounds", "2", "--local-epochs", "1"]
+    with subprocess.Popen(command, text=True) as killed:
+        until((folder / "run" / "rounds.jsonl").exists, "the first row", killed)
+        assert marked_processes(str(folder))
+        beside = subprocess.run(command, capture_output=True, text=True, check=False)
+        killed.kill()
+    assert beside.returncode == 2
+    assert f"is being written by another process ({killed.pid} on" in beside.stderr
+    until(lambda: not marked_processes(str(folder)), "the end of all processes")
+
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert re.fullmatch(r"fedavg: accuracy [\d.]+ % after 2 rounds; run saved in .*\n", again.stdout)
+    assert not marked_processes(str(folder))
+
+    other = subprocess.run([*command, "--lr", "0.3"], capture_output=True, text=True, check=False)
+    assert (other.returncode, other.stdout) == (2, "")
+    assert f"error: {folder} holds a run that differs in lr" in other.stderr
+
+    private = [folder / "superlink.db", folder / "run" / "model.safetensors", *(folder / "logs").iterdir()]
+    assert [path.name for path in private if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    lines = (folder / "logs" / "site-1.log").read_text(encoding="utf-8").splitlines()
+    assert lines
+    assert [line for line in lines if not TIME.match(line) or "\x1b" in line] == []
