@@ -86,6 +86,7 @@ FLAGS: dict[str, Flag] = {
         _training("batch_size", "N"),
         _training("lr", "X"),
         _training("lr_decay", "X"),
+        _training("optimizer", "NAME"),
         _training("momentum", "X"),
         _training("weight_decay", "X"),
         _training("seed", "N"),

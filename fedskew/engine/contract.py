@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.model.network import ModelState
+from fedskew.engine.optimisers import OPTIMISERS, LocalOptimiser
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
 from fedskew.randomness import fold
@@ -31,6 +32,11 @@ class LocalTraining:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
+    optimizer: str = "sgd"
+
+    @property
+    def optimiser(self) -> LocalOptimiser:
+        return OPTIMISERS[self.optimizer](self.momentum, self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -125,17 +131,6 @@ class Engine(Protocol):
     def close(self) -> None:
         """End the engine's processes and threads. By default it has none."""
         return
-
-
-def sgd_(params: list[Tensor], velocity: list[Tensor], direction: list[Tensor], local: LocalTraining) -> None:
-    """One step of SGD with momentum and weight decay, as `torch.optim.SGD` does it, in place."""
-    if local.weight_decay:
-        direction = list(torch._foreach_add(direction, params, alpha=local.weight_decay))
-    if local.momentum:
-        torch._foreach_mul_(velocity, local.momentum)
-        torch._foreach_add_(velocity, direction)
-        direction = velocity
-    torch._foreach_add_(params, direction, alpha=-local.lr)
 
 
 def clipped(direction: Tensors, clip_norm: float | None) -> Tensors:

@@ -19,7 +19,6 @@ from fedskew.engine.contract import (
     companion,
     companion_key,
     perturbation_key,
-    sgd_,
     targets_of,
 )
 from fedskew.engine.data.batches import BatchPlan
@@ -86,7 +85,8 @@ class _ClientRun:
         self.params = {name: p.to(device, copy=True) for name, p in start.params.items()}
         self.buffers = {name: b.to(device, copy=True) for name, b in start.buffers.items()}
         self.tally: Tensors = {}
-        self._velocity = [torch.zeros_like(p) for p in self.params.values()]
+        self._optimiser = work.local.optimiser
+        self._optimiser_state = self._optimiser.new_state(list(self.params.values()))
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         client_key = torch.tensor(plan.client_key, device=device)
         self._keys = fold(client_key, torch.arange(plan.steps, device=device))
@@ -146,7 +146,8 @@ class _ClientRun:
             return {name: g.contiguous() for name, g in zip(leaves, grads, strict=True)}
 
         direction = clipped(self._work.solver.direction(gradient, self.params, self._client), local.clip_norm)
-        sgd_(list(self.params.values()), self._velocity, [direction[name] for name in self.params], local)
+        ordered = [direction[name] for name in self.params]
+        self._optimiser.step(list(self.params.values()), ordered, self._optimiser_state, local.lr)
         loss, tally = told[0]
         self._loss += loss.double() * len(y)
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
@@ -177,7 +178,7 @@ class _ClientRun:
         local = self._work.local
         dtype = next(iter(self.params.values())).dtype
         steps = torch.tensor(self._plan.steps, dtype=dtype, device=self._loss.device)
-        trained = Trained(self.params, steps, local.lr, local.momentum, self._pass("closing"))
+        trained = Trained(self.params, steps, local.lr, local.momentum, self._pass("closing"), local.optimizer)
         return self._work.end(trained, self._client)
 
 

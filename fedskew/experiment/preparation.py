@@ -15,6 +15,7 @@ from fedskew.engine import choose_devices, choose_engine, estimated_seconds
 from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import Method, Objective, Part, Regulariser, make_method
+from fedskew.methods.parts import SGD_OPTIMIZERS
 from fedskew.models import Inputs, check_model, has_features, make_model
 
 DEFAULT_CLIENTS = 20
@@ -69,6 +70,11 @@ def prepare(
     module = make_model(name, inputs, config.seed) if model is None else model
     for part in chosen.parts:
         part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
+    if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in chosen.parts for m in part.members):
+        raise UserError(
+            f"method {chosen.name!r} counts the steps of local SGD, and optimizer is {config.optimizer!r}; "
+            f"expected {' or '.join(SGD_OPTIMIZERS)}"
+        )
     needy = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in chosen.parts)
     if needy and not has_features(module):
         raise UserError(

@@ -218,7 +218,7 @@ def _training(run: FinishedRun) -> str:
         ("clients a round", config.clients_per_round or "all"),
         ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),
         ("learning rate, decay a round", f"{config.lr}, {config.lr_decay}"),
-        ("momentum, weight decay", f"{config.momentum}, {config.weight_decay}"),
+        ("optimiser, momentum, weight decay", f"{config.optimizer}, {config.momentum}, {config.weight_decay}"),
         ("augmentation", ", ".join(config.augment) or "none"),
         ("updates left out as not finite", run.summary["diverged"]),
         ("seed", config.seed),

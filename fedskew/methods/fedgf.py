@@ -60,6 +60,7 @@ class PerturbedMean(ServerRule):
     """W."""
 
     sends = "local steps (one number)"
+    needs_sgd = True
 
     def __post_init__(self) -> None:
         expect(self.global_rho >= 0, "global_rho", self.global_rho, "a number ≥ 0")

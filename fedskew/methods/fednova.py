@@ -25,6 +25,7 @@ class FedNova(ServerRule):
     """The mean update per local step, times the mean number of steps."""
 
     sends = "local steps (one number)"
+    needs_sgd = True
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         return {"local_steps": trained.effective_steps()}

@@ -82,6 +82,7 @@ class CommonDirection(ServerRule):
     """The weighted mean of the models. The server also keeps the mean direction of a local step."""
 
     sends = "local steps (one number)"
+    needs_sgd = True
 
     def server_state(self, params: Tensors) -> Tensors:
         return pack("common_direction", {name: torch.zeros_like(p) for name, p in params.items()})

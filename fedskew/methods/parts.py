@@ -41,6 +41,8 @@ Tensors = dict[str, Tensor]
 """Named tensors: the parameters of a model, state, or anything that clients and server send each other."""
 
 Half = Literal["first", "second"]
+SGD_OPTIMIZERS = ("sgd", "nesterov")
+"""The local optimisers whose steps are sums of gradients."""
 
 
 class Gradient(Protocol):
@@ -145,11 +147,18 @@ class Trained:
     momentum: float
     closing: Tensors = field(default_factory=dict)
     """The sums of `Part.closing` over the client's batches."""
+    optimizer: str = "sgd"
 
     def effective_steps(self) -> Tensor:
-        """‖A‖₁: the number of steps without momentum that would move as far along a constant gradient."""
+        """‖A‖₁: the number of steps without momentum that would move as far along a constant gradient.
+
+        Only SGD, with or without Nesterov's momentum, has such a number: Adam's steps do not grow with the gradient.
+        """
+        if self.optimizer not in SGD_OPTIMIZERS:
+            raise UserError(f"effective_steps() is not defined for optimizer {self.optimizer!r}; expected needs_sgd")
         rho = self.momentum
-        return (self.steps - rho * (1 - rho**self.steps) / (1 - rho)) / (1 - rho)
+        first = rho**2 if self.optimizer == "nesterov" else rho
+        return (self.steps - first * (1 - rho**self.steps) / (1 - rho)) / (1 - rho)
 
 
 @dataclass(frozen=True)
@@ -204,6 +213,8 @@ class Part:
     """What the client sends besides the model, in words. A Flower site withholds what is sent but not declared."""
     extra_compute: ClassVar[str] = ""
     """What a local step costs besides one forward and one backward pass, in words."""
+    needs_sgd: ClassVar[bool] = False
+    """Whether the maths holds for local SGD only, for instance because it uses `Trained.effective_steps`."""
     needs_gradient: ClassVar[bool] = False
     """Whether `closing` uses `seen.gradient`."""
 

@@ -41,6 +41,7 @@ class ControlVariates(Solver):
     """The gradient, minus the client's control variate, plus the server's."""
 
     sends = "control variate (one model)"
+    needs_sgd = True
 
     def client_state(self, params: Tensors) -> Tensors:
         return _zeros(params)

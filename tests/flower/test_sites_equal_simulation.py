@@ -56,7 +56,10 @@ def test_sites_come_to_the_simulated_model(method: str, data: Path, split: Feder
     assert [row.loss for row in apart.history] == [row.loss for row in together.history]
 
 
-@pytest.mark.parametrize("changed", [{"augment": ["flip"]}, {"clients_per_round": 2}, {"model": "resnet8"}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"augment": ["flip"]}, {"clients_per_round": 2}, {"model": "resnet8"}, {"optimizer": "adam", "lr": 0.003}],
+)
 def test_so_do_runs_with_other_settings(
     changed: dict[str, object], data: Path, split: Federation, tmp_path: Path
 ) -> None:

@@ -215,7 +215,8 @@ class StackedEngine(Engine):
             one, two = (bytes_taken(partial(step, number), self._data.y.device) for number in (1, 2))
         except torch.OutOfMemoryError:
             return 1
-        each = max(two - one, one // 2) + 4 * layouts.params.row_bytes
+        shaped = 3 + len(work.local.optimiser.shaped_state)
+        each = max(two - one, one // 2) + shaped * layouts.params.row_bytes
         each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
         of_round = layouts.params.row_bytes + layouts.buffers.row_bytes + 2 * layouts.state.row_bytes
         return max(1, (spare - clients * of_round) // max(each, 1))

@@ -63,11 +63,12 @@ def ends(
     work: RoundWork, params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
 ) -> tuple[Tensors, Tensors]:
     """What each client sends beside its model, and what it keeps, after its last step and its closing pass."""
+    local = work.local
 
     def end(
         params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
     ) -> tuple[Tensors, Tensors]:
-        trained = Trained(params, steps, work.local.lr, work.local.momentum, closing)
+        trained = Trained(params, steps, local.lr, local.momentum, closing, local.optimizer)
         return work.end(trained, work.client(label_counts, state))
 
     of_all: tuple[Tensors, Tensors] = torch.func.vmap(end)(params, steps, label_counts, state, closing)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedskew.engine.contract import RoundWork
 from fedskew.engine.model.network import ModelState
+from fedskew.engine.optimisers import STEPS, LocalOptimiser
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.rows import RowLayout
 from fedskew.methods.parts import Tensors
@@ -40,6 +41,13 @@ class Layouts:
             },
             tally=tally,
         )
+
+    def optimiser_state(self, optimiser: LocalOptimiser, rows: int, device: torch.device) -> Memory:
+        """Memory for the optimiser's state of so many clients."""
+        memory = {kind: self.params.zeros(rows, device) for kind in optimiser.shaped_state}
+        if optimiser.counts_steps:
+            memory[STEPS] = {"": torch.zeros(rows, dtype=torch.float64, device=device)}
+        return memory
 
     def common(self, work: RoundWork) -> Memory:
         """What all clients of a round are given."""

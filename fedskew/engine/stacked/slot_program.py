@@ -13,10 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.engine.contract import RoundWork, sgd_
+from fedskew.engine.contract import RoundWork
 from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.data.transfer import stream_for
 from fedskew.engine.model.network import Network
+from fedskew.engine.optimisers import STEPS
 from fedskew.engine.stacked.execution import Memory, Step, captured, compiled
 from fedskew.engine.stacked.local_step import Batches, directions
 from fedskew.engine.stacked.slot_layouts import Layouts
@@ -40,7 +41,7 @@ class SlotStep:
     """Whether no batch is padded."""
     channels_last: bool
     fused: bool
-    """Whether SGD is PyTorch's fused kernel, rather than arithmetic that a compiler may fuse with more."""
+    """Whether the optimiser may use PyTorch's fused kernels; without them a compiler can fuse more operations."""
 
     def __call__(self, memory: Memory) -> None:
         """The step that memory says is next; all of it on the device."""
@@ -60,13 +61,7 @@ class SlotStep:
         params = self.layouts.params.views(memory["params"])
         buffers = self.layouts.buffers.views(memory["buffers"])
         found = directions(self.network, work, batches, params, buffers, self.samples)
-        if isinstance(lr, float):
-            velocity = self.layouts.params.views(memory["velocity"])
-            local, names = replace(self.work.local, lr=lr), list(params)
-            sgd_([params[n] for n in names], [velocity[n] for n in names], [found.direction[n] for n in names], local)
-        else:
-            for kind, g in self.layouts.params.flat(found.direction).items():
-                self._descend(memory["params"][kind], memory["velocity"][kind], g, lr)
+        self._step(memory, found.direction, lr)
         for name, tensor in found.buffers.items():
             if tensor is not buffers[name]:
                 buffers[name].copy_(tensor)
@@ -74,20 +69,21 @@ class SlotStep:
         for name, value in found.tally.items():
             memory["sums"][f"tally {name}"] += value
 
-    def _descend(self, p: Tensor, v: Tensor, g: Tensor, lr: Tensor) -> None:
-        """One step of SGD, as `sgd_` does it, with a learning rate that the device holds."""
-        decay, momentum = self.work.local.weight_decay, self.work.local.momentum
-        if self.fused and p.dtype == torch.float32:
-            torch._fused_sgd_(
-                [p], [g], [v] if momentum else [], weight_decay=decay, momentum=momentum, lr=lr, dampening=0.0,
-                nesterov=False, maximize=False, is_first_step=False,
-            )  # fmt: skip
-            return
-        g = g + decay * p if decay else g
-        if momentum:
-            g = momentum * v + g
-            v.copy_(g)
-        p.copy_(p - lr * g)
+    def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
+        """A GPU steps whole rows of memory at once, a CPU tensor by tensor."""
+        layout, optimiser = self.layouts.params, self.work.local.optimiser
+        by_tensor = isinstance(lr, float)
+        flat_direction = direction if by_tensor else layout.flat(direction)
+        names = list(flat_direction)
+
+        def tensors(kind: str) -> list[Tensor]:
+            named = layout.views(memory[kind]) if by_tensor else memory[kind]
+            return [named[name] for name in names]
+
+        state = {kind: tensors(kind) for kind in optimiser.shaped_state}
+        if optimiser.counts_steps:
+            state[STEPS] = [memory[STEPS][""]]
+        optimiser.step(tensors("params"), [flat_direction[name] for name in names], state, lr, self.fused)
 
 
 @dataclass(frozen=True)

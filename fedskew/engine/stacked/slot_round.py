@@ -95,7 +95,7 @@ class SlotRound:
     def _enter(self, slots: Places, clients: Places, numbers: npt.NDArray[np.int64]) -> None:
         memory = self._program.memory
         self._start(memory, slots, numbers)
-        for kind in ("velocity", "sums"):
+        for kind in (*self._work.local.optimiser.state_names, "sums"):
             for tensor in memory[kind].values():
                 tensor[slots] = 0
         memory["label_counts"][""][slots] = self._label_counts[clients]

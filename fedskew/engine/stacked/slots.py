@@ -27,8 +27,8 @@ STAGED_STEPS = 16
 _WINDOWS = {"cpu": 1, "cuda": 2}
 """How many such lots of batches there is room for: a GPU makes one while it steps through the other."""
 
-_PER_SLOT = ("params", "velocity", "buffers", "state", "sums", "label_counts")
-"""The kinds of memory with a row for each slot."""
+_PER_SLOT = ("params", "buffers", "state", "sums", "label_counts")
+"""The kinds of memory with a row for each slot, besides the optimiser's state."""
 
 
 class Slots:
@@ -55,7 +55,6 @@ class Slots:
         sums |= {f"tally {n}": torch.zeros(rows, dtype=dtype, device=self._device) for n, dtype in tally.items()}
         self._memory: Memory = {
             "params": layouts.params.zeros(rows, self._device),
-            "velocity": layouts.params.zeros(rows, self._device),
             "buffers": layouts.buffers.zeros(rows, self._device),
             "state": layouts.state.zeros(rows, self._device),
             "sums": sums,
@@ -63,6 +62,7 @@ class Slots:
             "rates": {"lr": torch.zeros((), dtype=torch.float32, device=self._device)},
             "data": data.held(),
             **layouts.common(work),
+            **layouts.optimiser_state(work.local.optimiser, rows, self._device),
         }
         if any(p.dtype == torch.float64 for p in work.sent.params.values()):
             self._memory["rates"]["lr"] = self._memory["rates"]["lr"].double()
@@ -111,7 +111,7 @@ class Slots:
         key = slots, width
         if key not in self._programs:
             memory = {kind: dict(tensors) for kind, tensors in self._memory.items()}
-            for kind in _PER_SLOT:
+            for kind in (*_PER_SLOT, *work.local.optimiser.state_names):
                 memory[kind] = {name: t[:slots] for name, t in self._memory[kind].items()}
             memory["inputs"], memory["plan"] = self._inputs(slots, width, table.times)
             step = SlotStep(

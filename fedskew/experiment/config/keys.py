@@ -112,8 +112,13 @@ class Config:
     batch_size: int = _option(50, integer(1), "local batch size")
     lr: float = _option(0.05, real(above=0), "local learning rate in the first round")
     lr_decay: float = _option(1.0, real(above=0, at_most=1), "factor applied to the learning rate after every round")
-    momentum: float = _option(0.9, real(at_least=0, below=1), "momentum of local SGD")
-    weight_decay: float = _option(0.0, real(at_least=0), "weight decay of local SGD")
+    optimizer: str = _option(
+        "sgd", choice("sgd", "nesterov", "adam", "adamw"), "local optimiser: sgd, nesterov, adam or adamw"
+    )
+    momentum: float = _option(
+        0.9, real(at_least=0, below=1), "momentum of the local optimiser; beta1 of adam and adamw"
+    )
+    weight_decay: float = _option(0.0, real(at_least=0), "weight decay of the local optimiser")
     clip_norm: float | None = _option(None, optional(real(above=0)), "clip local gradients to this norm")
     average: str = _option("samples", choice("samples", "uniform"), "weight of clients in the mean: samples or uniform")
     augment: tuple[str, ...] = _option((), names, "augmentations of training images, applied in order")
@@ -143,6 +148,8 @@ class Config:
         _check_fields(self)
         _refuse_reserved("data", self.data_params, _NAME_KEY)
         _refuse_reserved("method", self.method_params, _NAME_KEY)
+        if self.optimizer == "nesterov" and not self.momentum:
+            raise refuse("momentum", self.momentum, "a number above 0 for optimizer nesterov")
         clients = self.partition.clients
         if None not in (self.clients_per_round, clients) and self.clients_per_round > clients:  # type: ignore[operator]
             raise refuse("clients_per_round", self.clients_per_round, f"at most {clients}, the number of clients")
@@ -271,7 +278,7 @@ def _identity(config: Config) -> dict[str, Any]:
     for key, value in config.to_mapping().items():
         if isinstance(value, dict):
             identity.update({f"{key}.{inner}": _canonical(v) for inner, v in value.items()})
-        elif key not in RESUMABLE:
+        elif key not in RESUMABLE and (key, value) != ("optimizer", "sgd"):  # runs from before that key keep their name
             identity[key] = _canonical(value)
     return identity
 

@@ -50,6 +50,7 @@ class RoundPlanning:
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
+            optimizer=config.optimizer,
         )
         return Round(stage, self.parts(stage), trainee, self._enlistment.of(stage, trainee.rounds), local, bench)
 

@@ -34,15 +34,18 @@ DECAY = {"lr": 0.01, "lr_decay": 0.5}
 """A learning rate that memory must be told anew each round."""
 
 
-def stacked(method: str, rounds: int | None = None, model: nn.Module | None = None, **options: Any) -> Server:
-    settings = DECAY if rounds is None else {**DECAY, "rounds": rounds}
+def stacked(
+    method: str, rounds: int = 2, model: nn.Module | None = None, optimizer: str = "sgd", **options: Any
+) -> Server:
+    settings: dict[str, Any] = {**DECAY, "rounds": rounds, "optimizer": optimizer}
     this = server(image_federation(), method, model or norm_and_dropout(), PARAMS.get(method), **settings)
     this.engine = StackedEngine(this.network, this._workshop.train, 2, **options)
     return this
 
 
-def plain(method: str) -> RunState:
-    return finished(server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **DECAY))[0]
+def plain(method: str, optimizer: str = "sgd") -> RunState:
+    settings: dict[str, Any] = {**DECAY, "optimizer": optimizer}
+    return finished(server(image_federation(), method, norm_and_dropout(), PARAMS.get(method), **settings))[0]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -203,6 +206,16 @@ def assert_no_tensors_from_the_host(programs: list[torch.fx.GraphModule]) -> Non
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_compiled_is_the_step(method: str, recorded_steps: list[torch.fx.GraphModule]) -> None:
     assert distance(finished(stacked(method))[0], plain(method)) < 1e-9
+    assert_no_tensors_from_the_host(recorded_steps)
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "adam", "adamw"])
+@pytest.mark.parametrize("most", [2, None])
+def test_what_is_compiled_of_an_optimiser_is_its_step(
+    optimizer: str, most: int | None, recorded_steps: list[torch.fx.GraphModule]
+) -> None:
+    state = finished(stacked("fedavg", optimizer=optimizer, most_slots=most))[0]
+    assert distance(state, plain("fedavg", optimizer)) < 1e-6
     assert_no_tensors_from_the_host(recorded_steps)
 
 

@@ -281,8 +281,9 @@ def test_the_hash_follows_what_the_run_is() -> None:
         "data": "mnist", "partition.rule": "iid", "partition.clients": 9, "partition.seed": 0, "partition.beta": 1,
         "method": "fedavg", "method.distill_weight": 0.2, "model": "cnn", "rounds": 61, "clients_per_round": 3,
         "local_epochs": 1, "batch_size": 9, "lr": 0.1, "lr_decay": 0.9, "momentum": 0.0, "weight_decay": 0.1,
-        "clip_norm": 5.0, "average": "uniform", "augment": ["crop"], "engine": "plain", "device": "cpu",
-        "precision": "bf16", "compile": "never", "seed": 1, "eval_every": 2, "eval_local": True, "mean_last": 5,
+        "optimizer": "adam", "clip_norm": 5.0, "average": "uniform", "augment": ["crop"], "engine": "plain",
+        "device": "cpu", "precision": "bf16", "compile": "never", "seed": 1, "eval_every": 2, "eval_local": True,
+        "mean_last": 5,
     }  # fmt: skip
     changed = [with_values(base, {key: value}) for key, value in changes.items()]
     assert len({config_hash(config) for config in [base, *changed]}) == len(changes) + 1

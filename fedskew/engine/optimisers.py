@@ -1,0 +1,158 @@
+"""Local optimisers: how a client's descent direction becomes a step. Every engine uses the same ones.
+
+They compute what `torch.optim` computes. Their state is zero when a client's round begins. A tensor is that of one
+client, or a stack with a leading axis of clients, each of which may be at another of its local steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+STEPS = "steps"
+"""Key of the number of steps that each client has taken, for optimisers that use it."""
+
+State = Mapping[str, Sequence[Tensor]]
+"""Tensors shaped like the parameters by name; under `STEPS`, one tensor with an entry per client."""
+
+
+@dataclass(frozen=True)
+class LocalOptimiser(ABC):
+    """Takes the local steps of one client or of a stack of clients."""
+
+    momentum: float
+    weight_decay: float
+
+    shaped_state: ClassVar[tuple[str, ...]]
+    """Names of the state tensors that are shaped like the parameters."""
+    counts_steps: ClassVar[bool] = False
+    """Whether its state has `STEPS`."""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return (*self.shaped_state, STEPS) if self.counts_steps else self.shaped_state
+
+    @abstractmethod
+    def step(
+        self,
+        params: Sequence[Tensor],
+        direction: Sequence[Tensor],
+        state: State,
+        lr: float | Tensor,
+        fused: bool = False,
+    ) -> None:
+        """Change parameters and state in place. A GPU holds `lr` as a tensor; `fused` allows PyTorch's fused kernels,
+        which a compiler could not combine with other operations."""
+
+    def new_state(self, params: Sequence[Tensor]) -> State:
+        """The state of one client before its first step."""
+        state = {name: [torch.zeros_like(p) for p in params] for name in self.shaped_state}
+        if self.counts_steps:
+            state[STEPS] = [torch.zeros((), dtype=torch.float64, device=params[0].device)]
+        return state
+
+
+@dataclass(frozen=True)
+class SGD(LocalOptimiser):
+    """SGD with momentum and L2 weight decay, like `torch.optim.SGD`."""
+
+    nesterov: bool = False
+
+    shaped_state = ("velocity",)
+
+    def step(
+        self,
+        params: Sequence[Tensor],
+        direction: Sequence[Tensor],
+        state: State,
+        lr: float | Tensor,
+        fused: bool = False,
+    ) -> None:
+        velocity = state["velocity"]
+        if isinstance(lr, float):
+            self._foreach_step(list(params), list(direction), list(velocity), lr)
+            return
+        for p, g, v in zip(params, direction, velocity, strict=True):
+            if fused and p.dtype == torch.float32:
+                self._fused_step(p, g, v, lr)
+            else:
+                self._device_step(p, g, v, lr)
+
+    def _foreach_step(self, params: list[Tensor], direction: list[Tensor], velocity: list[Tensor], lr: float) -> None:
+        if self.weight_decay:
+            direction = list(torch._foreach_add(direction, params, alpha=self.weight_decay))
+        if self.momentum:
+            torch._foreach_mul_(velocity, self.momentum)
+            torch._foreach_add_(velocity, direction)
+            ahead = torch._foreach_add(direction, velocity, alpha=self.momentum) if self.nesterov else velocity
+            direction = list(ahead)
+        torch._foreach_add_(params, direction, alpha=-lr)
+
+    def _fused_step(self, p: Tensor, g: Tensor, v: Tensor, lr: Tensor) -> None:
+        torch._fused_sgd_(
+            [p], [g], [v] if self.momentum else [], weight_decay=self.weight_decay, momentum=self.momentum, lr=lr,
+            dampening=0.0, nesterov=self.nesterov, maximize=False, is_first_step=False,
+        )  # fmt: skip
+
+    def _device_step(self, p: Tensor, g: Tensor, v: Tensor, lr: Tensor) -> None:
+        g = g + self.weight_decay * p if self.weight_decay else g
+        if self.momentum:
+            velocity = self.momentum * v + g
+            v.copy_(velocity)
+            g = g + self.momentum * velocity if self.nesterov else velocity
+        p.copy_(p - lr * g)
+
+
+@dataclass(frozen=True)
+class Adam(LocalOptimiser):
+    """Adam with L2 weight decay, like `torch.optim.Adam`, or with decoupled weight decay, like `torch.optim.AdamW`.
+
+    Its β₁ is the momentum.
+    """
+
+    decoupled: bool = False
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    shaped_state = ("first moment", "second moment")
+    counts_steps = True
+
+    def step(
+        self,
+        params: Sequence[Tensor],
+        direction: Sequence[Tensor],
+        state: State,
+        lr: float | Tensor,
+        fused: bool = False,  # noqa: ARG002
+    ) -> None:
+        (steps,) = state[STEPS]
+        steps.add_(1)
+        moments = state["first moment"], state["second moment"]
+        for p, g, first, second in zip(params, direction, *moments, strict=True):
+            if self.weight_decay and self.decoupled:
+                p.mul_(1 - lr * self.weight_decay)
+            elif self.weight_decay:
+                g = g + self.weight_decay * p
+            first.mul_(self.momentum).add_(g, alpha=1 - self.momentum)
+            second.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+            denominator = (second / self._bias(self.beta2, steps, p)).sqrt_().add_(self.eps)
+            p.sub_(lr * (first / self._bias(self.momentum, steps, p)) / denominator)
+
+    def _bias(self, beta: float, steps: Tensor, like: Tensor) -> Tensor:
+        """1 − βᵗ for each client, where t counts its steps: what a moment lacks because it began at zero."""
+        bias = (1 - beta**steps).to(like.dtype)  # the steps are float64, for β₂ᵗ is close to 1
+        return bias.view(bias.shape + (1,) * (like.dim() - bias.dim()))
+
+
+OPTIMISERS: dict[str, Callable[[float, float], LocalOptimiser]] = {
+    "sgd": SGD,
+    "nesterov": lambda momentum, weight_decay: SGD(momentum, weight_decay, nesterov=True),
+    "adam": Adam,
+    "adamw": lambda momentum, weight_decay: Adam(momentum, weight_decay, decoupled=True),
+}
+"""By the name in a configuration, from momentum and weight decay."""
