@@ -40,6 +40,12 @@ def test_a_light_start_does_without_torch(start: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_tests_mirror_the_package() -> None:
+    tests = Path(__file__).parent
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
+    assert {str(folder) for folder in folders if not (PACKAGE / folder).is_dir()} == set()
+
+
 def test_every_public_name_is_there() -> None:
     for name in fedskew.__all__:
         assert getattr(fedskew, name) is not None

@@ -121,6 +121,7 @@ def test_a_run_killed_interrupted_and_damaged_ends_with_the_same_bits(undisturbe
     assert_same_run(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_staged_run_killed_in_its_stages_ends_with_the_same_bits(undisturbed, cli, tmp_path):
     whole, folder = undisturbed("pkd"), tmp_path / "killed"
     stages = [row.get("stage") for row in rows(whole)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from linear_clients import played, serve
+from method_cases import by_kind
 
 from fedskew.cli import main
 from fedskew.errors import UserError
@@ -55,7 +56,7 @@ def test_three_are_accepted_if_every_two_are() -> None:
 PAIRS = [pair for pair in itertools.combinations(METHODS, 2) if not clash(KINDS[pair[0]], KINDS[pair[1]])]
 
 
-@pytest.mark.parametrize("first", sorted({first for first, _ in PAIRS}))
+@pytest.mark.parametrize("first", by_kind(sorted({first for first, _ in PAIRS})))
 def test_every_combination_runs(first: str) -> None:
     for _, second in (pair for pair in PAIRS if pair[0] == first):
         states, rows = played(serve(f"{first}+{second}", rounds=2, local_epochs=1, lr=0.01))
