@@ -10,20 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.data.dataset import Dataset, Kind
-from fedskew.data.domains import DIGITS, load_domains
 from fedskew.data.loading import check_options, option_names
 from fedskew.data.own.forms import load_own
 from fedskew.data.own.objects import load_object, refuse_in_memory
 from fedskew.data.published.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar
-from fedskew.data.published.digits import load_digits
+from fedskew.data.published.digits import (
+    SVHN_LAYOUT,
+    SYN_LAYOUT,
+    USPS_LAYOUT,
+    load_digits,
+    load_svhn,
+    load_syn,
+    load_usps,
+)
+from fedskew.data.published.domains import DIGITS, load_domains
 from fedskew.data.published.download import RemoteFile
-from fedskew.data.published.house_numbers import SVHN_LAYOUT, SYN_LAYOUT, load_svhn, load_syn
 from fedskew.data.published.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
 from fedskew.data.published.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
-from fedskew.data.published.places import Published, files_of
+from fedskew.data.published.places import Published, dataset_files
 from fedskew.data.published.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
-from fedskew.data.published.usps import LAYOUT as USPS_LAYOUT
-from fedskew.data.published.usps import load_usps
 from fedskew.errors import UserError, unknown
 
 
@@ -78,7 +83,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
             return entry.loader(partial(load, data_dir=data_dir), **options)
         if entry.published is None:
             return entry.loader(**options)
-        return entry.loader(files_of(entry.published, data_dir), **options)
+        return entry.loader(dataset_files(entry.published, data_dir), **options)
     path = Path(name).expanduser()
     if _exists(path):
         return load_own(path, options)
@@ -113,7 +118,7 @@ _ENTRIES = (
     DatasetEntry(
         name="digits",
         kind="image",
-        description="handwritten digits, 8×8 grey; inside scikit-learn, so nothing to download",
+        description="handwritten digits, 8×8 grey; part of scikit-learn, no download",
         classes=10,
         train=1438,
         test=359,

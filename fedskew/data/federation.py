@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedskew.data.catalogue import load
 from fedskew.data.dataset import Dataset
 from fedskew.data.partitions.rule import IntArray, Partition
-from fedskew.data.partitions.split_file import split_hash, write_split
+from fedskew.data.partitions.saved import split_hash, write_split
 from fedskew.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""A user's own counts, from a CSV file: names exactly how much of which class each client holds or lacks."""
+"""Counts from a user's CSV file: exactly how many samples of each class a client has."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Row = tuple[int, list[str]]
 @register
 @dataclass(frozen=True)
 class Counts(CountedPartition):
-    """The counts of a CSV file: a row per client, a column per class.
+    """The counts in a CSV file: one row per client, one column per class.
 
-    A header row with the class names (then columns may stand in any order) and a first column with the
-    clients' names are optional. A first row counts as header when a cell is not a whole number or when it
-    lists the class names. What the counts do not claim stays unused.
+    A header row with the class names and a first column with client names are optional. With a header, the columns may
+    be in any order. The first row is a header if a cell of it is not a whole number, or if it lists the class names.
+    Samples beyond the counts stay unused.
     """
 
     name: ClassVar[str] = "counts"
@@ -33,7 +33,7 @@ class Counts(CountedPartition):
     def __post_init__(self) -> None:
         file_path("path", self.path)
 
-    def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - no chance in the counts
+    def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
         rows = _read(self.path)
         column_of_class, body = self._columns(rows, labels)
         counts = np.array([[self._count(row, j) for j in column_of_class] for row in body], np.int64)
@@ -41,7 +41,7 @@ class Counts(CountedPartition):
         return counts
 
     def _columns(self, rows: list[Row], labels: Labels) -> tuple[list[int], list[Row]]:
-        """The column of each class, and the rows that hold counts."""
+        """The column of each class, and the rows with counts."""
         line, first = rows[0]
         named = len(first) - labels.classes
         if named not in (0, 1):
@@ -107,7 +107,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _is_numbering(names: list[str]) -> bool:
-    """Whether a first column without a heading names the clients, rather than being counts of a class."""
+    """Whether a first column without a heading has client names or numbers, rather than counts."""
     numbers = [str(i) for i in range(len(names) + 1)]
     return names in (numbers[:-1], numbers[1:]) or not all(_is_number(name) for name in names)
 

@@ -1,4 +1,4 @@
-"""Dirichlet label skew with the cap and re-draw that FedVLS, FedLMD, FedNTD and NIID-Bench all use."""
+"""Dirichlet label skew, over all samples or within each client's domain."""
 
 from __future__ import annotations
 
@@ -12,33 +12,37 @@ from fedskew.data.partitions.rule import (
     CountedPartition,
     IntArray,
     Labels,
+    Partition,
     positive_number,
     register,
     whole_number,
 )
-from fedskew.randomness import generator
+from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
-"""Random shares drawn at once per class: small enough for the processor's cache."""
+"""Random shares drawn at once per class: few enough for the processor's cache."""
 MOST_VALUES = 300_000_000
-"""Random shares drawn before giving up, some 15 seconds: 300,000 draws for 100 clients and 10 classes."""
+"""Give up after this many random shares, about 15 seconds: 300,000 draws for 100 clients and 10 classes."""
 TRIAL_DRAWS = 256
 HOPELESS = 10
-"""If the best of the trial draws leaves more clients than this too small, an acceptable draw is rarer than
-one in a billion: the number of small clients spreads no wider than a Poisson variable."""
+"""Give up if even the best trial draw leaves more than this many clients too small.
+
+The number of small clients varies no more than a Poisson variable, so an acceptable draw is then rarer than one in a
+billion."""
 
 
 @register
 @dataclass(frozen=True)
 class Dirichlet(CountedPartition):
-    """Each class is divided by a Dirichlet(beta) draw over the clients; small beta, strong skew.
+    """Each class is divided among the clients by a Dirichlet(beta) draw. Small beta means strong skew.
 
-    Class by class in order: a client that already holds its even share of all samples gets nothing more, the
-    others' shares are renormalised, and what rounding leaves goes to the last client (which therefore tends
-    to hold single samples of many classes). Drawn again until every client holds `min_size` samples.
+    This is the rule of FedVLS, FedLMD, FedNTD and NIID-Bench, with their cap and re-draw. Classes are divided in order.
+    A client that already holds an even share of all samples gets nothing more, and the others' shares are
+    renormalised. What rounding leaves over goes to the last client, which therefore often has single samples of many
+    classes. The draw is repeated until every client has `min_size` samples.
 
-    For 100 clients at beta 0.05 about one draw in 20,000 is accepted, hence counts are drawn first, many
-    draws at a time; which samples they are is decided for the accepted draw only.
+    For 100 clients at beta 0.05, about one draw in 20,000 is accepted. Therefore only counts are drawn, many draws at a
+    time; samples are assigned once, for the accepted draw.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -76,7 +80,7 @@ class Dirichlet(CountedPartition):
         )
 
     def _draw_block(self, class_sizes: IntArray, draws: int, rng: np.random.Generator) -> IntArray:
-        """Counts of many independent draws, [draws, classes, clients]."""
+        """The counts of many independent draws, [draws, classes, clients]."""
         samples = class_sizes.sum()
         counts = np.zeros((draws, len(class_sizes), self.clients), np.int64)
         held = np.zeros((draws, self.clients), np.int64)
@@ -89,10 +93,10 @@ class Dirichlet(CountedPartition):
 
 
 def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Logarithms of gamma variates, whose ratios to their sum are a Dirichlet draw.
+    """Logarithms of gamma variates; the variates divided by their sum are a Dirichlet draw.
 
-    G(a) = G(a+1)·U^(1/a), and −log U is exponential: no underflow however small the shape, so a class never
-    ends with all shares zero when the cap takes the large ones away.
+    G(a) = G(a+1)·U^(1/a), and −log U is exponential. Nothing underflows, however small the shape, so a class still has
+    positive shares after the cap has removed the large ones.
     """
     boosted = np.log(rng.standard_gamma(shape + 1, size))
     log_variates: npt.NDArray[np.float64] = boosted - rng.standard_exponential(size) / shape
@@ -100,8 +104,10 @@ def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Gener
 
 
 def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], open_to: npt.NDArray[np.bool_]) -> IntArray:
-    """Counts of one class in each draw: proportional to the weights of the clients still open, rounded down
-    at the cut points, the remainder to the last client."""
+    """Counts of one class in each draw, in proportion to the weights of the clients that are still open.
+
+    Cut points are rounded down, and the last client gets the remainder.
+    """
     log_weights = np.where(open_to, log_weights, -np.inf)
     shares = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
     cumulated = np.cumsum(shares, axis=1)
@@ -109,3 +115,54 @@ def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], open_to:
     cuts[:, -1] = class_size
     counts: IntArray = np.diff(cuts, axis=1, prepend=0)
     return counts
+
+
+@register
+@dataclass(frozen=True)
+class DomainDirichlet(Partition):
+    """Every client belongs to one domain and gets a Dirichlet(beta) share of that domain's classes (FPL).
+
+    Domains have equally many clients (the first domains may have one more), unless `per_domain` gives the number for
+    each. Clients are numbered domain by domain.
+    """
+
+    name: ClassVar[str] = "domain-dirichlet"
+    clients: int
+    beta: float = 0.5
+    min_size: int = 10
+    per_domain: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("clients", self.clients, at_least=1)
+        positive_number("beta", self.beta)
+        whole_number("min_size", self.min_size, at_least=1)
+        if self.per_domain is not None:
+            object.__setattr__(self, "per_domain", tuple(self.per_domain))
+            for number in self.per_domain:
+                whole_number("per_domain", number, at_least=1)
+
+    @property
+    def smallest(self) -> int:
+        return self.min_size
+
+    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+        if labels.domain is None:
+            raise self.refuse("the data have no domains; use dirichlet, or digits-domains")
+        domains = int(labels.domain.max()) + 1
+        parts: list[IntArray] = []
+        for domain, clients in enumerate(self._clients_per_domain(domains)):
+            members = np.flatnonzero(labels.domain == domain)
+            rule = Dirichlet(clients, self.beta, self.min_size)
+            drawn = rule.draw(Labels(labels.y[members], labels.names), integer_key(seed, "partition domain", domain))
+            parts += [members[part] for part in drawn]
+        return parts
+
+    def _clients_per_domain(self, domains: int) -> tuple[int, ...]:
+        if self.per_domain is None:
+            if self.clients < domains:
+                raise self.refuse(f"{self.clients} clients for {domains} domains; expected at least one each")
+            even, more = divmod(self.clients, domains)
+            return tuple(even + (domain < more) for domain in range(domains))
+        if len(self.per_domain) != domains or sum(self.per_domain) != self.clients:
+            raise self.refuse(f"expected {domains} numbers of clients, one per domain, {self.clients} in all")
+        return self.per_domain

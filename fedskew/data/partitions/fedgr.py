@@ -1,7 +1,7 @@
-"""FedGR's three splits: imbalance of the labels, of the quantities, and of both.
+"""FedGR's three partitions: imbalance of labels, of quantities, and of both.
 
-The paper's code for them is not published; labels are dealt as in FedRepo, its base, except that no client
-draws a label twice and no part of a client's data is held out for a local test.
+The paper's code for them is not published. Labels are dealt as in FedRepo, on which it builds, with two exceptions: no
+client draws a label twice, and no part of a client's data is held out for a local test.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedskew.data.partitions.rule import (
 @register
 @dataclass(frozen=True)
 class LabelImbalance(CountedPartition):
-    """Each client owns `labels_per_client` labels, every class shared equally among its owners.
+    """Each client has `labels_per_client` labels, and the clients that have a class share it equally.
 
-    With clients × labels_per_client below the number of classes, a class without an owner stays unused.
+    If clients × labels_per_client is less than the number of classes, some classes stay unused.
     """
 
     name: ClassVar[str] = "fedgr-label"
@@ -51,10 +51,10 @@ class LabelImbalance(CountedPartition):
 @register
 @dataclass(frozen=True)
 class QuantityImbalance(CountedPartition):
-    """Each client owns all labels, in quantities that follow a power law; the surplus stays unused.
+    """Each client has all labels, in quantities that follow a power law; the rest stays unused.
 
-    A client's labels in random order get q_j = q_1 · j^(−exponent) samples, at least one; q_1 is the class's
-    equal share among its owners.
+    A client's labels in random order get q_j = q_1 · j^(−exponent) samples, at least one. q_1 is an equal share of the
+    class among the clients that have it.
     """
 
     name: ClassVar[str] = "fedgr-quantity"
@@ -74,9 +74,9 @@ class QuantityImbalance(CountedPartition):
 @register
 @dataclass(frozen=True)
 class DoubleImbalance(CountedPartition):
-    """Each client owns `labels_per_client` labels, in quantities that follow a power law.
+    """Each client has `labels_per_client` labels, in quantities that follow a power law.
 
-    Labels as in `fedgr-label`, quantities as in `fedgr-quantity`; the surplus stays unused.
+    Labels are dealt as in `fedgr-label`, quantities as in `fedgr-quantity`; the rest stays unused.
     """
 
     name: ClassVar[str] = "fedgr-double"
@@ -96,8 +96,11 @@ class DoubleImbalance(CountedPartition):
 
 
 def _deal_labels(rule: Partition, clients: int, each: int, labels: Labels, seed: int) -> IntArray:
-    """Each client's labels [clients, each]: consecutive entries of one random order of the classes after
-    another. Where a client's hand spans two orders, its share of the second skips what it already holds."""
+    """Each client's labels, [clients, each].
+
+    Clients take consecutive entries of one random order of the classes after another. A client whose entries span two
+    orders skips, in the second, the labels that it already has.
+    """
     rule.require_labels(each, labels)
     rule.require_clients(clients, len(labels))
     classes = labels.classes

@@ -1,7 +1,7 @@
-"""What a partition is: a rule that says which client holds which training sample, from a seed.
+"""Partition rules: a rule decides, from a seed, which client gets which training sample.
 
-A rule is a frozen dataclass of its parameters with a `draw`. Everything that must hold for every rule is
-checked here, after each split: no sample twice, none forgotten unless the rule says so, no client too small.
+A rule is a frozen dataclass of its parameters with a method `draw`. After each split, this module checks what must hold
+for every rule: no sample is given twice, no sample is left out unless the rule allows it, and no client is too small.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Partition(ABC):
 
     name: ClassVar[str]
     uses_all: ClassVar[bool] = True
-    """Whether every sample goes to a client; a rule that may leave some out says so here."""
+    """Whether every sample goes to a client. A rule that may leave samples out sets this to False."""
 
     @property
     def smallest(self) -> int:
-        """The fewest samples that the rule may give to a client."""
+        """The smallest number of samples that a client may get."""
         return 1
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Partition(ABC):
         return parts
 
     def describe(self) -> dict[str, object]:
-        """The rule's name and parameters, enough for `make_partition` to build it again."""
+        """The rule's name and parameters, from which `make_partition` builds the same rule."""
         return {"name": self.name} | self._parameters()
 
     def _parameters(self) -> dict[str, object]:
@@ -118,7 +118,7 @@ class Partition(ABC):
             raise self.refuse(f"labels_per_client={labels_per_client}; expected at most the {labels.classes} classes")
 
     def require_samples(self, needed: IntArray, available: IntArray, labels: Labels) -> None:
-        """Refuse classes with fewer samples than the clients that are to share them."""
+        """Refuse classes with fewer samples than clients that share them."""
         lacking = np.flatnonzero(available < needed)
         if len(lacking):
             c = int(lacking[0])
@@ -129,7 +129,7 @@ class Partition(ABC):
 
 
 class CountedPartition(Partition):
-    """A rule that says only how many samples of each class a client gets; which ones is a keyed shuffle."""
+    """A rule that decides only how many samples of each class a client gets. A keyed shuffle decides which ones."""
 
     @abstractmethod
     def counts(self, labels: Labels, seed: int) -> IntArray:
@@ -140,19 +140,19 @@ class CountedPartition(Partition):
 
 
 PARTITIONS: dict[str, type[Partition]] = {}
-"""Every rule by name; `register` adds one of your own."""
+"""Every rule by name; `register` adds another."""
 
 _Rule = TypeVar("_Rule", bound=type[Partition])
 
 
 def register(rule: _Rule) -> _Rule:
-    """Class decorator: make a rule available by its name."""
+    """Class decorator: make a rule available by name."""
     PARTITIONS[rule.name] = rule
     return rule
 
 
 def make_partition(name: str, /, **params: object) -> Partition:
-    """The rule `name` with these parameters, the rest at their defaults."""
+    """Make the rule `name` with these parameters; the others have their defaults."""
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)
     rule = PARTITIONS[name]
@@ -170,7 +170,7 @@ def make_partition(name: str, /, **params: object) -> Partition:
 
 
 def deal(counts: IntArray, labels: Labels, seed: int) -> list[IntArray]:
-    """Give each client its counts of each class, from a shuffle of the class keyed by the seed."""
+    """Give each client its counts of each class, from a shuffle of each class keyed by the seed."""
     clients = len(counts)
     owners = np.full(len(labels), -1, np.int64)
     in_class_order = np.argsort(labels.y, kind="stable")
@@ -183,7 +183,7 @@ def deal(counts: IntArray, labels: Labels, seed: int) -> list[IntArray]:
 
 
 def group(owners: IntArray, clients: int) -> list[IntArray]:
-    """Each client's samples from each sample's client (−1: nobody's)."""
+    """Turn each sample's client (−1 for none) into each client's samples."""
     owned = np.flatnonzero(owners >= 0)
     order = owned[np.argsort(owners[owned], kind="stable")]
     ends = np.cumsum(np.bincount(owners[owned], minlength=clients)).tolist()
@@ -191,7 +191,7 @@ def group(owners: IntArray, clients: int) -> list[IntArray]:
 
 
 def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArray:
-    """Counts when each class is divided equally among its owners [clients, classes]; the first get one more."""
+    """Counts if each class is divided equally among its owners [clients, classes]; the first may get one more."""
     owners = np.maximum(owned.sum(axis=0), 1)
     rank = np.cumsum(owned, axis=0) - 1
     shares = class_sizes // owners + (rank < class_sizes % owners)
@@ -199,13 +199,13 @@ def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArr
 
 
 def random_orders(rows: int, columns: int, seed: int, purpose: str) -> IntArray:
-    """One independent permutation of range(columns) per row: the order of exchangeable ranks is uniform."""
+    """One independent permutation of range(columns) per row, from the order of a joint permutation's ranks."""
     ranks = permutation(rows * columns, seed, purpose).reshape(rows, columns)
     return np.argsort(ranks, axis=1)
 
 
 def whole_number(name: str, value: object, *, at_least: int) -> None:
-    """Refuse anything but a whole number from `at_least` on."""
+    """Refuse anything but a whole number of at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < at_least:
         raise UserError(f"{name}={value!r}; expected a whole number, at least {at_least}")
 

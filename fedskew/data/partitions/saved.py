@@ -1,19 +1,96 @@
-"""A split that was saved before, so that anyone can rerun it."""
+"""Saved splits: JSON files with a hash of the split and one of the labels, and the partition that reads them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from fedskew.data.partitions.rule import IntArray, Labels, Partition, file_path, register
-from fedskew.data.partitions.split_file import read_split
+from fedskew.errors import UserError
+
+FORMAT = "fedskew split 1"
+
+
+def split_hash(indices: Sequence[IntArray]) -> str:
+    """SHA-256 of the clients' sizes and sample indices; it is the same on every machine."""
+    sizes = np.array([len(part) for part in indices], "<i8")
+    samples = np.concatenate(indices) if len(indices) else np.empty(0)
+    return hashlib.sha256(sizes.tobytes() + samples.astype("<i8").tobytes()).hexdigest()
+
+
+def labels_hash(y: IntArray) -> str:
+    """SHA-256 of a dataset's training labels, in order."""
+    return hashlib.sha256(y.astype("<i8").tobytes()).hexdigest()
+
+
+def write_split(
+    path: str | os.PathLike[str],
+    indices: Sequence[IntArray],
+    y: IntArray,
+    partition: Mapping[str, object],
+    seed: int,
+) -> None:
+    """Write a split to a file atomically."""
+    content = {
+        "format": FORMAT,
+        "hash": split_hash(indices),
+        "labels_hash": labels_hash(y),
+        "samples": len(y),
+        "partition": dict(partition),
+        "seed": seed,
+        "clients": [part.tolist() for part in indices],
+    }
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+        unfinished.replace(target)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_split(path: str | os.PathLike[str], y: IntArray) -> list[IntArray]:
+    """Read a split; refuse a damaged file, and one that belongs to a dataset with other labels than `y`."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; expected a saved split") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a saved split, or is damaged: not JSON") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path} is not a saved split: expected a JSON file with format {FORMAT!r}")
+    if content.get("samples") != len(y) or content.get("labels_hash") != labels_hash(y):
+        raise UserError(
+            f"{path} is a split of a dataset with {content.get('samples')} training samples and other labels; "
+            f"this one has {len(y)}"
+        )
+    indices = _indices(content.get("clients"))
+    if indices is None or split_hash(indices) != content.get("hash"):
+        raise UserError(f"{path} is damaged: its split does not match its hash; save it again")
+    return indices
+
+
+def _indices(clients: object) -> list[IntArray] | None:
+    if not isinstance(clients, list) or not all(isinstance(part, list) for part in clients):
+        return None
+    if not all(type(index) is int and 0 <= index < 2**62 for part in clients for index in part):
+        return None
+    return [np.array(part, np.int64) for part in clients]
 
 
 @register
 @dataclass(frozen=True)
 class Saved(Partition):
-    """The split of a file that `Federation.save_split` wrote; the seed plays no part."""
+    """The split in a file that `Federation.save_split` wrote. The seed has no effect."""
 
     name: ClassVar[str] = "saved"
     uses_all: ClassVar[bool] = False
@@ -22,5 +99,5 @@ class Saved(Partition):
     def __post_init__(self) -> None:
         file_path("path", self.path)
 
-    def draw(self, labels: Labels, seed: int) -> list[IntArray]:  # noqa: ARG002 - all is in the file
+    def draw(self, labels: Labels, seed: int) -> list[IntArray]:  # noqa: ARG002 - the file has the whole split
         return read_split(self.path, labels.y)

@@ -1,4 +1,4 @@
-"""Equal shards of single classes, as FedLMD and FedNTD deal them."""
+"""Equal shards of single classes (FedLMD, FedNTD)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from fedskew.randomness import permutation
 @register
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Each client gets `shards` equal shards, each of one class: at most that many labels, equal sizes.
+    """Each client gets `shards` equal shards, each of one class: at most that many labels, and equal sizes.
 
-    Every class is cut, in file order, into clients × shards / classes shards (its first shards take the
-    leftovers, one sample each). A shuffled list in which each class stands once per shard is dealt out, and
-    each drawn class is served by a random shard of it; a client may draw the same class twice.
+    Every class is cut, in file order, into clients × shards / classes shards; the first shards may have one more
+    sample. The shards are shuffled and dealt out, so a client may get two shards of the same class.
     """
 
     name: ClassVar[str] = "shards"
@@ -32,8 +31,7 @@ class Shards(Partition):
 
     def draw(self, labels: Labels, seed: int) -> list[IntArray]:
         per_class = self._shards_per_class(labels)
-        # Shard i is shard (i mod per_class) of class (i // per_class), and one shuffle of all shards is the
-        # shuffled list of classes and the random choice among each class's shards at once.
+        # Shard i is shard (i mod per_class) of class (i // per_class).
         order = permutation(self.clients * self.shards, seed, "partition shards")
         client_of_shard = np.empty(len(order), np.int64)
         client_of_shard[order] = np.arange(len(order)) // self.shards

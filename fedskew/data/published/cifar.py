@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in the publisher's binary version: never the pickled one."""
+"""CIFAR-10 and CIFAR-100, in the publisher's binary version (the Python version is pickled)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs between the two: label bytes before each image (the last one counts), names, statistics."""
+    """The differences between the two datasets. Of the label bytes before each image, the last is the label."""
 
     name: str
     classes: int
@@ -53,7 +53,7 @@ _CIFAR10_NAMES = (
 
 
 def load_cifar(variant: Variant, files: list[Path]) -> Dataset:
-    """All training batches in order, then the test batch, which comes last in `files`."""
+    """Load the training batches, in order, and the test batch, which is the last of `files`."""
     batches = [_read(variant, path) for path in files]
     x = np.concatenate([batch.x for batch in batches[:-1]])
     y = np.concatenate([batch.y for batch in batches[:-1]])
@@ -81,7 +81,7 @@ def _read(variant: Variant, path: Path) -> Samples:
 
 
 def _names(variant: Variant, folder: Path) -> tuple[str, ...]:
-    """The publisher's list of names lies beside the batches; the images are of use without it."""
+    """Class names from the publisher's list; the images are usable without that file."""
     path = folder / variant.names_file
     if path.is_file():
         names = tuple(path.read_text(encoding="utf-8", errors="replace").split())

@@ -1,17 +1,29 @@
-"""scikit-learn's handwritten digits: 1,797 images of 8×8 inside its wheel, so that nothing is downloaded."""
+"""Datasets of digits besides MNIST: scikit-learn's, USPS, SVHN and synthetic digits."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.loading import TEST_FRACTION, stratified_holdout
+from fedskew.errors import UserError
 
-MEAN, STD = (0.3058,), (0.3760,)  # of the training pixels, which run from 0 to 16 in the source and to 255 here
+_DIGITS = tuple("0123456789")
+
+USPS_LAYOUT = (("usps.bz2", "usps"), ("usps.t.bz2", "usps.t"))
+SVHN_LAYOUT = (("train_32x32.mat",), ("test_32x32.mat",))
+SYN_LAYOUT = (("synth_train_32x32.mat",), ("synth_test_32x32.mat",))
+
+_USPS_SIDE = 16
 
 
 def load_digits() -> Dataset:
-    """The digits with a fixed, stratified test set of one fifth: the publisher gives no split."""
+    """Load scikit-learn's 1,797 digits of 8×8, which are part of its wheel.
+
+    The publisher gives no split; a fixed, stratified fifth is the test set.
+    """
     from sklearn import datasets
 
     source = datasets.load_digits()
@@ -21,9 +33,58 @@ def load_digits() -> Dataset:
     return Dataset(
         name="digits",
         kind="image",
-        classes=tuple("0123456789"),
+        classes=_DIGITS,
         train=Samples(x[train], y[train]),
         test=Samples(x[test], y[test]),
-        mean=MEAN,
-        std=STD,
+        mean=(0.3058,),
+        std=(0.3760,),
     )
+
+
+def load_usps(files: list[Path]) -> Dataset:
+    """Load USPS, grey digits of 16×16, from files in LIBSVM's format."""
+    train, test = map(_usps_samples, files)
+    return Dataset("usps", "image", _DIGITS, train, test, (0.2469,), (0.2989,))
+
+
+def _usps_samples(path: Path) -> Samples:
+    """In the files, pixels are −1 to 1 and labels 1 to 10."""
+    from sklearn.datasets import load_svmlight_file
+
+    try:
+        rows, labels = load_svmlight_file(str(path), n_features=_USPS_SIDE**2, zero_based=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); expected USPS in LIBSVM's format") from error
+    pixels = rows.toarray()
+    if abs(pixels).max(initial=0) > 1 + 1e-6:
+        raise UserError(f"{path}: a pixel of {abs(pixels).max():g}; expected −1 to 1, as in USPS in LIBSVM's format")
+    x = ((pixels + 1) / 2 * 255).astype(np.uint8).reshape(-1, 1, _USPS_SIDE, _USPS_SIDE)
+    return Samples(x, labels.astype(np.int64) - 1)
+
+
+def load_svhn(files: list[Path]) -> Dataset:
+    """Load SVHN's cropped house numbers, 32×32 in colour."""
+    train, test = map(_matlab_samples, files)
+    return Dataset("svhn", "image", _DIGITS, train, test, mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970))
+
+
+def load_syn(files: list[Path]) -> Dataset:
+    """Load the synthetic digits of Ganin and Lempitsky, in many fonts on many backgrounds, 32×32 in colour."""
+    train, test = map(_matlab_samples, files)
+    return Dataset("syn-digits", "image", _DIGITS, train, test, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+
+def _matlab_samples(path: Path) -> Samples:
+    """In the files, `X` is (height, width, channels, n), and `y` has 10 for the digit zero."""
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        content = loadmat(path, variable_names=("X", "y"))
+        images, labels = content["X"], content["y"]
+    except (OSError, EOFError, ValueError, TypeError, KeyError, NotImplementedError, MatReadError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); expected a MATLAB file with X and y") from error
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3:
+        raise UserError(f"{path}: X has shape {images.shape} and type {images.dtype}; expected bytes, (32, 32, 3, n)")
+    y = labels.astype(np.int64).reshape(-1)
+    return Samples(np.ascontiguousarray(images.transpose(3, 2, 0, 1)), np.where(y == 10, 0, y))

@@ -1,14 +1,19 @@
-"""Download a publisher's file once: resumable, checked, and never half there under its own name."""
+"""Download a publisher's files, check them and unpack archives."""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
 import os
+import shutil
 import ssl
 import sys
+import tarfile
+import tempfile
 import urllib.error
 import urllib.request
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -34,7 +39,7 @@ class RemoteFile:
 
 
 class _Broken(Exception):
-    """The connection ended early; what has arrived is kept for the next attempt."""
+    """The connection ended early. The bytes received so far are kept for the next attempt."""
 
 
 _NETWORK = (
@@ -48,10 +53,9 @@ _NETWORK = (
 
 
 def fetch(file: RemoteFile, folder: Path) -> Path:
-    """`folder/file.name`, downloaded unless it is there already.
+    """Return `folder/file.name`; download it if it does not exist.
 
-    Bytes arrive in a `.part` file, which a later call continues, and take the real name only once the
-    checksum agrees.
+    The download goes to a `.part` file, which a later call continues. It gets its real name when its checksum is right.
     """
     target = folder / file.name
     try:
@@ -85,7 +89,7 @@ def _from_any_url(file: RemoteFile, target: Path) -> None:
 
 
 def _receive(url: str, part: Path, label: str) -> None:
-    """Bring `part` to its full length, going on from where an earlier attempt stopped."""
+    """Download `url` into `part`, continuing where an earlier attempt stopped."""
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedskew"})
     if start:
@@ -95,7 +99,7 @@ def _receive(url: str, part: Path, label: str) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # nothing is left to send: the checksum decides
+            return  # the file is complete; the checksum decides
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
@@ -125,3 +129,45 @@ def _digest(path: Path, checksum: str) -> str:
     algorithm = checksum.partition(":")[0]
     with path.open("rb") as file:
         return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
+
+
+ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+
+
+def extract(archive: Path, folder: Path) -> None:
+    """Unpack `archive` into `folder`. Nothing appears there before all members are unpacked."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            _unpack(archive, work)
+            _move_into(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{archive}: damaged archive ({error}); expected the publisher's file") from error
+    except OSError as error:
+        raise UserError(f"cannot unpack {archive} into {folder}: {error.strerror or error}") from error
+
+
+def _unpack(archive: Path, work: Path) -> None:
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as members:
+            for member in members.namelist():
+                if not (work / member).resolve().is_relative_to(work.resolve()):
+                    raise zipfile.BadZipFile(f"{member!r} points outside the archive")
+            members.extractall(work)
+    else:
+        if not hasattr(tarfile, "data_filter"):  # Python before 3.11.4
+            raise UserError(f"{archive} cannot be unpacked safely by this Python; unpack it there yourself")
+        with tarfile.open(archive) as members:
+            members.extractall(work, filter="data")
+
+
+def _move_into(work: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for entry in work.iterdir():
+        target = folder / entry.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(entry, target)

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: the publishers' idx files, as they are or gzipped."""
+"""MNIST and Fashion-MNIST: the publishers' idx files, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYOUT = tuple((part, f"{part}.gz") for part in PARTS)
 
 @dataclass(frozen=True)
 class Family:
-    """What tells the datasets in this format apart: their files bear the same names."""
+    """A dataset in this format. The files of all of them have the same names, so the first labels identify it."""
 
     name: str
     classes: tuple[str, ...]
@@ -51,20 +51,20 @@ FASHION = Family(
 
 
 def load_idx(family: Family, files: list[Path], *, test_fraction: float | None = None) -> Dataset:
-    """The four files as a dataset.
+    """Load a dataset from its four files.
 
-    `test_fraction` merges both parts and cuts a new stratified test set, as FedVLS did on MNIST with 0.25.
+    `test_fraction` merges both parts and holds out a new stratified test set, as FedVLS did for MNIST with 0.25.
     """
     train = _samples(files[0], files[1])
     test = _samples(files[2], files[3])
-    _refuse_the_other(family, test, files[3])
+    _refuse_other_dataset(family, test, files[3])
     if test_fraction is not None:
-        train, test = _cut_again(train, test, test_fraction, family.name)
+        train, test = _split_again(train, test, test_fraction, family.name)
     return Dataset(family.name, "image", family.classes, train, test, family.mean, family.std)
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """One idx file of unsigned bytes."""
+    """Read an idx file of unsigned bytes."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -78,7 +78,7 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
         raise UserError(
             f"{path}: {len(body)} bytes of data; expected {shape.prod()} for its shape {tuple(shape.tolist())}"
         )
-    return body.reshape(shape).copy()  # out of the read-only buffer, which torch warns about
+    return body.reshape(shape).copy()  # the buffer is read-only, which torch warns about
 
 
 def _samples(images: Path, labels: Path) -> Samples:
@@ -90,14 +90,14 @@ def _samples(images: Path, labels: Path) -> Samples:
     return Samples(x[:, None], y)
 
 
-def _refuse_the_other(family: Family, test: Samples, path: Path) -> None:
+def _refuse_other_dataset(family: Family, test: Samples, path: Path) -> None:
     first = tuple(test.y[:10].tolist())
     for other in (MNIST, FASHION):
         if other is not family and first == other.first_test_labels:
-            raise UserError(f"{path}: this is {other.name}; expected {family.name}, in a folder of its own")
+            raise UserError(f"{path}: this is {other.name}; expected {family.name}; keep them in separate folders")
 
 
-def _cut_again(train: Samples, test: Samples, fraction: float, name: str) -> tuple[Samples, Samples]:
+def _split_again(train: Samples, test: Samples, fraction: float, name: str) -> tuple[Samples, Samples]:
     check_fraction(fraction)
     x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
     kept, tested = stratified_holdout(y, fraction, name)

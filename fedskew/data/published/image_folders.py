@@ -1,4 +1,4 @@
-"""Folders of image files: a user's own, Tiny-ImageNet's and CINIC-10's."""
+"""Folders of image files, one per class: the user's own, Tiny-ImageNet and CINIC-10."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def class_folders(folder: Path) -> tuple[str, ...]:
 
 
 def labelled_images(folder: Path, classes: Iterable[str]) -> Labelled:
-    """The image files under each class's folder, however deep, in a fixed order."""
+    """The image files under each class's folder, at any depth, in alphabetical order."""
     return [(path, label) for label, name in enumerate(classes) for path in _images_in(folder / name)]
 
 
@@ -38,7 +38,7 @@ def read_images(images: Labelled, where: str, size: Size | None = None, colour: 
 
 
 def load_cinic10(files: list[Path]) -> Dataset:
-    """Train on its train folder, test on its test folder, as FedLMD does; valid is left aside."""
+    """Load the train and test folders, as FedLMD does; the valid folder is not used."""
     train, test = files[0].parent, files[1].parent
     classes = class_folders(train)
     return Dataset(
@@ -53,7 +53,7 @@ def load_cinic10(files: list[Path]) -> Dataset:
 
 
 def load_tiny_imagenet(files: list[Path]) -> Dataset:
-    """Train on train, test on val: the labels of its test folder were never published."""
+    """Load the train folder, and val as the test set: the labels of its test folder were never published."""
     wnids, train, val = files
     ids = tuple(sorted(wnids.read_text(encoding="utf-8").split()))
     return Dataset(
@@ -73,7 +73,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
-    """As published, one folder and a list; or sorted into classes, as many scripts leave it."""
+    """The validation images: one folder and a list, as published, or one folder per class."""
     annotations = val / "val_annotations.txt"
     if not annotations.is_file():
         return labelled_images(val, ids)
@@ -82,13 +82,13 @@ def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
     for number, line in enumerate(annotations.read_text(encoding="utf-8").splitlines(), 1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in label_of:
-            raise UserError(f"{annotations}: line {number} is {line!r}; expected an image, a tab and one of wnids.txt")
+            raise UserError(f"{annotations}: line {number} is {line!r}; expected image, tab and an id of wnids.txt")
         images.append((val / "images" / fields[0], label_of[fields[1]]))
     return images
 
 
 def _readable_names(ids: tuple[str, ...], words: Path) -> tuple[str, ...]:
-    """The first English word of each WordNet id; the id itself where that would not tell two apart."""
+    """The first English word of each WordNet id; the id itself if two classes have the same word."""
     if not words.is_file():
         return ids
     lines = (line.partition("\t") for line in words.read_text(encoding="utf-8").splitlines())

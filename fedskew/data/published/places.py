@@ -1,4 +1,4 @@
-"""Where a dataset's files are looked for, and how they get there when they are nowhere."""
+"""Where a dataset's files are looked for; they are unpacked or downloaded if they are not found."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedskew.data.published.archives import SUFFIXES, extract
-from fedskew.data.published.download import RemoteFile, fetch
+from fedskew.data.published.download import ARCHIVES, RemoteFile, extract, fetch
 from fedskew.errors import UserError
 from fedskew.locks import exclusive
 
 Layout = tuple[tuple[str, ...], ...]
-"""The files (or folders) that a dataset consists of; each is a choice of name patterns, best first."""
+"""The files or folders of a dataset. For each, name patterns, the preferred one first."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A dataset's files: how they are named, in which folders they usually lie, where they come from."""
+    """A dataset's files: their names, the folders they usually are in, and where to download them."""
 
     name: str
     layouts: tuple[Layout, ...]
     folders: tuple[str, ...]
     files: tuple[RemoteFile, ...]
     also: tuple[Path, ...] = ()
-    """Folders outside the usual places, such as a distribution's package of the dataset."""
+    """Further folders, for example of a Linux distribution's package of the dataset."""
 
 
 def cache_folder() -> Path:
-    """The user's cache: downloads and unpacked archives live here."""
+    """The user's cache, for downloads and unpacked archives."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fedskew"
 
 
 def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """The folders to look in: the one given, FEDSKEW_DATA, the cache."""
+    """The folders to look in: `data_dir`, FEDSKEW_DATA and the cache."""
     if data_dir is not None and not Path(data_dir).is_dir():
         raise UserError(f"data folder {str(data_dir)!r} does not exist; expected a folder")
     given = [data_dir, os.environ.get("FEDSKEW_DATA"), cache_folder()]
@@ -44,12 +43,12 @@ def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
 
 
 def found_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path] | None:
-    """The dataset's files if they are here, ready to read; nothing is unpacked or downloaded."""
+    """The dataset's files, or None. Nothing is unpacked or downloaded."""
     return _first_match(published, list(_folders(published, roots(data_dir))))
 
 
-def files_of(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """The dataset's files, found, unpacked or downloaded; in the order of the layout that matched."""
+def dataset_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """The dataset's files, in the order of their layout; they are unpacked or downloaded if necessary."""
     folders = list(_folders(published, roots(data_dir)))
     if found := _first_match(published, folders):
         return found
@@ -72,7 +71,7 @@ def _fill_cache(published: Published, folders: list[Path], cache: Path) -> None:
             raise UserError(f"{archive}: does not hold the files of {published.name}; expected the publisher's archive")
         return
     for file in published.files:
-        if file.name.endswith(SUFFIXES):
+        if file.name.endswith(ARCHIVES):
             archive = fetch(file, cache)
             extract(archive, target)
             archive.unlink()
@@ -95,7 +94,7 @@ def _one_process_at_a_time(cache: Path, name: str) -> Iterator[None]:
 
 def _folders(published: Published, bases: list[Path]) -> Iterator[Path]:
     for base in bases:
-        for top in (base / published.name, base):  # a folder of its own first: many sets have a train.csv
+        for top in (base / published.name, base):  # the dataset's own folder first: several datasets have a train.csv
             for sub in published.folders:
                 yield top / sub
             yield top
@@ -122,5 +121,5 @@ def _pick(folder: Path, patterns: tuple[str, ...]) -> Path | None:
 def _archives(published: Published, folders: list[Path]) -> Iterator[Path]:
     for folder in folders:
         for file in published.files:
-            if file.name.endswith(SUFFIXES) and (folder / file.name).is_file():
+            if file.name.endswith(ARCHIVES) and (folder / file.name).is_file():
                 yield folder / file.name

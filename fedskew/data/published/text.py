@@ -1,4 +1,4 @@
-"""Text: AG News, 20 Newsgroups, and the words-to-numbers step that a user's own text goes through too."""
+"""Text: AG News, 20 Newsgroups, and the vocabulary, which also encodes a user's own text."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ NEWSGROUPS_CLASSES = (
 
 
 def words(text: str) -> list[str]:
-    """Lower-cased runs of letters and digits, an inner apostrophe kept."""
+    """Split a text into lower-case words of letters and digits; an apostrophe inside a word is kept."""
     return _WORD.findall(text.lower())
 
 
 class Vocabulary:
-    """The most frequent words of the training text; equal counts in alphabetical order.
+    """The most frequent words of the training text; words with equal counts are in alphabetical order.
 
-    Id 0 pads and id 1 stands for every other word, so `cap` ids hold `cap` − 2 words.
+    Id 0 is padding and id 1 any other word, so `cap` ids stand for `cap` − 2 words.
     """
 
     def __init__(self, texts: Sequence[str], cap: int = VOCABULARY) -> None:
@@ -86,7 +86,7 @@ class Vocabulary:
         return len(self.ids) + 2
 
     def encode(self, texts: Sequence[str], length: int = LENGTH) -> Tokens:
-        """The first `length` words of each text; a text without words is one unknown word."""
+        """Encode the first `length` words of each text. A text without words is one unknown word."""
         _check_positive("length", length, 1)
         out = np.full((len(texts), length), PAD, dtype=np.int64)
         for row, text in enumerate(texts):
@@ -103,7 +103,7 @@ def text_dataset(
     length: int = LENGTH,
     vocabulary: int = VOCABULARY,
 ) -> Dataset:
-    """Texts and labels as a dataset whose vocabulary knows the training part only."""
+    """Make a dataset of texts and labels. The vocabulary comes from the training part only."""
     known = Vocabulary(train[0], vocabulary)
     return Dataset(
         name=name,
@@ -117,19 +117,19 @@ def text_dataset(
 
 
 def load_ag_news(files: list[Path], *, length: int = LENGTH, vocabulary: int = VOCABULARY) -> Dataset:
-    """Rows of class (1 to 4), title, description; further columns are ignored."""
+    """Load rows of class (1 to 4), title and description; further columns are ignored."""
     train, test = (_ag_news_part(path) for path in files)
     return text_dataset("ag_news", AG_NEWS_CLASSES, train, test, length, vocabulary)
 
 
 def load_20newsgroups(files: list[Path], *, length: int = LENGTH, vocabulary: int = VOCABULARY) -> Dataset:
-    """The by-date split: rows of class, text; or the publisher's folder of messages per class."""
+    """Load the by-date split: rows of class and text, or the publisher's folders of messages."""
     train, test = (_newsgroups_folder(path) if path.is_dir() else _newsgroups_csv(path) for path in files)
     return text_dataset("20newsgroups", NEWSGROUPS_CLASSES, train, test, length, vocabulary)
 
 
 def read_csv(path: Path) -> Rows:
-    """All rows that are not blank, of a plain, gzipped or xz-packed UTF-8 file."""
+    """Read all rows that are not blank from a UTF-8 file, which may be gzipped or xz-compressed."""
     limit = csv.field_size_limit(sys.maxsize)  # the longest newsgroup posts exceed the default
     try:
         with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as file:
@@ -175,9 +175,9 @@ def _newsgroups_csv(path: Path) -> tuple[list[str], Tokens]:
     texts, labels = [], []
     for line, cells in read_csv(path):
         if len(cells) < 2:
-            raise UserError(f"{path}: line {line} has {len(cells)} column; expected class, text")
+            raise UserError(f"{path}: line {line} has one column; expected class, text")
         if cells[0] not in label_of:
-            raise UserError(f"{path}: class {cells[0]!r} in line {line}; expected a newsgroup such as 'sci.med'")
+            raise UserError(f"{path}: class {cells[0]!r} in line {line}; expected a newsgroup, for example 'sci.med'")
         texts.append(cells[1])
         labels.append(label_of[cells[0]])
     return texts, np.array(labels, dtype=np.int64)

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedskew.data import Dataset, Federation, load
 from fedskew.data.loading import stratified_holdout
-from fedskew.data.partitions.split_file import read_split
+from fedskew.data.partitions.saved import read_split
 from fedskew.data.published.places import cache_folder
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config

@@ -28,7 +28,7 @@ from fedskew.data import (
 )
 from fedskew.data.partitions import dirichlet
 from fedskew.data.partitions.rule import IntArray, Partition
-from fedskew.data.partitions.split_file import split_hash, write_split
+from fedskew.data.partitions.saved import split_hash, write_split
 from fedskew.errors import UserError
 
 CIFAR10 = np.repeat(np.arange(10), 5000)

@@ -1,4 +1,4 @@
-"""Several datasets of the same classes as one with domains: MNIST, USPS, SVHN and synthetic digits (FPL's Digits)."""
+"""Digit datasets as the domains of one dataset: MNIST, USPS, SVHN and synthetic digits (FPL's Digits)."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ DIGITS = ("mnist", "usps", "svhn", "syn-digits")
 
 _SIDE = 32
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""ImageNet's, as in FPL's program."""
+"""ImageNet's statistics, which FPL's code uses."""
 _BLOCK = 4096
 
 
 def load_domains(
     load: Callable[[str], Dataset], *, domains: str | Sequence[str] = DIGITS, fraction: float = 1.0
 ) -> Dataset:
-    """The chosen domains, each loaded by its name, at 3×32×32.
+    """Load the chosen domains by name, at 3×32×32.
 
-    `fraction` keeps that share of every domain's training samples, class by class (FPL takes 0.01); all test samples
-    are kept.
+    `fraction` keeps a share of each class of every domain's training samples (FPL uses 0.01). All test samples are
+    kept.
     """
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
         raise UserError(f"fraction is {fraction!r}; expected a number above 0 and at most 1")
-    parts = [load(name) for name in _chosen(domains)]
-    train = [_part(part.train, number, fraction) for number, part in enumerate(parts)]
-    test = [_part(part.test, number, 1.0) for number, part in enumerate(parts)]
+    parts = [load(name) for name in _domain_names(domains)]
+    train = [_domain_samples(part.train, number, fraction) for number, part in enumerate(parts)]
+    test = [_domain_samples(part.test, number, 1.0) for number, part in enumerate(parts)]
     names = tuple(part.name for part in parts)
     return Dataset(
-        "digits-domains", "image", parts[0].classes, _joined(train), _joined(test), _MEAN, _STD, domains=names
+        "digits-domains", "image", parts[0].classes, _concatenate(train), _concatenate(test), _MEAN, _STD, domains=names
     )
 
 
-def _chosen(domains: str | Sequence[str]) -> list[str]:
+def _domain_names(domains: str | Sequence[str]) -> list[str]:
     names = [name.strip() for name in (domains.split(",") if isinstance(domains, str) else domains)]
     for name in names:
         if name not in DIGITS:
@@ -51,21 +51,21 @@ def _chosen(domains: str | Sequence[str]) -> list[str]:
     return names
 
 
-def _part(samples: Samples, domain: int, fraction: float) -> Samples:
-    kept = np.arange(len(samples)) if fraction == 1 else _some(samples.y, fraction)
-    x = _coloured(samples.x[kept])
+def _domain_samples(samples: Samples, domain: int, fraction: float) -> Samples:
+    kept = np.arange(len(samples)) if fraction == 1 else _class_shares(samples.y, fraction)
+    x = _resize_to_colour(samples.x[kept])
     return Samples(x, samples.y[kept], np.full(len(kept), domain, dtype=np.int64))
 
 
-def _some(y: npt.NDArray[np.int64], fraction: float) -> npt.NDArray[np.int64]:
-    """A share of each class, at least one sample; the same whatever the seed of an experiment."""
+def _class_shares(y: npt.NDArray[np.int64], fraction: float) -> npt.NDArray[np.int64]:
+    """Indices of a share of each class, at least one sample. They do not depend on an experiment's seed."""
     members = (np.flatnonzero(y == label) for label in np.unique(y))
     chosen = [m[permutation(len(m), 0, "share", i)[: math.ceil(fraction * len(m))]] for i, m in enumerate(members)]
     return np.sort(np.concatenate(chosen))
 
 
-def _coloured(x: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """At the common size, bilinearly, and with three channels."""
+def _resize_to_colour(x: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    """Images at the common size, by bilinear interpolation, with three channels."""
     out = np.empty((len(x), 3, _SIDE, _SIDE), np.uint8)
     for first in range(0, len(x), _BLOCK):
         images = torch.from_numpy(np.ascontiguousarray(x[first : first + _BLOCK]))
@@ -75,7 +75,7 @@ def _coloured(x: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     return out
 
 
-def _joined(parts: Sequence[Samples]) -> Samples:
+def _concatenate(parts: Sequence[Samples]) -> Samples:
     domains = [part.domain for part in parts if part.domain is not None]
     return Samples(
         np.concatenate([part.x for part in parts]),

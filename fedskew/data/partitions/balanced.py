@@ -1,4 +1,4 @@
-"""PKD's two splits of globally balanced data: every class is cut to the size of the smallest."""
+"""Partitions with equal shares: IID, the same number of each class, one class per client."""
 
 from __future__ import annotations
 
@@ -11,16 +11,41 @@ from fedskew.data.partitions.rule import (
     CountedPartition,
     IntArray,
     Labels,
+    Partition,
+    group,
     register,
     share_equally,
     whole_number,
 )
+from fedskew.randomness import permutation
+
+
+@register
+@dataclass(frozen=True)
+class IID(Partition):
+    """Samples are shuffled and dealt out one by one: no skew. Sizes differ by at most one."""
+
+    name: ClassVar[str] = "iid"
+    clients: int
+
+    def __post_init__(self) -> None:
+        whole_number("clients", self.clients, at_least=1)
+
+    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+        self.require_clients(self.clients, len(labels))
+        order = permutation(len(labels), seed, "partition iid")
+        owners = np.empty(len(labels), np.int64)
+        owners[order] = np.arange(len(labels)) % self.clients
+        return group(owners, self.clients)
 
 
 @register
 @dataclass(frozen=True)
 class OneClass(CountedPartition):
-    """Each client holds one class, client i class i mod C; the classes' surplus stays unused."""
+    """Each client has one class: client i has class i mod C (PKD).
+
+    Every class is cut to the size of the smallest; the rest stays unused.
+    """
 
     name: ClassVar[str] = "one-class"
     uses_all: ClassVar[bool] = False
@@ -29,7 +54,7 @@ class OneClass(CountedPartition):
     def __post_init__(self) -> None:
         whole_number("clients", self.clients, at_least=1)
 
-    def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - no chance in the counts
+    def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
         if self.clients < labels.classes:
             raise self.refuse(
                 f"{self.clients} clients of one class each leave some of the {labels.classes} classes "
@@ -44,7 +69,7 @@ class OneClass(CountedPartition):
 @register
 @dataclass(frozen=True)
 class Balanced(CountedPartition):
-    """Each client holds the same number of samples of each class; the surplus stays unused."""
+    """Each client has the same number of samples of every class (PKD); the rest stays unused."""
 
     name: ClassVar[str] = "balanced"
     uses_all: ClassVar[bool] = False
@@ -53,7 +78,7 @@ class Balanced(CountedPartition):
     def __post_init__(self) -> None:
         whole_number("clients", self.clients, at_least=1)
 
-    def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - no chance in the counts
+    def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
         smallest = labels.class_sizes.min()
         self.require_samples(np.full(labels.classes, self.clients), labels.class_sizes, labels)
         return np.full((self.clients, labels.classes), smallest // self.clients)

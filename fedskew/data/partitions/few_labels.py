@@ -1,4 +1,4 @@
-"""Few labels per client in random quantities, as FedVLS's published code does it."""
+"""A fixed number of labels per client: in equal shares (NIID-Bench) or in random quantities (FedVLS)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fedskew.data.partitions.rule import (
     IntArray,
     Labels,
     positive_number,
+    random_orders,
     register,
+    share_equally,
     whole_number,
 )
 from fedskew.randomness import generator
@@ -21,19 +23,52 @@ from fedskew.randomness import generator
 
 @register
 @dataclass(frozen=True)
+class LabelsPerClient(CountedPartition):
+    """Client i has class i mod C and `labels_per_client` − 1 random others (#label-m of NIID-Bench).
+
+    The clients that have a class share it equally. With fewer clients than classes, a class that no client draws stays
+    unused.
+    """
+
+    name: ClassVar[str] = "labels"
+    uses_all: ClassVar[bool] = False
+    clients: int
+    labels_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        whole_number("clients", self.clients, at_least=1)
+        whole_number("labels_per_client", self.labels_per_client, at_least=1)
+
+    def counts(self, labels: Labels, seed: int) -> IntArray:
+        self.require_labels(self.labels_per_client, labels)
+        self.require_clients(self.clients, len(labels))
+        every = np.arange(self.clients)
+        orders = random_orders(self.clients, labels.classes, seed, "partition labels")
+        rank = np.argsort(orders, axis=1)
+        rank[every, every % labels.classes] = -1
+        chosen = np.argsort(rank, axis=1)[:, : self.labels_per_client]
+        owned = np.zeros((self.clients, labels.classes), np.bool_)
+        owned[every[:, None], chosen] = True
+        self.require_samples(owned.sum(axis=0), labels.class_sizes, labels)
+        return share_equally(labels.class_sizes, owned)
+
+
+@register
+@dataclass(frozen=True)
 class Quantity(CountedPartition):
-    """Groups of clients share the same few labels, each class divided at random within its group.
+    """Groups of clients share the same few labels, and each class is divided at random within its group.
 
-    The labels are laid out without chance: classes in order, each to the first r = ⌊clients ·
-    labels_per_client / classes⌋ clients with a free label slot. For 10 clients with 2 of 10 labels, clients
-    0 and 1 share classes 0 and 1, clients 2 and 3 share classes 2 and 3, and so on. The first of a pair gets
-    a random count from [n/20, upper · n) of the class's n samples, the second the rest. `upper` is 1 in the
-    code for CIFAR-10 and 0.5 for CIFAR-100 and Tiny-ImageNet, where the second is thus always the larger.
+    This is the rule of FedVLS's published code. Labels are assigned in order, without randomness: each class goes to
+    the first r = ⌊clients · labels_per_client / classes⌋ clients that have a free slot. For 10 clients with 2 of 10
+    labels, clients 0 and 1 share classes 0 and 1, clients 2 and 3 share classes 2 and 3, and so on. The first client of
+    a pair gets a random count from [n/20, upper · n) of the class's n samples, and the second client gets the rest.
+    The code uses `upper` 1 for CIFAR-10, and 0.5 for CIFAR-100 and Tiny-ImageNet, where the second client therefore
+    always gets more.
 
-    Other numbers of owners generalise this: each owner but the last draws from [n/(10r), upper · m), m being
-    what the owners before it left, less the least that those after it (but the last) must get. When the
-    clients do not divide into full groups, the last group is smaller; when classes do not divide into full
-    slots, the last group has fewer labels.
+    For other numbers of owners this is generalised. Each owner but the last draws from [n/(10r), upper · m), where m is
+    what the earlier owners left, minus the least that the later owners (but the last) must get. If the clients do not
+    divide into full groups, the last group is smaller. If the classes do not divide into full slots, the last group has
+    fewer labels.
     """
 
     name: ClassVar[str] = "quantity"
@@ -55,7 +90,7 @@ class Quantity(CountedPartition):
         return counts
 
     def _layout(self, labels: Labels) -> list[tuple[int, int]]:
-        """The range of clients that own each class."""
+        """The range of clients that share each class."""
         self.require_labels(self.labels_per_client, labels)
         self.require_clients(self.clients, len(labels))
         owners_per_class = self.clients * self.labels_per_client // labels.classes
