@@ -10,13 +10,15 @@ from toy_runs import config, finished, image_federation, linear, server, trained
 
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
+from fedskew.experiment.round.row import RoundRow
 
 PKD = {"groups": [[0, 3], [1, 2]], "warmup_rounds": 1, "expert_rounds": 2}
 
 
 def test_rows_are_json() -> None:
     _, rows = trained(image_federation(), "pkd", linear(), PKD, eval_local=True)
-    assert json.loads(json.dumps(rows, allow_nan=False))[0]["round"] == 1
+    for row in rows:
+        assert RoundRow.from_json(json.loads(json.dumps(row.to_json(), allow_nan=False))) == row
 
 
 def test_a_model_that_the_method_cannot_use_is_refused_before_training() -> None:
