@@ -26,10 +26,7 @@ from fedskew.cli.run import RUNS, seed_range
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
-    from fedskew.experiment.compare import MethodResults
     from fedskew.experiment.config import Config
-    from fedskew.experiment.result import Result
-    from fedskew.report.recorded import RecordedRun
 
 DEFAULT = "fedavg,fedlmd,fedvls"
 METHOD = "method."
@@ -76,19 +73,20 @@ def _command(
     from fedskew.cli.running import Observers, report, run_all
     from fedskew.cli.terminal import notice
     from fedskew.experiment.compare import prepare_comparison
+    from fedskew.results.checks import require_comparable, setting_differences
+    from fedskew.results.folders import load_runs
 
     if folders:
         if methods or seeds or settings.file or settings.values:
             raise UserError("finished runs are compared as they are; expected no settings beside the run folders")
-        results, classes, notes = _recorded_results(folders)
-        report(results, classes, as_json)
-        for line in notes:
+        loaded = load_runs(folders)
+        report(require_comparable(loaded.runs), as_json)
+        for line in [*loaded.unreadable, *setting_differences(loaded.runs)]:
             notice(line)
         return
     comparison = read_comparison(settings, methods, seeds)
     runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
-    results = run_all(runs, Path(out), as_json or quiet, Observers(live, log))
-    report(results, runs[0].federation.dataset.classes, as_json)
+    report(run_all(runs, Path(out), as_json or quiet, Observers(live, log)), as_json)
 
 
 class Comparison(NamedTuple):
@@ -167,62 +165,3 @@ def _has(config: Config, key: str) -> bool:
     owner, _, name = key[len(METHOD) :].rpartition(".")
     owners = {n for part in config.method.split("+") for n in (find(part).name, *find(part).aliases)}
     return name in make_method(config.method).params and owner in ("", *owners)
-
-
-def _recorded_results(folders: Sequence[str]) -> tuple[list[MethodResults], tuple[str, ...], list[str]]:
-    """Results by method, class names, and notes for the reader."""
-    from fedskew.experiment.compare import MethodResults
-    from fedskew.report.recorded import gather
-
-    gathered = gather(folders)
-    runs = gathered.runs
-    if unfinished := next((run for run in runs if not run.finished), None):
-        raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
-    classes = runs[0].classes
-    if other := next((run for run in runs if run.classes != classes), None):
-        raise UserError(f"{other.folder} has other classes than {runs[0].folder}; expected runs on the same data")
-    by_method: dict[str, list[RecordedRun]] = {}
-    for run in runs:
-        by_method.setdefault(run.config.method, []).append(run)
-    for method, own in by_method.items():
-        _require_same_seeds(method, own, next(iter(by_method.values())))
-    results = [MethodResults(method, tuple(map(_result, own))) for method, own in by_method.items()]
-    return results, classes, [*gathered.unreadable, *_differences(runs)]
-
-
-def _require_same_seeds(method: str, runs: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> None:
-    seeds, expected = (sorted(run.seed for run in some) for some in (runs, others))
-    if len(set(seeds)) < len(seeds):
-        raise UserError(f"method {method!r} has two runs with the same seed; expected one run per seed")
-    if seeds != expected:
-        raise UserError(
-            f"method {method!r} has seeds {seeds}, {others[0].config.method!r} {expected}; expected the same"
-        )
-
-
-def _result(run: RecordedRun) -> Result:
-    from fedskew.experiment.result import Result
-    from fedskew.export.finished_run import read_run
-    from fedskew.metrics.summary import CurveSummary
-
-    finished = read_run(run.folder)
-    curve = [(number, evaluation.accuracy) for number, evaluation in run.evaluations.items()]
-    return Result(
-        config=run.config,
-        history=run.rows,
-        evaluation=finished.evaluation,
-        curve=CurveSummary.of(curve, run.config.mean_last),
-        model=finished.model,
-        seconds=run.total("seconds"),
-        engine=str(run.summary.get("engine")),
-        folder=run.folder,
-    )
-
-
-def _differences(runs: Sequence[RecordedRun]) -> list[str]:
-    """A note on the keys, other than method and seed, in which the runs differ."""
-    from fedskew.experiment.config import differing_keys
-
-    keys = {key for run in runs for key in differing_keys(runs[0].config, run.config)}
-    named = sorted(key for key in keys if key != "seed" and key.partition(".")[0] != "method")
-    return [f"besides their methods, the runs differ in {', '.join(named)}"] if named else []

@@ -17,8 +17,8 @@ from fedskew.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedskew.experiment.compare import MethodResults
     from fedskew.experiment.preparation import Prepared
+    from fedskew.results import Comparison
 
 SETTINGS = "demo.yaml"
 FIGURE = "demo.png"
@@ -45,18 +45,18 @@ def _command(
     folder = Path(out)
     settings = _write_settings(folder)
     flags = {} if rounds is None else {"rounds": rounds}
-    comparison = read_comparison(Settings(str(settings), flags), seeds=seeds)
-    runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
+    read = read_comparison(Settings(str(settings), flags), seeds=seeds)
+    runs = prepare_comparison(read.base, read.methods, read.seeds)
     if fresh:
         _discard(runs, folder)
     console = stdout()
     if not as_json:
         _introduce(console, runs)
-    results = run_all(runs, folder, as_json or quiet)
-    report(results, runs[0].federation.dataset.classes, as_json)
-    _draw(results, runs[0].federation.dataset.classes, folder / FIGURE)
+    comparison = run_all(runs, folder, as_json or quiet)
+    report(comparison, as_json)
+    _draw(comparison, folder / FIGURE)
     if not as_json:
-        _conclude(console, results, folder, settings)
+        _conclude(console, comparison, folder, settings)
 
 
 def _write_settings(folder: Path) -> Path:
@@ -92,22 +92,22 @@ def _introduce(console: Console, runs: list[Prepared]) -> None:
     console.print()
 
 
-def _draw(results: list[MethodResults], classes: tuple[str, ...], figure: Path) -> None:
+def _draw(comparison: Comparison, figure: Path) -> None:
     """Draw the comparison. Without matplotlib the demo still prints its tables."""
     from fedskew.cli.terminal import notice
     from fedskew.report.comparison_figure import save_comparison
 
     try:
-        save_comparison(results, classes, figure)
+        save_comparison(comparison, figure)
     except UserError as error:
         notice(f"no figure: {error}")
 
 
-def _conclude(console: Console, results: list[MethodResults], folder: Path, settings: Path) -> None:
+def _conclude(console: Console, comparison: Comparison, folder: Path, settings: Path) -> None:
     if (folder / FIGURE).is_file():
         console.print(f"figure: {folder / FIGURE}", markup=False, soft_wrap=True)
     console.print(f"settings: {settings}", markup=False, soft_wrap=True)
-    console.print(f"\n{_lesson(results)}\n", markup=False)
+    console.print(f"\n{_lesson(comparison)}\n", markup=False)
     console.print(
         "The demo uses a high learning rate so that forgetting shows. At 0.05 FedAvg keeps all classes, and with all "
         "clients in every round none of these methods beats it on this easy dataset. See for yourself:"
@@ -116,12 +116,14 @@ def _conclude(console: Console, results: list[MethodResults], folder: Path, sett
         console.print(f"  {command}", markup=False, soft_wrap=True, style="bold")
 
 
-def _lesson(results: list[MethodResults]) -> str:
+def _lesson(comparison: Comparison) -> str:
     """The main result of the table as a sentence."""
-    from fedskew.report.comparison_table import lost_classes
+    from fedskew.metrics.confusion import lost_classes
 
-    lost = {r.method: sum(len(lost_classes(x.class_accuracy)) for x in r.results) / len(r.results) for r in results}
-    first, keeping = results[0].method, [name for name, number in lost.items() if number == 0]
+    lost = {
+        m.label: sum(len(lost_classes(run.class_accuracy)) for run in m.runs) / len(m.runs) for m in comparison.methods
+    }
+    first, keeping = comparison.methods[0].label, [name for name, number in lost.items() if number == 0]
     if not lost[first]:
         return f"{first} lost no class this time."
     named = " and ".join([", ".join(keeping[:-1]), keeping[-1]] if len(keeping) > 1 else keeping)

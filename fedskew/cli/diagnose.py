@@ -89,9 +89,9 @@ def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Confi
     from fedskew.experiment.config import Config, with_values
     from fedskew.lab.diagnosis.page import diagnosis_document
     from fedskew.lab.diagnosis.start import starting_config, to_yaml
-    from fedskew.report.naming import split_name
     from fedskew.report.page.render import page
     from fedskew.report.writing import write_text
+    from fedskew.results.naming import split_name
 
     title = f"Diagnosis of {Path(counts).name if counts else split_name(given) if given else 'a federation'}"
     config = given if given is not None else with_values(Config(), {"data": "path/to/your/data"})

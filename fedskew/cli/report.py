@@ -42,14 +42,14 @@ def _report(
     """Write one self-contained HTML page about runs: results, evidence, and a summary in words."""
     from fedskew.cli.terminal import notice, stdout
     from fedskew.report.charts.matplotlib_view import checked_formats
-    from fedskew.report.recorded import gather
     from fedskew.report.writing import page_path, report_of
+    from fedskew.results import load_runs
 
     target, kinds = page_path(out), checked_formats(format)
-    gathered = gather(runs)
-    count = len(gathered.runs)
+    loaded = load_runs(runs)
+    count = len(loaded.runs)
     notice(f"reading {count} run{'s' if count > 1 else ''}" + (", drawing features" if features else ""))
-    report = report_of(gathered, target, features, Path(figures) if figures else None, kinds)
+    report = report_of(loaded, target, features, Path(figures) if figures else None, kinds)
     console = stdout()
     for line in report.answer:
         console.print(line, markup=False, soft_wrap=True)
@@ -75,10 +75,9 @@ def _figures(
 ) -> None:  # fmt: skip
     """Draw a figure in a paper's layout from runs on disk."""
     from fedskew.cli.terminal import stdout
-    from fedskew.report.contenders import settings
     from fedskew.report.figures.catalogue import find
-    from fedskew.report.recorded import gather
     from fedskew.report.writing import write_text
+    from fedskew.results import comparisons, load_runs
 
     if listing or name is None:
         _list_figures()
@@ -87,7 +86,7 @@ def _figures(
     if not runs:
         raise UserError(f"figure {name} needs runs: {entry.wants}; expected run folders after its name")
     target = Path(out or f"{name.replace('/', '-')}.pdf")
-    figure = entry.draw(settings(gather(runs).runs))
+    figure = entry.draw(comparisons(load_runs(runs).runs))
     if target.suffix.lower() == ".csv":
         write_text(target, "\n".join(chart.table().csv() for chart in figure.charts))
     else:
@@ -143,7 +142,7 @@ def _live(
 
 def _require_runs(paths: list[str]) -> None:
     """Refuse a misspelt folder, for which the page would wait for ever."""
-    from fedskew.report.recorded import find_runs
+    from fedskew.results import find_runs
 
     for path in paths:
         try:

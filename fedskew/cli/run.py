@@ -61,7 +61,7 @@ def _command(
     from fedskew.experiment.compare import prepare_comparison
     from fedskew.experiment.config import run_name
     from fedskew.experiment.preparation import prepare
-    from fedskew.report.run_summary import run_summary
+    from fedskew.report.terminal import run_summary
 
     config, observers = settings.config(), Observers(live, log)
     numbers = seed_range(config, seeds)
@@ -76,7 +76,7 @@ def _command(
     if as_json:
         print_json(_json(result, prepared.federation))
     else:
-        stdout().print(run_summary(result, prepared.federation.dataset.classes))
+        stdout().print(run_summary(result))
 
 
 def seed_range(config: Config, seeds: str | int | None) -> list[int]:

@@ -6,19 +6,20 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from fedskew.cli.progress import RunProgress, showing_runs
 from fedskew.cli.terminal import notice, print_json, stdout
 from fedskew.experiment.callbacks import Callback
-from fedskew.experiment.compare import MethodResults, compare
+from fedskew.experiment.compare import run_comparison
 from fedskew.experiment.config import Config, run_name
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
 from fedskew.experiment.run import run_prepared
-from fedskew.report.comparison_table import class_accuracy_table, comparison_table
+from fedskew.report.terminal import class_accuracy_table, comparison_table
+from fedskew.results import Comparison, compare_runs
 
 FolderOf = Callable[[Prepared], Path]
 
@@ -38,9 +39,7 @@ def run_one(prepared: Prepared, folder: Path, quiet: bool, observers: Observers)
         return run_prepared(prepared, folder, callbacks)
 
 
-def run_all(
-    runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observers | None = None
-) -> list[MethodResults]:
+def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observers | None = None) -> Comparison:
     """Run the experiments that are not finished yet, each in its folder under `out`."""
 
     def folder_of(prepared: Prepared) -> Path:
@@ -49,7 +48,7 @@ def run_all(
     _set_threads(runs[0].config)
     folders = [folder_of(prepared) for prepared in runs]
     with _callbacks(observers or Observers(), folder_of, folders, quiet) as callbacks:
-        return compare(runs, out, callbacks)
+        return compare_runs(run_comparison(runs, out, callbacks))
 
 
 def _set_threads(config: Config) -> None:
@@ -90,26 +89,14 @@ def _live_report(folders: Sequence[Path]) -> Iterator[None]:
         yield
 
 
-def report(results: Sequence[MethodResults], classes: Sequence[str], as_json: bool) -> None:
+def report(comparison: Comparison, as_json: bool) -> None:
     """Print the tables of a comparison, or one JSON object."""
     if as_json:
-        print_json(_json(results, classes))
+        print_json(comparison.to_json())
         return
     console = stdout()
-    console.print(comparison_table(results, classes))
-    console.print(class_accuracy_table(results, classes, console.width))
-    folders = {folder.parent for result in results for r in result.results if (folder := r.folder)}
+    console.print(comparison_table(comparison))
+    console.print(class_accuracy_table(comparison, console.width))
+    folders = {folder.parent for run in comparison.runs if (folder := run.folder)}
     for folder in sorted(folders):
         console.print(f"runs saved in {folder}; for a report: fedskew report {folder}", markup=False, soft_wrap=True)
-
-
-def _json(results: Sequence[MethodResults], classes: Sequence[str]) -> dict[str, Any]:
-    configs = [result.results[0].config.to_mapping() for result in results]
-    return {
-        "classes": list(classes),
-        "config": {key: value for key, value in configs[0].items() if key not in ("method", "seed")},
-        "methods": [
-            result.to_json() | {"params": {k: v for k, v in config["method"].items() if k != "name"}}
-            for result, config in zip(results, configs, strict=True)
-        ],
-    }

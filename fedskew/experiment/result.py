@@ -1,42 +1,148 @@
-"""The result of a run."""
+"""The result of a run: what `fedskew.run` returns, and what `fedskew.load_run` reads from a folder.
+
+Both are one type. Everything but the configuration, the rows and the model is derived from the rows, so a new metric
+per round is one field of `RoundRow` (`round/row.py`), and at most one property here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import html
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
-from fedskew.experiment.config import Config
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, run_name
+from fedskew.experiment.preparation import build_federation
 from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.storage.about import described, recorded_inputs
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary
 
+if TYPE_CHECKING:
+    import pandas
+
 STATUS = "finished"
+MEASURES = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class", "class_gap")
+"""Properties of an evaluation that tables and trackers show round by round."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What came out of a run."""
+    """One run, finished or not."""
 
     config: Config
     history: list[RoundRow]
-    """One row a round; row 0 is the initial model."""
-    evaluation: Evaluation
-    """Of the final global model."""
-    curve: CurveSummary
-    """Best, last and mean-of-last accuracy."""
-    model: nn.Module
-    seconds: float
+    """One row per round; row 0 is the initial model."""
+    source: nn.Module | Callable[[], nn.Module]
+    """The final model, or a function that loads it when `model` is first used."""
     engine: str
-    """What executed the local training: what `auto` came to, if that was asked for."""
+    """The engine that trained the clients; `auto` is already resolved."""
     folder: Path | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """The content of `about.json`: the federation, the command, versions, the machine."""
+    finished: bool = True
+    warnings: tuple[str, ...] = ()
+    """What is damaged in the folder, one line each."""
+
+    # -- what the run was --------------------------------------------------------------------------------
+
+    @property
+    def method(self) -> str:
+        return self.config.method
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def name(self) -> str:
+        """The folder's name, or the name that the folder would have."""
+        return self.folder.name if self.folder else run_name(self.config)
+
+    @cached_property
+    def federation(self) -> Mapping[str, Any] | None:
+        """Classes, label counts and hash of the split: as recorded, or else from the data; None without either."""
+        if "federation" in self.about:
+            found: Mapping[str, Any] = self.about["federation"]
+            return found
+        try:
+            return described(build_federation(self.config))
+        except UserError:
+            return None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; numbers if the names are unknown."""
+        if self.federation is not None:
+            return tuple(self.federation["classes"])
+        return tuple(map(str, range(len(self.last.confusion)))) if self.last else ()
+
+    @property
+    def label_counts(self) -> npt.NDArray[np.int64] | None:
+        """[clients, classes]; None if unknown, for instance because the sites of a federation keep them secret."""
+        counts = (self.federation or {}).get("label_counts")
+        return None if counts is None or self.sites else np.array(counts, np.int64)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of the sites of a federation across machines; empty in a simulation."""
+        split = self.config.partition
+        return tuple(split.params.get("names", ())) if split.rule == "sites" else ()
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Kind, shape and normalisation of a stored sample."""
+        return recorded_inputs(self.federation, self.folder)
+
+    # -- evaluations of the global model -----------------------------------------------------------------
+
+    @cached_property
+    def evaluated(self) -> list[RoundRow]:
+        """The rows with an evaluation of the global model."""
+        return [row for row in self.history if row.is_evaluated]
+
+    @cached_property
+    def evaluations(self) -> dict[int, Evaluation]:
+        """By round of the global model. Rounds of experts do not count, as in the papers."""
+        return {row.model_round: row.tested for row in self.evaluated}
+
+    @property
+    def accuracy_curve(self) -> list[tuple[int, float]]:
+        """The evaluated rounds of the global model and the accuracy after each."""
+        return [(row.model_round, row.accuracy) for row in self.evaluated]
+
+    @property
+    def curve(self) -> CurveSummary:
+        """Best, last and mean-of-last accuracy."""
+        return CurveSummary.of(self.accuracy_curve, self.config.mean_last)
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The last evaluation; None if there is none yet."""
+        return self.evaluated[-1].evaluation if self.evaluated else None
+
+    @property
+    def last_round(self) -> int:
+        """The last evaluated round of the global model."""
+        return max(self.evaluations, default=0)
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The last global model on the test set."""
+        if self.last is None:
+            raise UserError(f"no round of {self.name} was evaluated yet")
+        return self.last
 
     @property
     def accuracy(self) -> float:
-        """Of the final global model on the test set."""
+        """Accuracy of the last global model on the test set."""
         return self.evaluation.accuracy
 
     @property
@@ -44,18 +150,20 @@ class Result:
         return self.evaluation.class_accuracy
 
     @property
-    def accuracy_curve(self) -> list[tuple[int, float]]:
-        """The evaluated rounds of the global model and the accuracy after each."""
-        return accuracy_curve(evaluated_rows(self.history))
+    def domain_accuracy(self) -> dict[str, float | None]:
+        """Accuracy on each domain's test samples, for data with domains."""
+        return (self.evaluated[-1].domain_accuracy or {}) if self.evaluated else {}
+
+    # -- totals over all rounds --------------------------------------------------------------------------
 
     @property
-    def domain_accuracy(self) -> dict[str, float | None]:
-        """Of the final global model on each domain's test samples, where the data have domains."""
-        return evaluated_rows(self.history)[-1].domain_accuracy or {}
+    def rounds(self) -> int:
+        """Rounds of all stages so far."""
+        return max(0, len(self.history) - 1)
 
     @property
     def diverged(self) -> int:
-        """How many client updates were not finite and were left out."""
+        """Number of client updates that were not finite and were left out."""
         return sum(len(row.diverged) for row in self.history)
 
     @property
@@ -63,30 +171,94 @@ class Result:
         """Local computation in units of one plain local round of each participant."""
         return float(sum(row.compute for row in self.history))
 
+    @property
+    def bytes_moved(self) -> int:
+        """Traffic between server and clients, in both directions."""
+        return sum(row.bytes_moved for row in self.history)
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(row.seconds for row in self.history))
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What the method decided between stages, for instance PKD's groups."""
+        return self.history[-1].notes if self.history else {}
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """Kind, ε and δ of the noise on the sites' updates; None without noise."""
+        return self.history[-1].privacy if self.history else None
+
+    # -- the model, and views for people -----------------------------------------------------------------
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The final global model; it is loaded when it is first used."""
+        return self.source if isinstance(self.source, nn.Module) else self.source()
+
     def summary(self) -> dict[str, Any]:
-        """The result as JSON."""
+        """The result as JSON: the content of `summary.json`."""
         return {
             "status": STATUS,
-            "method": self.config.method,
-            "seed": self.config.seed,
-            "rounds": len(self.history) - 1,
+            "method": self.method,
+            "seed": self.seed,
+            "rounds": self.rounds,
             "accuracy": self.accuracy,
             **self.curve.to_json(),
             "final": self.evaluation.to_json(),
             **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
             "diverged": self.diverged,
             "compute": self.compute,
-            "notes": self.history[-1].notes,
+            "notes": self.notes,
             "seconds": self.seconds,
             "engine": self.engine,
         }
 
+    def to_frame(self) -> pandas.DataFrame:
+        """One line per round, as a pandas DataFrame: what was recorded, and the metrics of the evaluation."""
+        frame: pandas.DataFrame = require_pandas().DataFrame([_line(row) for row in self.history])
+        return frame.set_index("round")
 
-def evaluated_rows(rows: Sequence[RoundRow]) -> list[RoundRow]:
-    """The rows with an evaluation of the global model."""
-    return [row for row in rows if row.is_evaluated]
+    def __repr__(self) -> str:
+        state = "" if self.finished else ", unfinished"
+        found = f", accuracy {100 * self.accuracy:.1f} %" if self.last else ""
+        return f"<Result: {self.title}, {self.rounds} round{'s' * (self.rounds != 1)}{state}{found}>"
+
+    @property
+    def title(self) -> str:
+        config = self.config
+        return f"{config.method} on {config.data}, {config.partition.rule} split, seed {config.seed}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        lines = [("rounds", str(self.rounds) + ("" if self.finished else ", unfinished"))]
+        if self.last is not None:
+            names = zip(self.classes, self.class_accuracy, strict=True)
+            by_class = ", ".join(f"{name} {100 * a:.1f}" for name, a in names if a is not None)
+            best = self.curve.best
+            lines += [
+                ("accuracy", f"{100 * self.accuracy:.2f} %"),
+                ("best accuracy", f"{100 * best.accuracy:.2f} % after round {best.round}"),
+                ("worst class", f"{100 * self.last.worst_class:.2f} %"),
+                ("accuracy by class, %", by_class),
+            ]
+        lines += [("seconds", f"{self.seconds:.1f}"), ("folder", str(self.folder or "none"))]
+        cells = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in lines)
+        return f"<table><caption>{html.escape(self.title)}</caption>{cells}</table>"
 
 
-def accuracy_curve(evaluated: Sequence[RoundRow]) -> list[tuple[int, float]]:
-    """By round of the global model: experts' rounds in between do not count, as the papers count."""
-    return [(row.model_round, row.accuracy) for row in evaluated]
+def require_pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise UserError("to_frame needs pandas: pip install pandas") from error
+    return pandas
+
+
+def _line(row: RoundRow) -> dict[str, Any]:
+    """The numbers of a row, without nested values."""
+    plain = ("round", "stage", "model", "model_round", "lr", "loss", "visits", "compute", "drift_diversity", "seconds")
+    values: dict[str, Any] = {name: getattr(row, name) for name in plain}
+    values |= {"clients": len(row.clients), "diverged": len(row.diverged), "bytes": row.bytes_moved}
+    return values | {name: getattr(row.evaluation, name, None) for name in MEASURES}

@@ -18,15 +18,14 @@ from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.loop import RoundDone, RoundLoop
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.result import Result, accuracy_curve, evaluated_rows
+from fedskew.experiment.result import Result
 from fedskew.experiment.round.phases import RoundInProgress
 from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.about import about
+from fedskew.experiment.storage.about import about, described
 from fedskew.experiment.storage.run_folder import Checkpoint, RunFolder
 from fedskew.methods import Method, Part, unpack
-from fedskew.metrics.summary import CurveSummary
 from fedskew.models.concatenation import count_encoders, with_encoders
 
 
@@ -246,14 +245,12 @@ class _Run:
         return result
 
     def _result(self, module: nn.Module, rows: list[RoundRow], engine: str) -> Result:
-        evaluated = evaluated_rows(rows)
+        recorded = None if self._folder is None else self._folder.about()
         return Result(
             config=self._prepared.config,
             history=rows,
-            evaluation=evaluated[-1].tested,
-            curve=CurveSummary.of(accuracy_curve(evaluated), self._prepared.config.mean_last),
-            model=module.to(torch.device("cpu")),
-            seconds=sum(row.seconds for row in rows),
+            source=module.to(torch.device("cpu")),
             engine=engine,
             folder=None if self._folder is None else self._folder.path,
+            about=recorded or {"federation": described(self._prepared.federation)},
         )

@@ -7,10 +7,12 @@ from typing import Any
 
 from fedskew.data.catalogue import DATASETS
 from fedskew.errors import UserError
-from fedskew.export.finished_run import FinishedRun
 from fedskew.export.onnx_file import INPUT_NAMES
 from fedskew.methods import Entry, find
-from fedskew.models import parameter_count
+from fedskew.metrics.confusion import lost_classes
+from fedskew.models import MODELS, parameter_count
+from fedskew.models.concatenation import count_encoders
+from fedskew.results import Result
 
 _HEADER = """---
 library_name: pytorch
@@ -20,11 +22,8 @@ metrics: [accuracy]
 
 _SIMULATED = "The run was simulated: nothing left the machine. Across machines, the same method does this. "
 
-LOST = 0.05
-"""The accuracy below which a class is called lost, as elsewhere in fedskew."""
 
-
-def model_card(run: FinishedRun, onnx_difference: float | None, with_words: bool) -> str:
+def model_card(run: Result, onnx_difference: float | None, with_words: bool) -> str:
     """README.md of an exported model, in Markdown with the header that model hubs read."""
     sections = (
         _HEADER,
@@ -41,7 +40,7 @@ def model_card(run: FinishedRun, onnx_difference: float | None, with_words: bool
     return "\n\n".join(sections) + "\n"
 
 
-def method_entries(run: FinishedRun) -> list[Entry]:
+def method_entries(run: Result) -> list[Entry]:
     """The catalogue's entries of the method's parts; none for a user's own object."""
     try:
         return [find(name) for name in run.config.method.split("+")]
@@ -53,24 +52,25 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def _lead(run: FinishedRun) -> str:
+def _lead(run: Result) -> str:
     evaluation = run.evaluation
-    lost = [name for name, a in zip(run.classes, evaluation.class_accuracy, strict=True) if a is not None and a < LOST]
-    joined = f" in {run.encoders} encoders side by side" if run.encoders else ""
+    lost = [run.classes[c] for c in lost_classes(run.class_accuracy)]
+    encoders = count_encoders(run.model)
+    joined = f" in {encoders} encoders side by side" if encoders else ""
     size = f"{parameter_count(run.model):,} parameters{joined}"
     said = (
         f"A classifier of {len(run.classes)} classes ({size}), trained federatedly on {_data(run)}: "
-        f"{run.summary['rounds']} rounds, accuracy {percent(evaluation.accuracy)}, "
+        f"{run.rounds} rounds, accuracy {percent(evaluation.accuracy)}, "
         f"worst class {percent(evaluation.worst_class)}."
     )
     return said + (f" **It does not recognise {', '.join(map(_cell, lost))}.**" if lost else "")
 
 
-def _data(run: FinishedRun) -> str:
+def _data(run: Result) -> str:
     return f"the data of {len(run.sites)} sites" if run.sites else run.config.data
 
 
-def _use(run: FinishedRun, onnx: bool, with_words: bool) -> str:
+def _use(run: Result, onnx: bool, with_words: bool) -> str:
     blocks = [_python_use(run, with_words)]
     if onnx:
         name = INPUT_NAMES[run.inputs["kind"]]
@@ -82,8 +82,8 @@ def _use(run: FinishedRun, onnx: bool, with_words: bool) -> str:
     return "\n\n".join(blocks)
 
 
-def _python_use(run: FinishedRun, with_words: bool) -> str:
-    if not run.rebuildable:
+def _python_use(run: Result, with_words: bool) -> str:
+    if run.config.model not in MODELS:
         return (
             f"The model's code is its maker's, `{run.config.model}`. With that at hand:\n\n```python\n"
             "from safetensors.torch import load_file\n\n"
@@ -100,12 +100,12 @@ def _python_use(run: FinishedRun, with_words: bool) -> str:
     )
 
 
-def _array(run: FinishedRun) -> str:
+def _array(run: Result) -> str:
     number = {"image": "uint8", "table": "float64", "text": "int64"}[run.inputs["kind"]]
     return f"{number}, [n, {', '.join(map(str, run.inputs['shape']))}]"
 
 
-def _inputs(run: FinishedRun, with_words: bool) -> str:
+def _inputs(run: Result, with_words: bool) -> str:
     form = run.inputs
     if form["kind"] == "image":
         pairs = zip(form["mean"], form["std"], strict=True)
@@ -138,11 +138,11 @@ def _inputs(run: FinishedRun, with_words: bool) -> str:
     return f"{told} {ending}{batch}"
 
 
-def _mixes(run: FinishedRun) -> bool:
+def _mixes(run: Result) -> bool:
     return any(getattr(layer, "track_running_stats", True) is False for layer in run.model.modules())
 
 
-def _accuracy(run: FinishedRun) -> str:
+def _accuracy(run: Result) -> str:
     evaluation = run.evaluation
     rows = [
         ("accuracy", percent(evaluation.accuracy)),
@@ -155,43 +155,41 @@ def _accuracy(run: FinishedRun) -> str:
     return f"On {evaluation.samples:,} test samples, after the last round:\n\n{table}\n\n{_by_class(run)}"
 
 
-def _by_class(run: FinishedRun) -> str:
+def _by_class(run: Result) -> str:
     evaluation = run.evaluation
     tested = evaluation.confusion.sum(axis=1).tolist()
     rows: list[tuple[Any, ...]] = []
     for number, (name, accuracy) in enumerate(zip(run.classes, evaluation.class_accuracy, strict=True)):
         rows.append((number, _cell(name), percent(accuracy), f"{tested[number]:,}", *_held(run, number)))
     headings = ("output", "class", "accuracy", "test samples")
-    return _table((*headings, *(("held by", "training samples") if run.label_counts else ())), rows)
+    return _table((*headings, *(("held by", "training samples") if run.label_counts is not None else ())), rows)
 
 
-def _held(run: FinishedRun, label: int) -> tuple[str, ...]:
-    if not run.label_counts:
+def _held(run: Result, label: int) -> tuple[str, ...]:
+    if run.label_counts is None:
         return ()
-    counts = [client[label] for client in run.label_counts]
-    return f"{sum(count > 0 for count in counts)} of {len(counts)}", f"{sum(counts):,}"
+    counts = run.label_counts[:, label]
+    return f"{(counts > 0).sum()} of {len(counts)}", f"{counts.sum():,}"
 
 
-def _coverage(run: FinishedRun) -> str:
+def _coverage(run: Result) -> str:
     counts = run.label_counts
-    if not counts:
+    if counts is None:
         return _labels_of_sites(run)
-    present = [sum(count > 0 for count in client) for client in counts]
-    sizes = [sum(client) for client in counts]
-    vacant = [len(run.classes) - number for number in present]
-    few = [name for label, name in enumerate(run.classes) if sum(client[label] > 0 for client in counts) == 1]
-    nobody = [name for label, name in enumerate(run.classes) if not any(client[label] for client in counts)]
+    present, sizes, holders = (counts > 0).sum(axis=1), counts.sum(axis=1), (counts > 0).sum(axis=0)
+    few = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 1]
+    nobody = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 0]
     said = [
-        f"{len(counts)} clients held {min(sizes):,} to {max(sizes):,} samples, {sum(sizes):,} together, "
-        f"of {min(present)} to {max(present)} of the {len(run.classes)} classes; "
-        f"on average a client lacked {sum(vacant) / len(vacant):.1f} classes."
+        f"{len(counts)} clients held {sizes.min():,} to {sizes.max():,} samples, {sizes.sum():,} in total, "
+        f"of {present.min()} to {present.max()} of the {len(run.classes)} classes. "
+        f"On average a client lacked {(len(run.classes) - present).mean():.1f} classes."
     ]
     said += [f"A single client held {', '.join(map(_cell, few))}."] if few else []
     said += [f"**No client held {', '.join(map(_cell, nobody))}.**"] if nobody else []
     return " ".join(said)
 
 
-def _labels_of_sites(run: FinishedRun) -> str:
+def _labels_of_sites(run: Result) -> str:
     """What the server knows about the labels of the sites' data, and the sites' names."""
     learned = ", ".join(dict.fromkeys(entry.reveals for entry in method_entries(run) if entry.reveals != "nothing"))
     words = [f"The server learned {learned} of each site, as the method needs." if learned else ""]
@@ -205,7 +203,7 @@ def _labels_of_sites(run: FinishedRun) -> str:
     return " ".join(word for word in words if word)
 
 
-def _training(run: FinishedRun) -> str:
+def _training(run: Result) -> str:
     config = run.config
     partition = {key: value for key, value in config.partition.to_mapping().items() if value is not None}
     split = ("split", ", ".join(f"{key} {value}" for key, value in partition.items()))
@@ -214,22 +212,22 @@ def _training(run: FinishedRun) -> str:
         ("method", config.method + (f" ({params})" if params else "")),
         ("data", _data(run)),
         ("sites", len(run.sites)) if run.sites else split,
-        ("rounds", run.summary["rounds"]),
+        ("rounds", run.rounds),
         ("clients a round", config.clients_per_round or "all"),
         ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),
         ("learning rate, decay a round", f"{config.lr}, {config.lr_decay}"),
         ("optimiser, momentum, weight decay", f"{config.optimizer}, {config.momentum}, {config.weight_decay}"),
         ("augmentation", ", ".join(config.augment) or "none"),
-        ("updates left out as not finite", run.summary["diverged"]),
+        ("updates left out as not finite", run.diverged),
         ("seed", config.seed),
-        ("split's SHA-256", run.federation.get("split", "–")),
+        ("split's SHA-256", (run.federation or {}).get("split", "–")),
         ("versions", ", ".join(f"{name} {number}" for name, number in run.about.get("versions", {}).items())),
         ("begun", run.about.get("begun", "–")),
     ]
     return _table(("what", "value"), rows) + "\n\nThe complete configuration is in `model.json`."
 
 
-def _revealed(run: FinishedRun) -> str:
+def _revealed(run: Result) -> str:
     entries = method_entries(run)
     if not entries:
         return f"{run.config.method} is not in fedskew's catalogue; its maker must say what it sends."
@@ -241,9 +239,9 @@ def _revealed(run: FinishedRun) -> str:
     )
 
 
-def _tests_told(run: FinishedRun) -> str:
+def _tests_told(run: Result) -> str:
     """Nothing where nobody told, as in a simulation."""
-    told = run.last_row.sites or {}
+    told = run.history[-1].sites or {}
     if not told:
         return ""
     if not _tests_by_class(run):
@@ -251,11 +249,11 @@ def _tests_told(run: FinishedRun) -> str:
     return "The sites reported their test results by class, which reveal the label counts of their test parts. "
 
 
-def _tests_by_class(run: FinishedRun) -> bool:
-    return any("confusion" in results for results in (run.last_row.sites or {}).values())
+def _tests_by_class(run: Result) -> bool:
+    return any("confusion" in results for results in (run.history[-1].sites or {}).values())
 
 
-def _private(run: FinishedRun) -> str:
+def _private(run: Result) -> str:
     if run.privacy is None:
         return (
             "Updates and models can themselves tell something of the training data (membership, and to a degree "
@@ -282,7 +280,7 @@ def _checks(onnx_difference: float | None) -> str:
     return "\n".join(lines)
 
 
-def _citation(run: FinishedRun) -> str:
+def _citation(run: Result) -> str:
     lines = [f"- method: {entry.name}, {entry.paper}" for entry in method_entries(run) if entry.paper]
     known = None if run.sites else DATASETS.get(run.config.data.lower())
     if known is not None:

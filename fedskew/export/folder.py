@@ -23,9 +23,12 @@ from fedskew.errors import UserError, unknown
 from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
 from fedskew.experiment.storage.tensors import write_tensors
 from fedskew.export.card import method_entries, model_card
-from fedskew.export.finished_run import FinishedRun, read_run
 from fedskew.export.onnx_file import require_onnx, write_onnx
 from fedskew.export.source import model_source
+from fedskew.methods import make_method
+from fedskew.models import MODELS
+from fedskew.models.concatenation import count_encoders
+from fedskew.results import Result, load_run
 
 FORMATS = ("onnx",)
 """Beside safetensors."""
@@ -51,7 +54,8 @@ def export_run(
             raise unknown("format", name, FORMATS)
     if "onnx" in formats:
         require_onnx()
-    finished = read_run(run, model)
+    finished = load_run(run, model)
+    _require_exportable(finished)
     folder = Path(out)
     _make(folder)
     words, notices = _words(finished)
@@ -63,12 +67,29 @@ def export_run(
     }
     if words:
         texts["words.txt"] = "\n".join(words) + "\n"
-    if finished.rebuildable:
-        texts["model.py"] = model_source(finished.config.model, bool(words), finished.encoders)
+    if finished.config.model in MODELS:
+        encoders = count_encoders(finished.model)
+        texts["model.py"] = model_source(finished.config.model, bool(words), encoders)
     for name, text in texts.items():
         _write(folder / name, text)
     files = ("model.safetensors", *texts, *(("model.onnx",) if difference is not None else ()))
     return Exported(folder, tuple(sorted(files)), difference, tuple(notices))
+
+
+def _require_exportable(run: Result) -> None:
+    """Refuse a run that is not finished, or whose method averages no models."""
+    if not run.finished:
+        raise UserError(f"{run.folder} is not finished; run its command again, then export it")
+    _ = run.inputs  # refuses a folder of an earlier version
+    try:
+        method = make_method(run.config.method, run.config.method_params)
+    except UserError:  # an object of the user's program, whose stages are unknown here
+        method = None
+    if method is not None:
+        stages = method.stages(run.config.rounds, run.config.local_epochs, run.notes)
+        if stages[-1].cohort == "alone":
+            raise UserError(f"{run.method!r} leaves every client with its own model; there is none to export")
+    _ = run.model  # refuses a damaged file before anything is written
 
 
 def _make(folder: Path) -> None:
@@ -80,7 +101,7 @@ def _make(folder: Path) -> None:
         raise UserError(f"{folder} is not empty and has no exported model; choose another folder")
 
 
-def _words(run: FinishedRun) -> tuple[tuple[str, ...], list[str]]:
+def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
     """What a text model's numbers stand for: the run does not keep it, its data do."""
     if run.inputs["kind"] != "text":
         return (), []
@@ -95,21 +116,21 @@ def _words(run: FinishedRun) -> tuple[tuple[str, ...], list[str]]:
     return found, []
 
 
-def _description(run: FinishedRun, onnx_difference: float | None) -> dict[str, Any]:
+def _description(run: Result, onnx_difference: float | None) -> dict[str, Any]:
     entries = method_entries(run)
     return {
         "format": 1,
         "model": run.config.model,
-        "encoders": run.encoders,
+        "encoders": count_encoders(run.model),
         "inputs": run.inputs,
         "classes": run.classes,
         "method": run.config.method,
         "papers": [entry.paper for entry in entries if entry.paper],
         "sends": [entry.sends for entry in entries],
         "reveals": [entry.reveals for entry in entries],
-        "rounds": run.summary["rounds"],
+        "rounds": run.rounds,
         "evaluation": run.evaluation.to_json(),
-        "label_counts": run.label_counts,
+        "label_counts": None if run.label_counts is None else run.label_counts.tolist(),
         "onnx_difference": onnx_difference,
         "config": run.config.to_mapping(),
         "versions": run.about.get("versions", {}),

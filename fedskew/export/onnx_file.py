@@ -15,8 +15,8 @@ import torch
 
 from fedskew.errors import UserError
 from fedskew.experiment.storage.atomic import replace_file
-from fedskew.export.finished_run import FinishedRun
 from fedskew.export.raw_inputs import RawInputs
+from fedskew.results import Result
 
 TOLERANCE = 1e-4
 """Largest difference of a logit, relative to the largest logit, and no less than 1."""
@@ -31,7 +31,7 @@ def require_onnx() -> None:
         raise UserError(f"the ONNX format needs {' and '.join(missing)}: pip install 'fedskew[onnx]'")
 
 
-def write_onnx(run: FinishedRun, path: Path) -> float:
+def write_onnx(run: Result, path: Path) -> float:
     """Write the file and check it; the largest difference of a logit, relative as in `TOLERANCE`."""
     model = RawInputs(run.model, run.inputs).eval()
     content = _onnx(model, run)
@@ -45,11 +45,11 @@ def write_onnx(run: FinishedRun, path: Path) -> float:
     return difference
 
 
-def _onnx(model: RawInputs, run: FinishedRun) -> bytes:
+def _onnx(model: RawInputs, run: Result) -> bytes:
     with _quiet():
         program: Any = torch.onnx.export(
             model,
-            (run.samples(_TRACED),),
+            (_samples(run.inputs, _TRACED),),
             dynamo=True,
             verbose=False,
             input_names=[INPUT_NAMES[run.inputs["kind"]]],
@@ -67,7 +67,7 @@ def _onnx(model: RawInputs, run: FinishedRun) -> bytes:
     return content
 
 
-def _difference(content: bytes, model: RawInputs, run: FinishedRun) -> float:
+def _difference(content: bytes, model: RawInputs, run: Result) -> float:
     import numpy as np
     import onnxruntime
 
@@ -75,7 +75,7 @@ def _difference(content: bytes, model: RawInputs, run: FinishedRun) -> float:
     (name,) = (given.name for given in session.get_inputs())
     worst = []
     for size in _CHECKED:
-        samples = run.samples(size)
+        samples = _samples(run.inputs, size)
         with torch.no_grad():
             expected = model(samples).numpy()
         (found,) = session.run(None, {name: samples.numpy()})
@@ -83,6 +83,18 @@ def _difference(content: bytes, model: RawInputs, run: FinishedRun) -> float:
             return float("inf")
         worst.append(np.abs(found - expected).max() / np.maximum(1.0, np.abs(expected).max()))
     return float(np.max(worst))
+
+
+def _samples(form: dict[str, Any], size: int) -> torch.Tensor:
+    """Random samples in the form in which samples are stored."""
+    random = torch.Generator().manual_seed(0)
+    shape = (size, *form["shape"])
+    if form["kind"] == "image":
+        return torch.randint(256, shape, generator=random, dtype=torch.uint8)
+    if form["kind"] == "text":
+        return torch.randint(form["vocabulary"], shape, generator=random)
+    columns = torch.tensor(form.get("scaling") or [[0.0, 1.0]], dtype=torch.float64)
+    return columns[:, 0] + columns[:, 1] * torch.randn(shape, generator=random, dtype=torch.float64)
 
 
 @contextmanager

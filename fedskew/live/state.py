@@ -10,7 +10,7 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import body, charts, page
-from fedskew.report.recorded import find_runs, gather
+from fedskew.results import find_runs, load_runs
 
 FILES = ("rounds.jsonl", "summary.json")
 """Those that grow as a run goes on."""
@@ -65,11 +65,11 @@ class LiveState:
         if not folders:
             return Document("fedskew", [], None, ["nothing is there yet: the first round has not begun"]), "waiting"
         try:
-            gathered = gather(folders)
+            loaded = load_runs(folders)
         except UserError as error:
             return Document("fedskew", [], None, [str(error)]), "waiting"
-        done = sum(run.finished for run in gathered.runs)
-        going = [f"{run.config.method} seed {run.seed}: round {run.rows[-1].round}"
-                 for run in gathered.runs if not run.finished and run.rows]  # fmt: skip
-        standing = f"{done} of {len(gathered.runs)} runs finished" if len(gathered.runs) > 1 else ""
-        return document(gathered, with_features=False), ", ".join(filter(None, [standing, *going[:3]])) or "finished"
+        done = sum(run.finished for run in loaded.runs)
+        going = [f"{run.config.method} seed {run.seed}: round {run.history[-1].round}"
+                 for run in loaded.runs if not run.finished and run.history]  # fmt: skip
+        standing = f"{done} of {len(loaded.runs)} runs finished" if len(loaded.runs) > 1 else ""
+        return document(loaded, with_features=False), ", ".join(filter(None, [standing, *going[:3]])) or "finished"

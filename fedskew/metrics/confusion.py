@@ -6,7 +6,7 @@ gives the metrics of the whole without keeping any prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,15 @@ def _over_classes(reduce: Callable[..., Any], confusion: Confusion) -> float:
 def class_gap(confusion: Confusion) -> float:
     """Best minus worst class: how unequally the model serves the classes."""
     return best_class(confusion) - worst_class(confusion)
+
+
+LOST = 0.05
+"""A class counts as lost if its accuracy is below this."""
+
+
+def lost_classes(class_accuracy: Iterable[float | None]) -> list[int]:
+    """The classes that a model no longer recognises."""
+    return [c for c, a in enumerate(class_accuracy) if a is not None and a < LOST]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.errors import UserError
-from fedskew.experiment.compare import MethodResults
+from fedskew.results import Comparison, MethodRuns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +20,7 @@ MOST_NUMBERS = 20
 """Classes up to which the cells of the heat map carry their numbers."""
 
 
-def save_comparison(results: Sequence[MethodResults], classes: Sequence[str], path: str | os.PathLike[str]) -> None:
+def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     """Save curves and heat map as .png, .svg or .pdf."""
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
@@ -31,11 +30,11 @@ def save_comparison(results: Sequence[MethodResults], classes: Sequence[str], pa
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("pictures need matplotlib: install fedskew[report]") from error
-    figure = Figure(figsize=(13, max(4.2, 1.6 + 0.45 * len(results))), layout="constrained")
+    figure = Figure(figsize=(13, max(4.2, 1.6 + 0.45 * len(comparison.methods))), layout="constrained")
     FigureCanvasAgg(figure)
     curves, heat = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    draw_curves(results, curves)
-    draw_class_accuracy(results, classes, heat)
+    draw_curves(comparison, curves)
+    draw_class_accuracy(comparison, heat)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=150)
@@ -43,12 +42,12 @@ def save_comparison(results: Sequence[MethodResults], classes: Sequence[str], pa
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def draw_curves(results: Sequence[MethodResults], axes: Axes) -> None:
+def draw_curves(comparison: Comparison, axes: Axes) -> None:
     """Mean accuracy over the rounds; the band is from the lowest to the highest seed."""
-    seeds = len(results[0].results)
-    for result in results:
-        rounds, accuracies = _curves(result)
-        (line,) = axes.plot(rounds, 100 * accuracies.mean(axis=0), label=_plain(result.method), linewidth=1.6)
+    seeds = len(comparison.methods[0].tested)
+    for method in comparison.methods:
+        rounds, accuracies = _curves(method)
+        (line,) = axes.plot(rounds, 100 * accuracies.mean(axis=0), label=_plain(method.label), linewidth=1.6)
         if seeds > 1:
             low, high = 100 * accuracies.min(axis=0), 100 * accuracies.max(axis=0)
             axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
@@ -60,12 +59,13 @@ def draw_curves(results: Sequence[MethodResults], axes: Axes) -> None:
     axes.legend(loc="lower right", fontsize="small")
 
 
-def draw_class_accuracy(results: Sequence[MethodResults], classes: Sequence[str], axes: Axes) -> None:
+def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
     """Methods × classes after the last round, mean over the seeds."""
-    cells = 100 * np.array([[np.nan if a is None else a for a in r.class_accuracy] for r in results], np.float64)
+    methods, classes = comparison.methods, comparison.classes
+    cells = 100 * np.array([method.class_accuracy for method in methods], np.float64)
     image = axes.imshow(cells, aspect="auto", cmap="RdYlGn", vmin=0, vmax=100, interpolation="none")
     axes.figure.colorbar(image, ax=axes, label="test accuracy, %")
-    axes.set_yticks(range(len(results)), labels=[_plain(r.method) for r in results])
+    axes.set_yticks(range(len(methods)), labels=[_plain(method.label) for method in methods])
     axes.set_title("accuracy by class after the last round")
     axes.set_xlabel("class")
     if len(classes) > MOST_NUMBERS:
@@ -77,9 +77,9 @@ def draw_class_accuracy(results: Sequence[MethodResults], classes: Sequence[str]
             axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small")
 
 
-def _curves(result: MethodResults) -> tuple[list[int], npt.NDArray[np.float64]]:
+def _curves(method: MethodRuns) -> tuple[list[int], npt.NDArray[np.float64]]:
     """The evaluated rounds that all seeds have, and the accuracies there, [seeds, rounds]."""
-    curves = [dict(r.accuracy_curve) for r in result.results]
+    curves = [dict(run.accuracy_curve) for run in method.tested]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, np.array([[curve[t] for t in rounds] for curve in curves], np.float64)
 

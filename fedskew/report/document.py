@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedskew.report.charts.chart import Figure
-from fedskew.report.contenders import Contender, Setting, settings
-from fedskew.report.naming import setting_name
 from fedskew.report.overview import overview
-from fedskew.report.recorded import Gathered
 from fedskew.report.sections.circumstances import circumstances
 from fedskew.report.sections.classes import classes
 from fedskew.report.sections.curves import curves
@@ -22,6 +19,8 @@ from fedskew.report.sections.results import results
 from fedskew.report.sections.section import Section
 from fedskew.report.sections.timing import timing
 from fedskew.report.verdict import verdict
+from fedskew.results import Comparison, LoadedRuns, MethodRuns, comparisons
+from fedskew.results.naming import setting_name
 
 MOST_SETTINGS = 4
 """That are shown in detail; more are a sweep, which has an overview."""
@@ -33,7 +32,7 @@ class Chapter:
 
     title: str
     verdict: Sequence[str]
-    contenders: Sequence[Contender]
+    methods: Sequence[MethodRuns]
     sections: Sequence[Section]
 
 
@@ -57,9 +56,9 @@ class Document:
         return [figure for section in self.sections for figure in section.figures]
 
 
-def document(gathered: Gathered, with_features: bool = True) -> Document:
+def document(loaded: LoadedRuns, with_features: bool = True) -> Document:
     """The report of these runs. Features take some seconds a method and need the data."""
-    found = settings(gathered.runs)
+    found = comparisons(loaded.runs)
     many = len(found) > 1
     shown = found if len(found) <= MOST_SETTINGS else []
     chapters = [_chapter(setting, i if many else None, with_features) for i, setting in enumerate(shown)]
@@ -72,10 +71,10 @@ def document(gathered: Gathered, with_features: bool = True) -> Document:
         if not many
         else f"{sum(len(s.runs) for s in found)} runs in {len(found)} settings"
     )
-    return Document(title, chapters, summary, gathered.unreadable)
+    return Document(title, chapters, summary, loaded.unreadable)
 
 
-def _chapter(setting: Setting, number: int | None, with_features: bool) -> Chapter:
+def _chapter(setting: Comparison, number: int | None, with_features: bool) -> Chapter:
     sections = [
         results(setting),
         curves(setting),
@@ -91,7 +90,7 @@ def _chapter(setting: Setting, number: int | None, with_features: bool) -> Chapt
     ]
     if number is not None:
         sections = [_numbered(section, number) for section in sections]
-    return Chapter(setting.label, verdict(setting), setting.contenders, sections)
+    return Chapter(setting.label, verdict(setting), setting.methods, sections)
 
 
 def _numbered(section: Section, number: int) -> Section:

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from fedskew.data import Dataset, load
 from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.errors import UserError
-from fedskew.experiment.preparation import inputs_of
-from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.models import has_features, make_model
+from fedskew.models import has_features
 from fedskew.randomness import permutation
-from fedskew.report.recorded import RecordedRun
+from fedskew.results import Result
 
 Floats = npt.NDArray[np.float64]
 BATCH = 500
@@ -70,23 +69,19 @@ class ModelOutputs:
         return np.asarray(places, np.float64)
 
 
-def model_outputs(run: RecordedRun) -> ModelOutputs:
+def model_outputs(run: Result) -> ModelOutputs:
     """Refuses, in one line, a run without model, data or a model that can be made again."""
-    tensors, _ = RunFolder(run.folder).load_model()
+    model = run.model
     dataset = _dataset(run.config.data, run.config.data_dir, tuple(sorted(run.config.data_params.items())))
-    model = make_model(run.config.model, inputs_of(dataset)).eval()
-    try:
-        model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
-    except RuntimeError as error:
-        raise UserError(f"{run.folder}: its model is not the {run.config.model} of this version") from error
+    encoder, head = (model.encoder, model.head) if has_features(model) else (model, nn.Identity())
     samples = DeviceSamples(dataset, dataset.test, torch.device("cpu"))
     rows = _balanced(dataset)
     features, probabilities = [], []
     with torch.no_grad():
         for first in range(0, len(rows), BATCH):
             x = samples.inputs(torch.from_numpy(rows[first : first + BATCH]))
-            inside = model.encoder(x) if has_features(model) else model(x)
-            logits = model.head(inside) if has_features(model) else inside
+            inside = encoder(x)
+            logits = head(inside)
             features.append(inside.flatten(1).double().numpy())
             probabilities.append(logits.double().softmax(dim=-1).numpy())
     found = ModelOutputs(dataset.test.y[rows], np.concatenate(features), np.concatenate(probabilities))

@@ -7,16 +7,16 @@ from typing import Any
 
 from fedskew.report.charts.chart import Figure, Heat
 from fedskew.report.charts.table import Cell, Table, number
-from fedskew.report.contenders import Contender, Setting
 from fedskew.report.figures.sweeps import curves_over
-from fedskew.report.naming import flat, varied_keys
 from fedskew.report.sections.section import Section
+from fedskew.results import Comparison, MethodRuns
+from fedskew.results.naming import flat, varied_keys
 
 
-def overview(found: Sequence[Setting]) -> Section:
+def overview(found: Sequence[Comparison]) -> Section:
     """One row for each contender of each setting; charts where numbers vary."""
     keys = varied_keys([run.config for setting in found for run in setting.runs])
-    pairs = [(setting, c) for setting in found for c in setting.contenders]
+    pairs = [(setting, c) for setting in found for c in setting.methods]
     rows = [_row(c, keys) for _, c in pairs]
     runs = [run for _, c in pairs for run in c.runs]
     done = sum(run.finished for run in runs)
@@ -27,13 +27,13 @@ def overview(found: Sequence[Setting]) -> Section:
     columns = [*keys, "method", "finished", "runs", "accuracy %", "±", "worst class %", "seconds"]
     charts = curves_over(found)
     figures = [Figure("over-keys", "Accuracy over what was varied", charts, 2)] if charts else []
-    if len(found) > 1 and all(len(s.contenders) > 1 for s in found):
+    if len(found) > 1 and all(len(s.methods) > 1 for s in found):
         figures.append(Figure("winners", "Accuracy by setting and method", [_grid(found)], wide=True))
     table = Table("overview", "All settings and methods", columns, rows)
     return Section("overview", "Overview", words, figures, [table])
 
 
-def _winners(found: Sequence[Setting]) -> list[str]:
+def _winners(found: Sequence[Comparison]) -> list[str]:
     wins: dict[str, int] = {}
     for setting in found:
         if len(methods := setting.competing) > 1:
@@ -44,19 +44,19 @@ def _winners(found: Sequence[Setting]) -> list[str]:
     return [f"Highest mean accuracy by setting: {told}."]
 
 
-def _row(contender: Contender, keys: Sequence[str]) -> list[Cell]:
+def _row(contender: MethodRuns, keys: Sequence[str]) -> list[Cell]:
     values = flat(contender.runs[0].config)
-    spread = contender.over_seeds(lambda e: 100 * e.accuracy)
-    worst = contender.over_seeds(lambda e: 100 * e.worst_class)
+    spread = contender.over_seeds(lambda run: 100 * run.accuracy)
+    worst = contender.over_seeds(lambda run: 100 * run.evaluation.worst_class)
     return [
         *(_cell(values.get(key)) for key in keys),
         contender.label,
         len(contender.finished),
         len(contender.runs),
-        number(spread.mean) if spread else None,
-        number(spread.std) if spread else None,
-        number(worst.mean) if worst else None,
-        number(sum(run.total("seconds") for run in contender.runs), 1),
+        number(spread.mean),
+        number(spread.std),
+        number(worst.mean),
+        number(sum(run.seconds for run in contender.runs), 1),
     ]
 
 
@@ -64,12 +64,12 @@ def _cell(value: Any) -> Cell:
     return value if isinstance(value, str | int | float) or value is None else str(value)
 
 
-def _grid(found: Sequence[Setting]) -> Heat:
-    labels = list(dict.fromkeys(c.label for setting in found for c in setting.contenders))
+def _grid(found: Sequence[Comparison]) -> Heat:
+    labels = list(dict.fromkeys(c.label for setting in found for c in setting.methods))
     cells = []
     for label in labels:
-        of = [next((c for c in setting.contenders if c.label == label and c.tested), None) for setting in found]
-        cells.append([None if c is None else number(100 * c.accuracy) for c in of])
+        of = [next((c for c in setting.methods if c.label == label and c.tested), None) for setting in found]
+        cells.append([None if c is None else number(100 * c.accuracy.mean) for c in of])
     names = [setting.label for setting in found]
     return Heat("winners", "accuracy", "method", "setting", "accuracy %", labels, names, cells, "share",
                 written=len(names) <= 20)  # fmt: skip

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
 import numpy as np
 
-from fedskew.report.contenders import Contender, Setting
-from fedskew.report.significance import Difference, holm, paired
+from fedskew.metrics.confusion import LOST, lost_classes
+from fedskew.results import Comparison, MethodRuns
+from fedskew.results.significance import Difference
 
-LOST = 0.05
-"""The accuracy below which a class counts as lost."""
 NOTABLE = 0.01
 """Differences below it are not told."""
 MOST_CLASSES = 5
 
 
-def verdict(setting: Setting) -> list[str]:
+def verdict(setting: Comparison) -> list[str]:
     """Sentences, the most important first."""
     ranking = setting.ranking
     if not ranking:
@@ -27,17 +25,17 @@ def verdict(setting: Setting) -> list[str]:
     return [*_unfinished(setting), *answer, *_bounds(ranking[max(1, len(methods)) :]), *_diverged(ranking)]
 
 
-def _unfinished(setting: Setting) -> list[str]:
-    going = [c for c in setting.contenders if len(c.finished) < len(c.runs)]
+def _unfinished(setting: Comparison) -> list[str]:
+    going = [c for c in setting.methods if len(c.finished) < len(c.runs)]
     if not going:
         return []
-    if not any(c.finished for c in setting.contenders):
-        rounds = [run.last_round for c in setting.contenders for run in c.tested]
+    if not any(c.finished for c in setting.methods):
+        rounds = [run.last_round for c in setting.methods for run in c.tested]
         return [f"No run is finished: this is how they stand after round {_span(rounds)}."]
     return [f"Unfinished: {', '.join(map(_standing, going))}; only finished runs count where a method has any."]
 
 
-def _standing(contender: Contender) -> str:
+def _standing(contender: MethodRuns) -> str:
     rounds = [run.last_round for run in contender.tested]
     far = f", here after round {_span(rounds)}" if rounds and not contender.finished else ""
     return f"{contender.label} ({len(contender.finished)} of {len(contender.runs)} runs finished{far})"
@@ -47,22 +45,22 @@ def _span(rounds: Sequence[int]) -> str:
     return str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)} to {max(rounds)}"
 
 
-def _alone(contender: Contender, setting: Setting) -> list[str]:
+def _alone(contender: MethodRuns, setting: Comparison) -> list[str]:
     return [
-        f"{contender.label} recognises {_percent(contender.accuracy)} of the test set "
+        f"{contender.label} recognises {_percent(contender.accuracy.mean)} of the test set "
         f"({_seeds(contender)}){_spread(contender)}.",
         *_weakest(contender, setting, "Its"),
     ]
 
 
-def _compared(methods: Sequence[Contender], setting: Setting) -> list[str]:
+def _compared(methods: Sequence[MethodRuns], setting: Comparison) -> list[str]:
     best, second, baseline = methods[0], methods[1], setting.baseline
-    against = {c.label: d for c, d in zip(methods[1:], differences(methods), strict=True)}
+    against = {c.label: d for c, d in zip(methods[1:], setting.differences(), strict=True)}
     said = _on_fewer_seeds(setting)
     lead = against[second.label]
     equal = lead is not None and lead.none
     who = f"{best.label} and {second.label} are equally good here" if equal else f"{best.label} is best here"
-    said += [f"{who}: {_percent(best.accuracy)} of the test set ({_seeds(best)}){_spread(best)}."]
+    said += [f"{who}: {_percent(best.accuracy.mean)} of the test set ({_seeds(best)}){_spread(best)}."]
     said += [] if equal else [_lead(second, lead)]
     if unsure := [c for c in methods[2:] if c is not baseline and _open(against[c.label])]:
         names = ", ".join(c.label for c in unsure)
@@ -75,7 +73,7 @@ def _compared(methods: Sequence[Contender], setting: Setting) -> list[str]:
     return [*said, *_weakest(best, setting, its), *_cost(best, baseline, it)]
 
 
-def _on_fewer_seeds(setting: Setting) -> list[str]:
+def _on_fewer_seeds(setting: Comparison) -> list[str]:
     common = setting.common_seeds
     have = {len(c.tested) for c in setting.competing}
     if len(have) == 1 and have == {len(common)}:
@@ -86,32 +84,23 @@ def _on_fewer_seeds(setting: Setting) -> list[str]:
     return [f"Not all methods have the same seeds: they are ranked on those that all have ({seeds})."]
 
 
-def differences(methods: Sequence[Contender]) -> list[Difference | None]:
-    """The first minus each of the others, corrected for all pairs: which is first was not known before."""
-    values = [method.by_seed(lambda e: e.accuracy) for method in methods]
-    raw = [paired(one, other) for one, other in combinations(values, 2)]
-    corrected = iter(holm([d for d in raw if d is not None]))
-    return [None if d is None else next(corrected) for d in raw][: len(methods) - 1]
-
-
 def _open(difference: Difference | None) -> bool:
     return difference is not None and difference.seeds > 1 and not difference.sure
 
 
-def _lead(second: Contender, difference: Difference | None) -> str:
+def _lead(second: MethodRuns, difference: Difference | None) -> str:
     if difference is None:
-        return (
-            f"{second.label} comes next with {_percent(second.accuracy)}, on other seeds, so the two cannot be paired."
-        )
+        found = _percent(second.accuracy.mean)
+        return f"{second.label} comes next with {found}, but on other seeds, so the two cannot be paired."
     points = f"It leads {second.label} by {_points(difference.mean)}"
     if difference.seeds == 1:
         return f"{points}, with one seed only: nobody can say whether that is chance; run more (--seeds 5)."
     return f"{points} ({_interval(difference)}): {_certainty(difference)}."
 
 
-def _over_baseline(baseline: Contender, difference: Difference | None) -> str:
+def _over_baseline(baseline: MethodRuns, difference: Difference | None) -> str:
     if difference is None:
-        return f"{baseline.label} has {_percent(baseline.accuracy)}, on other seeds."
+        return f"{baseline.label} has {_percent(baseline.accuracy.mean)}, on other seeds."
     told = f"Over {baseline.label} it gains {_points(difference.mean)}"
     if difference.seeds == 1:
         return f"{told} (one seed)."
@@ -137,12 +126,12 @@ def _certainty(difference: Difference) -> str:
     return f"{'as sure as ' + str(difference.seeds) + ' seeds can be' if difference.seeds < 5 else 'sure'}, {how}"
 
 
-def _classes(best: Contender, baseline: Contender, names: Sequence[str]) -> list[str]:
+def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> list[str]:
     """Over the seeds that both have."""
     common = {run.seed for run in best.tested} & {run.seed for run in baseline.tested}
     if not common:
         return []
-    changes = _of_seeds(best, common) - _of_seeds(baseline, common)
+    changes = best.class_accuracies(common) - baseline.class_accuracies(common)
     mean = changes.mean(axis=0)
     order = np.argsort(mean)
     gains = [c for c in order[::-1] if mean[c] >= NOTABLE][:MOST_CLASSES]
@@ -160,17 +149,12 @@ def _classes(best: Contender, baseline: Contender, names: Sequence[str]) -> list
     return said
 
 
-def _of_seeds(contender: Contender, seeds: set[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    rows = [run.seed in seeds for run in contender.tested]
-    return contender.class_accuracy()[rows]
-
-
-def _weakest(contender: Contender, setting: Setting, its: str) -> list[str]:
-    mean = contender.class_accuracy().mean(axis=0)
+def _weakest(contender: MethodRuns, setting: Comparison, its: str) -> list[str]:
+    mean = contender.class_accuracy
     if not np.isfinite(mean).any():
         return []
     worst = int(np.nanargmin(mean))
-    lost = [setting.classes[c] for c in np.flatnonzero(mean < LOST)]
+    lost = [setting.classes[c] for c in lost_classes(mean)]
     said = f"{its} weakest class is {setting.classes[worst]} with {_percent(float(mean[worst]))}"
     if not lost:
         return [f"{said}; no class is lost."]
@@ -178,7 +162,7 @@ def _weakest(contender: Contender, setting: Setting, its: str) -> list[str]:
     return [f"{said}; lost (below {100 * LOST:.0f} %): {', '.join(lost[:MOST_CLASSES])}{more}."]
 
 
-def _cost(best: Contender, baseline: Contender | None, it: str) -> list[str]:
+def _cost(best: MethodRuns, baseline: MethodRuns | None, it: str) -> list[str]:
     """Of whole runs: half a run costs half."""
     if baseline is None or baseline is best or not (best.finished and baseline.finished):
         return []
@@ -193,20 +177,19 @@ def _cost(best: Contender, baseline: Contender | None, it: str) -> list[str]:
     return [f"{it} costs no more than {baseline.label}."] if known else []
 
 
-def _bounds(bounds: Sequence[Contender]) -> list[str]:
-    told = ", ".join(f"{c.label} {_percent(c.accuracy)}" for c in bounds)
+def _bounds(bounds: Sequence[MethodRuns]) -> list[str]:
+    told = ", ".join(f"{c.label} {_percent(c.accuracy.mean)}" for c in bounds)
     return [f"To compare with, no federated method: {told}."] if told else []
 
 
-def _diverged(ranking: Sequence[Contender]) -> list[str]:
+def _diverged(ranking: Sequence[MethodRuns]) -> list[str]:
     found = {c.label: sum(run.diverged for run in c.tested) for c in ranking}
     told = ", ".join(f"{n} of {label}" for label, n in found.items() if n)
     return [f"Clients' updates that were not finite and were left out: {told}."] if told else []
 
 
-def _mean_cost(contender: Contender, key: str) -> float:
-    totals = [row.bytes_moved if key == "bytes" else row.compute for run in contender.tested for row in run.rows]
-    return float(sum(totals)) / max(1, len(contender.tested))
+def _mean_cost(contender: MethodRuns, key: str) -> float:
+    return contender.over_seeds(lambda run: run.bytes_moved if key == "bytes" else run.compute).mean
 
 
 def signed(points: float, digits: int = 0) -> str:
@@ -222,11 +205,11 @@ def _points(difference: float) -> str:
     return f"{100 * difference:.1f} points"
 
 
-def _seeds(contender: Contender) -> str:
+def _seeds(contender: MethodRuns) -> str:
     n = len(contender.tested)
     return f"mean of {n} seeds" if n > 1 else f"one seed, {contender.tested[0].seed}"
 
 
-def _spread(contender: Contender) -> str:
-    values = list(contender.by_seed(lambda e: e.accuracy).values())
+def _spread(contender: MethodRuns) -> str:
+    values = list(contender.by_seed(lambda run: run.accuracy).values())
     return f", from {100 * min(values):.1f} to {100 * max(values):.1f}" if len(values) > 1 else ""

@@ -12,7 +12,7 @@ from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
 from fedskew.report.charts.matplotlib_view import checked_formats, save_figure
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import page
-from fedskew.report.recorded import Gathered, gather
+from fedskew.results import LoadedRuns, load_runs
 
 Runs = str | Path | Result
 """A run's folder, a folder of runs, or what `fedskew.run` gave back."""
@@ -44,12 +44,12 @@ def write_report(
     in that folder, as `formats` says: `png`, `svg`, `pdf`, or several: `svg,pdf`.
     """
     target, kinds = page_path(path), checked_formats(formats)
-    return report_of(gather(_folders(runs)), target, features, None if figures is None else Path(figures), kinds)
+    return report_of(load_runs(_folders(runs)), target, features, None if figures is None else Path(figures), kinds)
 
 
-def report_of(gathered: Gathered, target: Path, features: bool, figures: Path | None, formats: Sequence[str]) -> Report:
+def report_of(loaded: LoadedRuns, target: Path, features: bool, figures: Path | None, formats: Sequence[str]) -> Report:
     """The same of runs that have been read."""
-    content = document(gathered, features)
+    content = document(loaded, features)
     write_text(target, page(content))
     saved = []
     if figures is not None:

@@ -254,7 +254,7 @@ def test_a_model_of_several_encoders_is_exported_whole(tmp_path: Path) -> None:
     ("damage", "said"),
     [
         (lambda folder: (folder / "summary.json").unlink(), "is not finished"),
-        (lambda folder: (folder / "about.json").unlink(), "is of an earlier version"),
+        (lambda folder: (folder / "about.json").unlink(), "is from an earlier version"),
         (lambda folder: (folder / "config.yaml").unlink(), "is not a run folder"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "cannot use"),
     ],
@@ -271,7 +271,7 @@ def test_a_folder_without_a_finished_run_is_refused(run: Result, tmp_path: Path,
 def test_a_run_without_a_common_model_is_refused(tmp_path: Path) -> None:
     federation = fs.federation("digits", fs.IID(clients=2))
     fs.run(federation, "local-only", "dnn", rounds=1, local_epochs=1, out=tmp_path / "run")
-    with pytest.raises(UserError, match="'local-only' leaves every client with a model of its own"):
+    with pytest.raises(UserError, match="'local-only' leaves every client with its own model"):
         export_run(tmp_path / "run", tmp_path / "model")
 
 

@@ -22,8 +22,8 @@ from fedskew.experiment.storage.tensors import write_tensors
 from fedskew.methods.pkd import weak_groups
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import charts, packed_plotly, page, plotly_program
-from fedskew.report.recorded import Gathered, gather, read_run
 from fedskew.report.sections.section import Section
+from fedskew.results import LoadedRuns, load_run, load_runs
 
 ALL = ["results", "curves", "classes", "federation", "local", "confusion", "predictions", "features", "experts",
        "timing", "circumstances"]  # fmt: skip
@@ -31,7 +31,7 @@ ALL = ["results", "curves", "classes", "federation", "local", "confusion", "pred
 
 @pytest.fixture(scope="module")
 def whole(comparison: Path) -> Document:
-    return document(gather([comparison]))
+    return document(load_runs([comparison]))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_keys_are_used_once(whole: Document) -> None:
 
 def test_several_settings_are_kept_apart() -> None:
     runs = [made_up(m, s, [0.5, 0.5], lr=lr) for m in ("fedavg", "fedvls") for s in (0, 1) for lr in (0.1, 0.2)]
-    report = document(Gathered(runs, []), with_features=False)
+    report = document(LoadedRuns(runs, []), with_features=False)
     keys = [chart.key for figure in report.figures for chart in figure.charts]
     assert len(keys) == len(set(keys))
     assert [chapter.title for chapter in report.chapters] == ["lr=0.1", "lr=0.2"]
@@ -82,7 +82,7 @@ def test_several_settings_are_kept_apart() -> None:
 
 def test_a_sweep_has_an_overview_and_no_chapters() -> None:
     runs = [made_up("fedavg", 0, [0.1 * k, 0.5], lr=k / 10) for k in range(1, 9)]
-    report = document(Gathered(runs, []))
+    report = document(LoadedRuns(runs, []))
     assert not report.chapters
     assert report.summary is not None
     (figure,) = report.summary.figures
@@ -97,7 +97,7 @@ def test_a_half_finished_run_is_drawn_as_far_as_it_came(copy: Path) -> None:
         (run / name).unlink()
     rows = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
     (run / "rounds.jsonl").write_text("".join(rows[:3]) + rows[3][:50])
-    report = document(gather([run]))
+    report = document(load_runs([run]))
     told = missing(report)
     assert "not finished: it stands after round 2; the same command continues it" in told
     assert "no finished run, hence no model" in told
@@ -108,7 +108,7 @@ def test_a_half_finished_run_is_drawn_as_far_as_it_came(copy: Path) -> None:
 def test_a_run_without_any_round_is_named(copy: Path) -> None:
     (copy / "fedvls-0/rounds.jsonl").unlink()
     (copy / "fedvls-0/summary.json").unlink()
-    told = missing(document(gather([copy / "fedvls-0"])))
+    told = missing(document(load_runs([copy / "fedvls-0"])))
     assert "no round was recorded" in told
 
 
@@ -116,7 +116,7 @@ def test_damage_in_the_middle_is_told(copy: Path) -> None:
     path = copy / "fedavg-0/rounds.jsonl"
     rows = path.read_text().splitlines(keepends=True)
     path.write_text(rows[0] + rows[1] + "{broken\n" + rows[3])
-    assert "is damaged in line 3" in missing(document(gather([copy / "fedavg-0"]), with_features=False))
+    assert "is damaged in line 3" in missing(document(load_runs([copy / "fedavg-0"]), with_features=False))
 
 
 def test_a_run_from_before_says_what_it_lacks(copy: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_run_from_before_says_what_it_lacks(copy: Path) -> None:
     new = ("bytes", "time", "local", "local_before", "drift_diversity")
     rows = [{key: value for key, value in row.items() if key not in new} for row in old]
     (run / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = document(gather([run]), with_features=False)
+    report = document(load_runs([run]), with_features=False)
     told = missing(report)
     for what in ("no about.json", "did not count bytes", "time by part", "--eval-local"):
         assert what in told
@@ -136,18 +136,18 @@ def test_a_run_from_before_says_what_it_lacks(copy: Path) -> None:
 
 def test_an_unreadable_run_does_not_hide_the_others(copy: Path) -> None:
     (copy / "pkd-0/config.yaml").write_text("rounds: many\n")
-    gathered = gather([copy])
+    gathered = load_runs([copy])
     assert len(gathered.runs) == 4
     assert "rounds" in gathered.unreadable[0]
     with pytest.raises(UserError, match="rounds"):
-        gather([copy / "pkd-0"])
+        load_runs([copy / "pkd-0"])
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no folder there has a config\.yaml"):
-        gather([tmp_path])
+        load_runs([tmp_path])
     with pytest.raises(UserError, match="no run folder"):
-        gather([tmp_path / "nothing"])
+        load_runs([tmp_path / "nothing"])
 
 
 # -- PKD's experts -----------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def experts_of(report: Document) -> Section:
 
 
 def test_the_groups_are_those_that_stand_out_in_the_map(whole: Document, comparison: Path) -> None:
-    (warm,) = [row for row in read_run(comparison / "pkd-0").rows if row.survey]
+    (warm,) = [row for row in load_run(comparison / "pkd-0").history if row.survey]
     probability = np.array(warm.survey["probability"])
     heat = next(figure for figure in experts_of(whole).figures if figure.key == "similarity").charts[0]
     for i, row in enumerate(heat.values):  # type: ignore[attr-defined]
@@ -177,7 +177,7 @@ def test_the_groups_are_those_that_stand_out_in_the_map(whole: Document, compari
 
 
 def test_experts_together_taught_what_each_did(whole: Document, comparison: Path) -> None:
-    rows = [row for row in read_run(comparison / "pkd-0").rows if "distilled" in row.tally]
+    rows = [row for row in load_run(comparison / "pkd-0").history if "distilled" in row.tally]
     total, each = next(figure for figure in experts_of(whole).figures if figure.key == "activations").charts
     (line,) = total.lines  # type: ignore[attr-defined]
     assert list(line.x) == [row.model_round for row in rows]
@@ -196,7 +196,7 @@ def test_experts_of_a_run_from_before_are_drawn_as_far_as_it_tells(copy: Path) -
         row.pop("survey", None)
         row["tally"] = {name: n for name, n in row.get("tally", {}).items() if name == "distilled"}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    section = experts_of(document(gather([copy / "pkd-0"]), with_features=False))
+    section = experts_of(document(load_runs([copy / "pkd-0"]), with_features=False))
     assert [figure.key for figure in section.figures] == ["warm-confusion", "activations"]
     assert [row[4:] for row in section.tables[0].rows] == [[None, None]] * len(section.tables[0].rows)
     assert list(section.missing) == [
@@ -209,7 +209,7 @@ def test_experts_of_a_federation_that_keeps_its_tallies_are_said_to_be_unknown(c
     path = copy / "pkd-0/rounds.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row | {"tally": {}}) + "\n" for row in rows))
-    section = experts_of(document(gather([copy / "pkd-0"]), with_features=False))
+    section = experts_of(document(load_runs([copy / "pkd-0"]), with_features=False))
     assert [figure.key for figure in section.figures] == ["similarity"]
     assert list(section.missing) == ["pkd, seed 0: how often experts taught, which the sites keep to themselves"]
 
@@ -222,7 +222,7 @@ def test_a_survey_of_less_than_two_classes_is_no_map(copy: Path, known: float | 
         if "survey" in row:
             row["survey"]["probability"] = [10 * [known], *(10 * [None] for _ in range(9))]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    section = experts_of(document(gather([copy / "pkd-0"]), with_features=False))
+    section = experts_of(document(load_runs([copy / "pkd-0"]), with_features=False))
     assert "similarity" not in [figure.key for figure in section.figures]
 
 
@@ -245,10 +245,10 @@ def test_the_page_asks_nobody_for_anything(whole: Document) -> None:
 
 
 def test_ten_runs_fit_in_five_megabytes(comparison: Path) -> None:
-    gathered = gather([comparison])
-    report = document(Gathered([*gathered.runs, *gathered.runs], []))
+    gathered = load_runs([comparison])
+    report = document(LoadedRuns([*gathered.runs, *gathered.runs], []))
     many = [made_up(m, s, [0.5] * 100, lr=0.3) for m in ("fedavg", "fedvls") for s in range(5)]
-    of_hundred_classes = document(Gathered(many, []), with_features=False)
+    of_hundred_classes = document(LoadedRuns(many, []), with_features=False)
     assert len(page(report).encode()) < 5_000_000
     assert len(page(of_hundred_classes).encode()) < 5_000_000
 
@@ -262,7 +262,7 @@ def test_what_is_packed_is_what_is_drawn(whole: Document) -> None:
 def test_names_are_text_and_not_html() -> None:
     run = made_up("fedavg", 0, [0.5, 0.5])
     run.about["federation"]["classes"] = ["<script>alert(1)</script>", '"quoted" & more']
-    html = page(document(Gathered([run], []), with_features=False))
+    html = page(document(LoadedRuns([run], []), with_features=False))
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
 
@@ -275,7 +275,7 @@ def test_every_chart_has_a_text_alternative(whole: Document) -> None:
 
 def test_a_run_under_way_has_a_line_of_its_own_beside_finished_ones() -> None:
     runs = [made_up("fedavg", 0, [0.5, 0.5]), made_up("fedavg", 1, [0.7, 0.7], finished=False)]
-    report = document(Gathered(runs, []), with_features=False)
+    report = document(LoadedRuns(runs, []), with_features=False)
     curves = next(figure for figure in report.figures if figure.key == "rounds").charts[0]
     names = [line.name for line in curves.lines]  # type: ignore[attr-defined]
     assert names == ["fedavg", "fedavg, seed 1, unfinished"]
@@ -286,8 +286,8 @@ def test_a_model_with_numbers_that_are_not_finite_is_told(copy: Path) -> None:
     folder = RunFolder(copy / "fedavg-0")
     tensors, meta = folder.load_model()
     write_tensors(folder.model_path, {name: t * float("nan") for name, t in tensors.items()}, meta)
-    assert "fedavg: " in missing(document(gather([copy / "fedavg-0"])))
-    assert "not finite" in missing(document(gather([copy / "fedavg-0"])))
+    assert "fedavg: " in missing(document(load_runs([copy / "fedavg-0"])))
+    assert "not finite" in missing(document(load_runs([copy / "fedavg-0"])))
 
 
 def test_without_plotly_the_error_is_one_line(whole: Document, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 from made_up_runs import made_up
 
-from fedskew.report.contenders import settings
-from fedskew.report.recorded import RecordedRun
 from fedskew.report.verdict import verdict
+from fedskew.results import Result, comparisons
 
 GOOD, BAD = [0.9, 0.9, 0.6], [0.9, 0.3, 0.0]
 
 
-def said(*runs: RecordedRun) -> str:
-    (setting,) = settings(runs)
+def said(*runs: Result) -> str:
+    (setting,) = comparisons(runs)
     return "\n".join(verdict(setting))
 
 
@@ -86,7 +85,7 @@ def test_half_a_run_is_not_compared_in_cost() -> None:
 
 def test_updates_that_were_left_out_are_told() -> None:
     run = made_up("fedavg", 0, GOOD)
-    run.rows[1] = replace(run.rows[1], diverged=[0, 1])
+    run.history[1] = replace(run.history[1], diverged=[0, 1])
     assert "not finite and were left out: 2 of fedavg" in said(run)
 
 
@@ -114,20 +113,20 @@ def test_methods_with_other_seeds_are_ranked_on_the_common_ones() -> None:
 
 def test_contenders_of_one_method_are_told_apart_by_their_parameters() -> None:
     runs = [made_up("fedprox", 0, BAD, **{"method.mu": mu}) for mu in (0.1, 1.0)]
-    (setting,) = settings(runs)
-    assert [c.label for c in setting.contenders] == ["fedprox (mu=0.1)", "fedprox (mu=1.0)"]
+    (setting,) = comparisons(runs)
+    assert [c.label for c in setting.methods] == ["fedprox (mu=0.1)", "fedprox (mu=1.0)"]
 
 
 def test_variants_in_several_parameters_are_named_by_what_is_not_usual() -> None:
     variants: list[dict[str, object]] = [{}, {"method.distill_weight": 0.0}, {"method.suppress_weight": 0.0}]
-    (setting,) = settings([made_up("fedvls", 0, BAD, **values) for values in variants])
+    (setting,) = comparisons([made_up("fedvls", 0, BAD, **values) for values in variants])
     labels = ["fedvls", "fedvls (distill_weight=0.0)", "fedvls (suppress_weight=0.0)"]
-    assert [c.label for c in setting.contenders] == labels
+    assert [c.label for c in setting.methods] == labels
 
 
 def test_settings_come_by_what_was_varied() -> None:
     betas = (0.5, 10.0, 0.1)
-    found = settings([made_up("fedavg", 0, BAD, **{"partition.beta": beta}) for beta in betas])
+    found = comparisons([made_up("fedavg", 0, BAD, **{"partition.beta": beta}) for beta in betas])
     assert [s.label for s in found] == ["beta=0.1", "beta=0.5", "beta=10.0"]
 
 
@@ -138,21 +137,21 @@ def test_settings_of_other_rules_are_named_by_them() -> None:
         {"partition": "fedgr-label", "partition.labels_per_client": 2},
         {"partition": "fedgr-label", "partition.labels_per_client": 3},
     ]
-    found = settings([made_up("fedavg", 0, BAD, **values) for values in rules])
+    found = comparisons([made_up("fedavg", 0, BAD, **values) for values in rules])
     fedgr = ["fedgr-label, labels_per_client=2", "fedgr-label, labels_per_client=3"]
     assert sorted(s.label for s in found) == ["dirichlet beta 0.1", *fedgr, "iid"]
 
 
 def test_other_settings_are_not_compared_with_one_another() -> None:
-    found = settings([made_up("fedavg", 0, BAD, lr=0.1), made_up("fedvls", 0, GOOD, lr=0.2)])
+    found = comparisons([made_up("fedavg", 0, BAD, lr=0.1), made_up("fedvls", 0, GOOD, lr=0.2)])
     assert [s.label for s in found] == ["lr=0.1", "lr=0.2"]
 
 
 def test_engine_and_place_of_the_data_make_no_other_experiment() -> None:
-    (setting,) = settings([made_up("fedavg", 0, BAD, engine="plain"), made_up("fedvls", 0, GOOD, data_dir="/else")])
-    assert len(setting.contenders) == 2
+    (setting,) = comparisons([made_up("fedavg", 0, BAD, engine="plain"), made_up("fedvls", 0, GOOD, data_dir="/else")])
+    assert len(setting.methods) == 2
 
 
 def test_the_same_seed_twice_counts_once() -> None:
-    (setting,) = settings([made_up("fedavg", 0, BAD, engine="plain"), made_up("fedavg", 0, BAD, engine="stacked")])
-    assert len(setting.contenders[0].runs) == 1
+    (setting,) = comparisons([made_up("fedavg", 0, BAD, engine="plain"), made_up("fedavg", 0, BAD, engine="stacked")])
+    assert len(setting.methods[0].runs) == 1

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedskew.experiment.config import Config, PartitionConfig
-from fedskew.export.finished_run import FinishedRun
+from fedskew.experiment.result import Result
+from fedskew.experiment.round.row import RoundRow
+from fedskew.metrics.confusion import Evaluation
 from fedskew.models import MODELS, Inputs, make_model
 
 CLASSES = ["cat", "dog", "a|b"]
@@ -43,10 +46,10 @@ def finished(
     method: str = "fedvls",
     partition: PartitionConfig | None = None,
     **about: Any,
-) -> FinishedRun:
+) -> Result:
     made = make_model(name, Inputs(tuple(inputs["shape"]), len(CLASSES), inputs["vocabulary"]))
     confusion = [[8, 1, 1], [0, 10, 0], [6, 4, 0]]
-    summary = {"status": "finished", "rounds": 7, "final": {"confusion": confusion}, "diverged": 0, "engine": "plain"}
+    history = [RoundRow(round=t, model_round=t, evaluation=Evaluation(np.array(confusion))) for t in range(8)]
     federation = {"classes": CLASSES, "inputs": inputs, **about}
     config = Config(model=name, method=method, partition=partition or PartitionConfig())
-    return FinishedRun(Path("run"), config, summary, {"federation": federation}, trained(made))
+    return Result(config, history, trained(made), "plain", Path("run"), {"federation": federation})

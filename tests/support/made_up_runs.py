@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.result import Result
 from fedskew.experiment.round.row import RoundRow
 from fedskew.metrics.confusion import Evaluation
-from fedskew.report.recorded import RecordedRun
 
 
-def made_up(method: str, seed: int, right: list[float], finished: bool = True, **values: Any) -> RecordedRun:
+def made_up(method: str, seed: int, right: list[float], finished: bool = True, **values: Any) -> Result:
     """A run of two rounds whose classes, 100 test samples each, are recognised in these shares at the end."""
     matrices = [_matrix([0.1] * len(right)), _matrix(right)]
     rows = [
@@ -28,7 +29,8 @@ def made_up(method: str, seed: int, right: list[float], finished: bool = True, *
     classes = [f"class {c}" for c in range(len(right))]
     counts = [[10] * len(right), [0] * (len(right) - 1) + [7]]
     federation = {"classes": classes, "label_counts": counts, "split": "0" * 64, "unused": 0}
-    return RecordedRun(Path(f"runs/{method}-{seed}"), config, rows, finished, {"federation": federation})
+    folder = Path(f"runs/{method}-{seed}")
+    return Result(config, rows, nn.Identity(), "plain", folder, {"federation": federation}, finished)
 
 
 def _matrix(right: list[float]) -> np.ndarray:

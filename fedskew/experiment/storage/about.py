@@ -12,11 +12,13 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedskew.data import Dataset, Federation
+from fedskew.errors import UserError
 from fedskew.experiment.preparation import Prepared
 
 PACKAGES = ("torch", "numpy", "scikit-learn")
@@ -55,6 +57,14 @@ def inputs(dataset: Dataset) -> dict[str, Any]:
     shape = {"kind": dataset.kind, "shape": list(dataset.input_shape), "vocabulary": dataset.vocabulary}
     columns = {"columns": list(dataset.columns)} if dataset.columns else {}
     return {**shape, **normalised, **scaling, **columns}
+
+
+def recorded_inputs(federation: Mapping[str, Any] | None, folder: Path | None) -> dict[str, Any]:
+    """What `inputs` recorded in a run's folder."""
+    if federation is None or "inputs" not in federation:
+        raise UserError(f"{folder} is from an earlier version, which did not record the form of inputs; run it again")
+    form: dict[str, Any] = federation["inputs"]
+    return form
 
 
 def command() -> str:

@@ -20,7 +20,7 @@ from fedskew.lab.papers.cells import Cell, missing_method, table_cells
 from fedskew.lab.papers.protocol import papers, protocol
 from fedskew.lab.sweep.records_file import read_folder
 from fedskew.metrics.summary import mean_std
-from fedskew.report.naming import flat
+from fedskew.results.naming import flat
 
 ACCURACIES = ("best", "last-50 accuracy")
 """The metrics of tables that say how good a model is overall."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.result import evaluated_rows
 from fedskew.experiment.round.row import RoundRow
 from fedskew.lab.sweep.identity import identity
 from fedskew.metrics.confusion import Evaluation
@@ -32,7 +31,7 @@ class Record:
     @classmethod
     def of(cls, experiment: str, config: Config, rows: Sequence[RoundRow], circumstances: Mapping[str, Any]) -> Record:
         """From a run's rows; `experiment` is its identity, `circumstances` say where, when and how it ran."""
-        evaluated = evaluated_rows(rows)
+        evaluated = [row for row in rows if row.is_evaluated]
         if not evaluated:
             raise ValueError("a run without any evaluation")
         return cls(

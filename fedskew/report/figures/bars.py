@@ -8,16 +8,14 @@ import numpy as np
 
 from fedskew.errors import UserError
 from fedskew.experiment.round.row import RoundRow
-from fedskew.methods import is_bound
 from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.local import NEEDED, class_means
 from fedskew.report.sections.section import percent
+from fedskew.results import Comparison, MethodRuns, Result
 
 
-def local_update(settings: Sequence[Setting]) -> Figure:
+def local_update(settings: Sequence[Comparison]) -> Figure:
     """For each method: what the first client of the last tested round was sent, and what it made of it."""
     panels: list[Chart] = []
     for setting in settings:
@@ -38,7 +36,7 @@ def local_update(settings: Sequence[Setting]) -> Figure:
     return Figure("local-update", "Class by class before and after a local update", panels, min(2, len(panels)))
 
 
-def local_and_aggregated(settings: Sequence[Setting]) -> Figure:
+def local_and_aggregated(settings: Sequence[Comparison]) -> Figure:
     """Accuracy by class: mean over the clients after their update, and of the aggregated model."""
     panels = []
     for i, setting in enumerate(settings):
@@ -46,7 +44,7 @@ def local_and_aggregated(settings: Sequence[Setting]) -> Figure:
         for c in who:
             last_local_row(c)
         after = [BarSeries(c.label, class_means(c), style=c.style) for c in who]
-        whole = [BarSeries(c.label, _mean(c), style=c.style) for c in setting.contenders if c.tested]
+        whole = [BarSeries(c.label, _mean(c), style=c.style) for c in setting.methods if c.tested]
         for key, title, series in (("local", "after local update", after), ("global", "after aggregation", whole)):
             panels.append(
                 Bars(
@@ -62,24 +60,24 @@ def local_and_aggregated(settings: Sequence[Setting]) -> Figure:
     return Figure("local-and-global", "Class by class after local updates and after aggregation", panels, 2)
 
 
-def _mean(contender: Contender) -> list[float | None]:
-    return [number(100 * v) for v in contender.class_accuracy().mean(axis=0)]
+def _mean(contender: MethodRuns) -> list[float | None]:
+    return [number(100 * v) for v in contender.class_accuracy]
 
 
-def titled(title: str, setting: Setting, settings: Sequence[Setting]) -> str:
+def titled(title: str, setting: Comparison, settings: Sequence[Comparison]) -> str:
     """With the setting, where there are several."""
     return f"{setting.label}: {title}" if len(settings) > 1 else title
 
 
-def with_local_models(setting: Setting) -> list[Contender]:
+def with_local_models(setting: Comparison) -> list[MethodRuns]:
     """All but bounds, which have none that are averaged."""
-    found = [c for c in setting.contenders if not is_bound(c.method)]
+    found = [c for c in setting.methods if not c.is_bound]
     if not found:
-        raise UserError(f"{setting.contenders[0].label} is a bound, without local models; expected runs of a method")
+        raise UserError(f"{setting.methods[0].label} is a bound, without local models; expected runs of a method")
     return found
 
 
-def last_local_row(contender: Contender) -> tuple[RecordedRun, RoundRow]:
+def last_local_row(contender: MethodRuns) -> tuple[Result, RoundRow]:
     """Of the first run that has one; refuses a method without."""
     for run in contender.runs:
         rows = [row for row in run.evaluated if row.local]
@@ -88,9 +86,9 @@ def last_local_row(contender: Contender) -> tuple[RecordedRun, RoundRow]:
     raise UserError(f"{contender.label}: {NEEDED}")
 
 
-def by_setting(settings: Sequence[Setting]) -> Figure:
+def by_setting(settings: Sequence[Comparison]) -> Figure:
     """Methods side by side in every setting."""
-    labels = list(dict.fromkeys(c.label for s in settings for c in s.contenders))
+    labels = list(dict.fromkeys(c.label for s in settings for c in s.methods))
     series = [
         BarSeries(label, [_accuracy(s, label) for s in settings], [_spread(s, label) for s in settings], i)
         for i, label in enumerate(labels)
@@ -100,36 +98,35 @@ def by_setting(settings: Sequence[Setting]) -> Figure:
     return Figure("by-setting", "Methods under several splits", [chart], wide=True)
 
 
-def by_part(settings: Sequence[Setting]) -> Figure:
+def by_part(settings: Sequence[Comparison]) -> Figure:
     """A bar for each variant of a method, a panel for each setting: an ablation."""
     panels = []
     for i, setting in enumerate(settings):
-        labels = [c.label for c in setting.contenders]
+        labels = [c.label for c in setting.methods]
         values = [_accuracy(setting, label) for label in labels]
         one = BarSeries("accuracy", values, [_spread(setting, label) for label in labels])
         panels.append(Bars(f"part-{i}", setting.label, "variant", "accuracy %", labels, [one]))
     return Figure("ablation", "What each part contributes", panels, min(2, len(panels)))
 
 
-def _accuracy(setting: Setting, label: str) -> float | None:
-    found = next((c for c in setting.contenders if c.label == label and c.tested), None)
-    return None if found is None else number(100 * found.accuracy)
+def _accuracy(setting: Comparison, label: str) -> float | None:
+    found = next((c for c in setting.methods if c.label == label and c.tested), None)
+    return None if found is None else number(100 * found.accuracy.mean)
 
 
-def _spread(setting: Setting, label: str) -> float | None:
-    found = next((c for c in setting.contenders if c.label == label and len(c.tested) > 1), None)
-    spread = None if found is None else found.over_seeds(lambda e: 100 * e.accuracy)
-    return None if spread is None else number(spread.std)
+def _spread(setting: Comparison, label: str) -> float | None:
+    found = next((c for c in setting.methods if c.label == label and len(c.tested) > 1), None)
+    return None if found is None else number(100 * found.accuracy.std)
 
 
-def around_mean(settings: Sequence[Setting]) -> Figure:
+def around_mean(settings: Sequence[Comparison]) -> Figure:
     """Accuracy by class minus their mean, with the gap from best to worst."""
     panels = []
     for i, setting in enumerate(settings):
-        for c in setting.contenders:
+        for c in setting.methods:
             if not c.tested:
                 continue
-            mean = c.class_accuracy().mean(axis=0)
+            mean = c.class_accuracy
             values = [number(100 * v) for v in mean - np.nanmean(mean)]
             gap = 100 * (np.nanmax(mean) - np.nanmin(mean))
             title = titled(f"{c.label}, Δ {gap:.1f}", setting, settings)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from fedskew.errors import unknown
 from fedskew.report.charts.chart import Figure
-from fedskew.report.contenders import Setting
 from fedskew.report.figures import bars, curves, heats, sweeps
+from fedskew.results import Comparison
 
-Draw = Callable[[Sequence[Setting]], Figure]
+Draw = Callable[[Sequence[Comparison]], Figure]
 
 
 @dataclass(frozen=True)

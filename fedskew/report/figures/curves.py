@@ -8,40 +8,38 @@ from dataclasses import replace
 import numpy as np
 
 from fedskew.errors import UserError
-from fedskew.methods import is_bound
 from fedskew.methods.pkd import weak_groups
 from fedskew.report.charts.chart import Figure, Line, Lines
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Contender, Setting
 from fedskew.report.figures.bars import titled
-from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.curves import accuracy, cost, worst_class
 from fedskew.report.sections.experts import activations, activations_by_expert
-from fedskew.report.sections.section import Point, first_tested, lines, percent
+from fedskew.report.sections.section import Point, lines, percent
+from fedskew.results import Comparison, MethodRuns, Result
 
 
-def accuracy_by_setting(settings: Sequence[Setting]) -> Figure:
+def accuracy_by_setting(settings: Sequence[Comparison]) -> Figure:
     """A panel for each setting, a curve for each method."""
     panels = [
-        Lines(f"accuracy-{i}", s.label, "round", "accuracy %", lines(s.contenders, accuracy))
+        Lines(f"accuracy-{i}", s.label, "round", "accuracy %", lines(s.methods, accuracy))
         for i, s in enumerate(settings)
     ]
     return Figure("accuracy", "Accuracy over the rounds", panels, min(3, len(panels)))
 
 
-def worst_by_setting(settings: Sequence[Setting]) -> Figure:
+def worst_by_setting(settings: Sequence[Comparison]) -> Figure:
     panels = [
-        Lines(f"worst-{i}", s.label, "round", "worst class, accuracy %", lines(s.contenders, worst_class))
+        Lines(f"worst-{i}", s.label, "round", "worst class, accuracy %", lines(s.methods, worst_class))
         for i, s in enumerate(settings)
     ]
     return Figure("worst", "The worst class over the rounds", panels, min(3, len(panels)))
 
 
-def best_and_worst(settings: Sequence[Setting]) -> Figure:
+def best_and_worst(settings: Sequence[Comparison]) -> Figure:
     """Of each setting's first method, or else its bound: the best and the worst class, round by round."""
     panels = []
     for i, setting in enumerate(settings):
-        contender = next((c for c in setting.contenders if not is_bound(c.method)), setting.contenders[0])
+        contender = next((c for c in setting.methods if not c.is_bound), setting.methods[0])
         drawn = [
             Line(name, line.x, line.y, line.low, line.high, style)
             for style, (name, curve) in enumerate((("best class", best_class), ("worst class", worst_class)))
@@ -52,16 +50,16 @@ def best_and_worst(settings: Sequence[Setting]) -> Figure:
     return Figure("best-worst", "Best and worst class over the rounds", panels, min(3, len(panels)))
 
 
-def best_class(run: RecordedRun) -> Iterator[Point]:
+def best_class(run: Result) -> Iterator[Point]:
     for t, evaluation in run.evaluations.items():
         yield t, percent(evaluation.best_class)
 
 
-def confusable_group(settings: Sequence[Setting]) -> Figure:
+def confusable_group(settings: Sequence[Comparison]) -> Figure:
     """For each method, the classes that are confused most with one another, round by round."""
     panels = []
     for setting in settings:
-        for contender in setting.contenders:
+        for contender in setting.methods:
             run = _run(contender)
             drawn = [Line(setting.classes[c], sorted(run.evaluations), _of_class(run, c), style=c) for c in _group(run)]
             title = titled(contender.label, setting, settings)
@@ -69,9 +67,9 @@ def confusable_group(settings: Sequence[Setting]) -> Figure:
     return Figure("group", "Accuracy of confusable classes over the rounds", panels, min(2, len(panels)))
 
 
-def _group(run: RecordedRun) -> list[int]:
+def _group(run: Result) -> list[int]:
     """PKD's first group, or else the group that it would find in the last confusion matrix."""
-    noted = run.rows[-1].notes.get("groups")
+    noted = run.history[-1].notes.get("groups")
     if noted:
         return list(noted[0])
     assert run.last is not None
@@ -80,15 +78,15 @@ def _group(run: RecordedRun) -> list[int]:
     return list(groups[0])
 
 
-def _of_class(run: RecordedRun, c: int) -> list[float | None]:
+def _of_class(run: Result, c: int) -> list[float | None]:
     return [percent(run.evaluations[t].class_accuracy[c]) for t in sorted(run.evaluations)]
 
 
-def prediction_flow(settings: Sequence[Setting]) -> Figure:
+def prediction_flow(settings: Sequence[Comparison]) -> Figure:
     """P(predicted j | class i) over the rounds, a curve for every pair of different classes."""
     panels = []
     for setting in settings:
-        for contender in setting.contenders:
+        for contender in setting.methods:
             run = _run(contender)
             rounds = sorted(run.evaluations)
             shares = np.stack([_shares(run, t) for t in rounds])
@@ -102,7 +100,7 @@ def prediction_flow(settings: Sequence[Setting]) -> Figure:
     return Figure("flow", "How often each class is taken for each other", panels, min(2, len(panels)))
 
 
-def _shares(run: RecordedRun, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _shares(run: Result, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     counts = run.evaluations[t].confusion.astype(np.float64)
     shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = (
         100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
@@ -110,9 +108,9 @@ def _shares(run: RecordedRun, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np
     return shares
 
 
-def computation(settings: Sequence[Setting]) -> Figure:
+def computation(settings: Sequence[Comparison]) -> Figure:
     """Accuracy over rounds, over the global model's own computation, over all of it, and how often experts spoke."""
-    who = [c for setting in settings for c in setting.contenders]
+    who = [c for setting in settings for c in setting.methods]
     panels = [
         Lines("over-rounds", "rounds", "round", "accuracy %", lines(who, accuracy)),
         Lines("over-compute", "computation, global model", "plain local rounds", "accuracy %",
@@ -123,7 +121,7 @@ def computation(settings: Sequence[Setting]) -> Figure:
     if found := lines(who, activations):
         panels.append(Lines("activations", "expert activations", "round", "% of sample visits", found))
     for i, setting in enumerate(settings):
-        of_each = [activations_by_expert(c, run, setting) for c in setting.contenders if (run := first_tested(c))]
+        of_each = [activations_by_expert(c, run, setting) for c in setting.methods if (run := c.first)]
         panels += [
             replace(chart, key=f"{chart.key}-{i}", title=titled(chart.title, setting, settings))
             for chart in of_each if chart
@@ -131,13 +129,13 @@ def computation(settings: Sequence[Setting]) -> Figure:
     return Figure("computation", "Accuracy over rounds and computation", panels, 2)
 
 
-def _over_compute(contender: Contender, all_stages: bool) -> Line:
+def _over_compute(contender: MethodRuns, all_stages: bool) -> Line:
     run = _run(contender)
     if all_stages:
         spent = cost(run, "compute")
     else:
         own, spent = 0.0, {0: 0.0}
-        for row in run.rows:
+        for row in run.history:
             if row.is_global:
                 own += row.compute
                 spent[row.model_round] = own
@@ -146,8 +144,8 @@ def _over_compute(contender: Contender, all_stages: bool) -> Line:
     return Line(contender.label, [round(spent[t], 4) for t in rounds], accuracies, style=contender.style)
 
 
-def _run(contender: Contender) -> RecordedRun:
-    run = first_tested(contender)
+def _run(contender: MethodRuns) -> Result:
+    run = contender.first
     if run is None:
         raise UserError(f"{contender.label}: no round was tested in {contender.runs[0].folder}")
     return run

@@ -10,16 +10,15 @@ import numpy as np
 from fedskew.errors import UserError
 from fedskew.report.charts.chart import Chart, Figure, Heat
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Contender, Setting
 from fedskew.report.figures.bars import last_local_row, titled, with_local_models
 from fedskew.report.model_outputs import ModelOutputs, model_outputs
 from fedskew.report.sections.features import cloud_chart, distance_chart, probability_chart
 from fedskew.report.sections.federation import partition_map
 from fedskew.report.sections.predictions import confusion_chart, on_one_scale, predicted, sampled_labels
-from fedskew.report.sections.section import first_tested
+from fedskew.results import Comparison, MethodRuns
 
 
-def maps(settings: Sequence[Setting]) -> Figure:
+def maps(settings: Sequence[Comparison]) -> Figure:
     """Samples by client and class, a panel for each setting."""
     panels = []
     for i, setting in enumerate(settings):
@@ -29,18 +28,18 @@ def maps(settings: Sequence[Setting]) -> Figure:
     return Figure("maps", "Samples by client and class", panels, min(2, len(panels)), wide=True)
 
 
-def labels_and_predictions(settings: Sequence[Setting]) -> Figure:
+def labels_and_predictions(settings: Sequence[Comparison]) -> Figure:
     """Labels of each round's clients, and what each method predicts after the round."""
     panels: list[Heat] = []
     for setting in settings:
-        runs = [(c, run) for c in setting.contenders if (run := first_tested(c))]
+        runs = [(c, run) for c in setting.methods if (run := c.first)]
         held = sampled_labels(runs[0][1], setting) if runs else None
         found = [*([held] if held else []), *(predicted(c, run, setting) for c, run in runs)]
         panels += [replace(panel, title=titled(panel.title, setting, settings)) for panel in found]
     return Figure("predictions", "Labels of the sampled clients and predictions", on_one_scale(panels), 3)
 
 
-def local_confusion(settings: Sequence[Setting]) -> Figure:
+def local_confusion(settings: Sequence[Comparison]) -> Figure:
     """For each method, how the first client's model of the last round takes classes for one another."""
     panels = []
     for setting in settings:
@@ -58,7 +57,7 @@ def local_confusion(settings: Sequence[Setting]) -> Figure:
     return Figure("local-confusion", "Confusion of a local model on the test set", panels, min(2, len(panels)))
 
 
-def embeddings(settings: Sequence[Setting]) -> Figure:
+def embeddings(settings: Sequence[Comparison]) -> Figure:
     """t-SNE of the features of each method's model."""
     panels = [
         cloud_chart(f"tsne-{c.style}", titled(c.label, setting, settings), outputs.tsne, outputs, setting)
@@ -67,7 +66,7 @@ def embeddings(settings: Sequence[Setting]) -> Figure:
     return Figure("tsne", "t-SNE of the features", panels, min(2, len(panels)))
 
 
-def insides(settings: Sequence[Setting]) -> Figure:
+def insides(settings: Sequence[Comparison]) -> Figure:
     """Distances of the classes' features, mean probabilities, and where predictions flow."""
     panels: list[Chart] = []
     for setting, c, outputs in _outputs(settings):
@@ -77,11 +76,11 @@ def insides(settings: Sequence[Setting]) -> Figure:
     return Figure("insides", "Feature distances, mean probabilities and predictions by class", panels, 3)
 
 
-def _outputs(settings: Sequence[Setting]) -> Iterator[tuple[Setting, Contender, ModelOutputs]]:
+def _outputs(settings: Sequence[Comparison]) -> Iterator[tuple[Comparison, MethodRuns, ModelOutputs]]:
     """Of each method's first run; refuses one without a model."""
     for setting in settings:
-        for contender in setting.contenders:
-            run = first_tested(contender)
+        for contender in setting.methods:
+            run = contender.first
             if run is None:
                 raise UserError(f"{contender.label}: no finished run, hence no model")
             yield setting, contender, model_outputs(run)

@@ -9,14 +9,14 @@ from fedskew.errors import UserError
 from fedskew.metrics.summary import mean_std
 from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Contender, Setting
-from fedskew.report.naming import flat
+from fedskew.results import Comparison, MethodRuns
+from fedskew.results.naming import flat
 
 MOST_LINES = 12
 """That one panel can show."""
 
 
-def over_keys(settings: Sequence[Setting]) -> Figure:
+def over_keys(settings: Sequence[Comparison]) -> Figure:
     """A panel for each number that was varied."""
     panels = curves_over(settings)
     if not panels:
@@ -24,13 +24,13 @@ def over_keys(settings: Sequence[Setting]) -> Figure:
     return Figure("over-keys", "Accuracy over what was varied", panels, min(2, len(panels)))
 
 
-def curves_over(settings: Sequence[Setting]) -> list[Lines]:
+def curves_over(settings: Sequence[Comparison]) -> list[Lines]:
     """For each number that was varied, a curve of each method (and of each value of the others)."""
     points = _points(settings)
     return [_curve(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
 
 
-def grid(settings: Sequence[Setting]) -> Figure:
+def grid(settings: Sequence[Comparison]) -> Figure:
     """Two numbers that were varied against each other, a panel for each method."""
     points = _points(settings)
     keys = _numeric(points)
@@ -50,11 +50,11 @@ def grid(settings: Sequence[Setting]) -> Figure:
     return Figure("grid", "Accuracy over two parameters", panels, min(2, len(panels)))
 
 
-Point = tuple[dict[str, Any], Contender]
+Point = tuple[dict[str, Any], MethodRuns]
 
 
-def _points(settings: Sequence[Setting]) -> list[Point]:
-    return [(flat(c.runs[0].config), c) for setting in settings for c in setting.contenders if c.tested]
+def _points(settings: Sequence[Comparison]) -> list[Point]:
+    return [(flat(c.runs[0].config), c) for setting in settings for c in setting.methods if c.tested]
 
 
 def _varied(points: Sequence[Point]) -> list[str]:
@@ -87,7 +87,7 @@ def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
         rest = ", ".join(f"{_short(k)}={values[k]}" for k in others if k in values)
         name = f"{values['method.name']}{', ' + rest if rest else ''}"
         found = curves.setdefault(name, {}).setdefault(float(values[key]), [])
-        found += [100 * a for a in contender.by_seed(lambda e: e.accuracy).values()]
+        found += [100 * a for a in contender.by_seed(lambda run: run.accuracy).values()]
     drawn = []
     for i, (name, at) in enumerate(list(curves.items())[:MOST_LINES]):
         x = sorted(at)
@@ -96,8 +96,8 @@ def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
     return Lines(f"over-{_short(key)}", f"over {_short(key)}", _short(key), "accuracy %", drawn)
 
 
-def _mean(found: Sequence[Contender]) -> float | None:
-    values = [a for c in found for a in c.by_seed(lambda e: e.accuracy).values()]
+def _mean(found: Sequence[MethodRuns]) -> float | None:
+    values = [a for c in found for a in c.by_seed(lambda run: run.accuracy).values()]
     return number(100 * sum(values) / len(values)) if values else None
 
 

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure, Heat
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun
-from fedskew.report.sections.section import Section, first_tested
+from fedskew.report.sections.section import Section
+from fedskew.results import Comparison, MethodRuns, Result
 
 MOST_BARS = 20
 """Classes; more become a heat map."""
 MOST_PANELS = 12
 
 
-def classes(setting: Setting) -> Section:
-    who = [c for c in setting.contenders if c.tested]
+def classes(setting: Comparison) -> Section:
+    who = [c for c in setting.methods if c.tested]
     if not who:
         return Section("classes", "Classes", missing=["no run was tested yet"])
     figures = [Figure("by-class", _caption(who), [_now(setting, who)])]
     if (baseline := setting.baseline) in who and len(who) > 1 and baseline is not None:
         gains = _gains(setting, baseline, [c for c in who if c is not baseline])
         figures.append(Figure("gains", f"What changes against {baseline.label}, in points", [gains]))
-    panels = [p for c in who[:MOST_PANELS] if (run := first_tested(c)) for p in [_over_rounds(c, run, setting)]]
+    panels = [p for c in who[:MOST_PANELS] if (run := c.first) for p in [_over_rounds(c, run, setting)]]
     figures.append(Figure("class-rounds", "Accuracy by class over the rounds, one seed of each method", panels, 3))
     return Section("classes", "Classes", figures=figures)
 
 
-def _now(setting: Setting, who: list[Contender]) -> Chart:
+def _now(setting: Comparison, who: list[MethodRuns]) -> Chart:
     means = [_mean(c) for c in who]
     if len(setting.classes) <= MOST_BARS:
-        spread = [[number(100 * v) for v in c.class_accuracy().std(axis=0)] if len(c.tested) > 1 else None for c in who]
+        spread = [
+            [number(100 * v) for v in c.class_accuracies().std(axis=0)] if len(c.tested) > 1 else None for c in who
+        ]
         series = [BarSeries(c.label, m, s, c.style) for c, m, s in zip(who, means, spread, strict=True)]
         return Bars("by-class", "accuracy by class", "class", "accuracy %", setting.classes, series, (0, 100))
     labels = [c.label for c in who]
@@ -38,18 +39,18 @@ def _now(setting: Setting, who: list[Contender]) -> Chart:
     )
 
 
-def _caption(who: list[Contender]) -> str:
+def _caption(who: list[MethodRuns]) -> str:
     said = "Accuracy by class after the last round, mean over the seeds"
     return f"{said}, ± population standard deviation" if any(len(c.tested) > 1 for c in who) else said
 
 
-def _mean(contender: Contender) -> list[float | None]:
-    return [number(100 * v) for v in contender.class_accuracy().mean(axis=0)]
+def _mean(contender: MethodRuns) -> list[float | None]:
+    return [number(100 * v) for v in contender.class_accuracy]
 
 
-def _gains(setting: Setting, baseline: Contender, others: list[Contender]) -> Heat:
-    base = baseline.class_accuracy().mean(axis=0)
-    rows = [[number(100 * v) for v in c.class_accuracy().mean(axis=0) - base] for c in others]
+def _gains(setting: Comparison, baseline: MethodRuns, others: list[MethodRuns]) -> Heat:
+    base = baseline.class_accuracy
+    rows = [[number(100 * v) for v in c.class_accuracy - base] for c in others]
     return Heat(
         "gains",
         f"accuracy minus that of {baseline.label}",
@@ -64,7 +65,7 @@ def _gains(setting: Setting, baseline: Contender, others: list[Contender]) -> He
     )
 
 
-def _over_rounds(contender: Contender, run: RecordedRun, setting: Setting) -> Heat:
+def _over_rounds(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
     rounds = sorted(run.evaluations)
     shares = zip(*(run.evaluations[t].class_accuracy for t in rounds), strict=True)
     cells = [[None if a is None else number(100 * a, 1) for a in row] for row in shares]

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from fedskew.report.charts.chart import Figure, Line, Lines
-from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.section import Point, Section, banded, lines, percent
+from fedskew.results import Comparison, MethodRuns, Result
 
 FULL = (0.0, 100.0)
 
 
-def curves(setting: Setting) -> Section:
-    who = setting.contenders
+def curves(setting: Comparison) -> Section:
+    who = setting.methods
     over_rounds = Lines("accuracy", "accuracy over rounds", "round", "accuracy %", lines(who, accuracy), FULL)
     worst = Lines("worst", "worst class over rounds", "round", "accuracy of the worst class %", lines(who, worst_class))
     figures = [Figure("rounds", "Accuracy and worst class over the rounds", [over_rounds, worst], 2)]
@@ -26,7 +25,7 @@ def curves(setting: Setting) -> Section:
     ]
     if costs:
         figures.append(Figure("costs", "Accuracy over what it costs", costs, 2))
-    if not any(row.bytes for run in setting.runs for row in run.rows):
+    if not any(row.bytes for run in setting.runs for row in run.history):
         missing.append("communication: these runs are from a version that did not count bytes; run them anew")
     if losses := lines(who, loss):
         figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
@@ -34,30 +33,30 @@ def curves(setting: Setting) -> Section:
     return Section("curves", "Learning curves", [band] if band else [], figures, missing=missing)
 
 
-def accuracy(run: RecordedRun) -> Iterator[Point]:
+def accuracy(run: Result) -> Iterator[Point]:
     for t, evaluation in run.evaluations.items():
         yield t, percent(evaluation.accuracy)
 
 
-def worst_class(run: RecordedRun) -> Iterator[Point]:
+def worst_class(run: Result) -> Iterator[Point]:
     for t, evaluation in run.evaluations.items():
         yield t, percent(evaluation.worst_class)
 
 
-def loss(run: RecordedRun) -> Iterator[Point]:
-    for row in run.rows:
+def loss(run: Result) -> Iterator[Point]:
+    for row in run.history:
         if row.is_global and row.round:
             yield row.model_round, row.loss
 
 
-def cost(run: RecordedRun, key: str) -> dict[int, float]:
+def cost(run: Result, key: str) -> dict[int, float]:
     """What the run had cost in all, stages of other models included, by evaluated round."""
-    spent = [row.bytes_moved / 1e6 if key == "bytes" else row.compute for row in run.rows]
-    sums = {row.round: total for row, total in zip(run.rows, accumulate(spent), strict=True)}
+    spent = [row.bytes_moved / 1e6 if key == "bytes" else row.compute for row in run.history]
+    sums = {row.round: total for row, total in zip(run.history, accumulate(spent), strict=True)}
     return {row.model_round: sums[row.round] for row in run.evaluated}
 
 
-def _by_cost(contender: Contender, key: str) -> Line | None:
+def _by_cost(contender: MethodRuns, key: str) -> Line | None:
     """Seeds differ in their costs: accuracy and cost are both means, round by round."""
     line = banded(contender, accuracy)
     if line is None:

@@ -11,9 +11,8 @@ from fedskew.experiment.round.row import RoundRow
 from fedskew.methods.pkd import mutual_probability, stands_out_above
 from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.table import Cell, Table, number
-from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun
-from fedskew.report.sections.section import Point, Section, first_tested, lines
+from fedskew.report.sections.section import Point, Section, lines
+from fedskew.results import Comparison, MethodRuns, Result
 
 Floats = npt.NDArray[np.float64]
 MOST_PANELS = 6
@@ -27,12 +26,12 @@ WORDS = (
 )
 
 
-def experts(setting: Setting) -> Section | None:
+def experts(setting: Comparison) -> Section | None:
     """None where no method has experts."""
-    who = [c for c in setting.contenders if any("groups" in _notes(run) or _has_experts(run) for run in c.runs)]
+    who = [c for c in setting.methods if any("groups" in _notes(run) or _has_experts(run) for run in c.runs)]
     if not who:
         return None
-    first = [(c, run) for c in who[:MOST_PANELS] if (run := first_tested(c))]
+    first = [(c, run) for c in who[:MOST_PANELS] if (run := c.first)]
     figures = [
         *_mapped("similarity", "Probability that classes give one another on training samples, after the warm-up",
                  [similarity(c, run, setting) for c, run in first if survey(run) is not None]),
@@ -45,7 +44,7 @@ def experts(setting: Setting) -> Section | None:
     return Section("experts", "PKD's experts", words, figures, [_table(who, setting)], missing=missing)
 
 
-def _bar(run: RecordedRun) -> str | None:
+def _bar(run: Result) -> str | None:
     probability = survey(run)
     if probability is None:
         return None
@@ -53,7 +52,7 @@ def _bar(run: RecordedRun) -> str | None:
     return f"a pair of classes stands out if they give one another more than {100 * above:.3g} %."
 
 
-def _table(who: Sequence[Contender], setting: Setting) -> Table:
+def _table(who: Sequence[MethodRuns], setting: Comparison) -> Table:
     rows: list[list[Cell]] = []
     for c in who:
         for run in c.runs:
@@ -68,7 +67,7 @@ def _mapped(key: str, caption: str, charts: Sequence[Heat]) -> list[Figure]:
     return [Figure(key, caption, charts, 2)] if charts else []
 
 
-def similarity(contender: Contender, run: RecordedRun, setting: Setting) -> Heat:
+def similarity(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
     """What the groups came from."""
     probability = survey(run)
     assert probability is not None
@@ -77,7 +76,7 @@ def similarity(contender: Contender, run: RecordedRun, setting: Setting) -> Heat
     return _pairs(f"similarity-{contender.style}", title, "mutual probability, %", mutual, setting)
 
 
-def _confused(contender: Contender, run: RecordedRun, setting: Setting) -> Heat | None:
+def _confused(contender: MethodRuns, run: Result, setting: Comparison) -> Heat | None:
     """In place of it, where no survey was made or recorded."""
     warm = [row for row in run.evaluated if row.stage == "warm-up"]
     if not warm:
@@ -88,12 +87,12 @@ def _confused(contender: Contender, run: RecordedRun, setting: Setting) -> Heat 
     return _pairs(f"warm-confusion-{contender.style}", title, "mutual confusion, %", mutual, setting)
 
 
-def _pairs(key: str, title: str, what: str, mutual: Floats, setting: Setting) -> Heat:
+def _pairs(key: str, title: str, what: str, mutual: Floats, setting: Comparison) -> Heat:
     cells = [[None if i == j else number(value, 3) for j, value in enumerate(row)] for i, row in enumerate(mutual)]
     return Heat(key, title, "class", "class", what, setting.classes, setting.classes, cells)
 
 
-def _taught(who: Sequence[Contender], first: Sequence[tuple[Contender, RecordedRun]], setting: Setting) -> list[Figure]:
+def _taught(who: Sequence[MethodRuns], first: Sequence[tuple[MethodRuns, Result]], setting: Comparison) -> list[Figure]:
     found = lines(who, activations)
     if not found:
         return []
@@ -102,13 +101,13 @@ def _taught(who: Sequence[Contender], first: Sequence[tuple[Contender, RecordedR
     return [Figure("activations", "How often a sample was taught by an expert", charts, 2)]
 
 
-def activations(run: RecordedRun) -> Iterator[Point]:
+def activations(run: Result) -> Iterator[Point]:
     """By all experts together."""
     for row in _distilling(run):
         yield row.model_round, _share([row], "distilled")
 
 
-def activations_by_expert(contender: Contender, run: RecordedRun, setting: Setting) -> Lines | None:
+def activations_by_expert(contender: MethodRuns, run: Result, setting: Comparison) -> Lines | None:
     """None where it was not recorded which expert taught."""
     rows = [row for row in _distilling(run) if "expert 0" in row.tally]
     if not rows:
@@ -122,12 +121,12 @@ def activations_by_expert(contender: Contender, run: RecordedRun, setting: Setti
     return Lines(key, title, "round", "% of sample visits", drawn)
 
 
-def _named(expert: int, group: Sequence[int], setting: Setting) -> str:
+def _named(expert: int, group: Sequence[int], setting: Comparison) -> str:
     names = [setting.classes[c] for c in group[:MOST_NAMES]]
     return f"{expert}: {', '.join(names)}{' …' if len(group) > MOST_NAMES else ''}"
 
 
-def _unknown(contender: Contender) -> Iterator[str]:
+def _unknown(contender: MethodRuns) -> Iterator[str]:
     """What runs from before do not tell."""
     lacking = {
         "the probabilities that the groups come from": [
@@ -145,13 +144,13 @@ def _unknown(contender: Contender) -> Iterator[str]:
         yield f"{contender.label}, {_seeds(silent)}: how often experts taught, which the sites keep to themselves"
 
 
-def _seeds(runs: Sequence[RecordedRun]) -> str:
+def _seeds(runs: Sequence[Result]) -> str:
     return f"seed{'s' if len(runs) > 1 else ''} {', '.join(str(run.seed) for run in runs)}"
 
 
-def survey(run: RecordedRun) -> Floats | None:
+def survey(run: Result) -> Floats | None:
     """[C, C]: how training samples of each true class were predicted after the warm-up; None where no pair is known."""
-    told = next((row.survey for row in run.rows if row.survey), None)
+    told = next((row.survey for row in run.history if row.survey), None)
     if told is None:
         return None
     probability = np.array(told["probability"], np.float64)
@@ -159,7 +158,7 @@ def survey(run: RecordedRun) -> Floats | None:
     return probability if np.isfinite(pairs).any() else None
 
 
-def groups(run: RecordedRun) -> list[list[int]]:
+def groups(run: Result) -> list[list[int]]:
     """Found, or given by the configuration."""
     return _notes(run).get("groups") or list(run.config.method_params.get("groups") or [])
 
@@ -172,12 +171,12 @@ def _within(group: Sequence[int], probability: Floats | None) -> float | None:
     return number(100 * float(inside[np.triu_indices(len(group), 1)].mean()), 3)
 
 
-def _distilling(run: RecordedRun) -> list[RoundRow]:
-    return [row for row in run.rows if "distilled" in row.tally and row.visits]
+def _distilling(run: Result) -> list[RoundRow]:
+    return [row for row in run.history if "distilled" in row.tally and row.visits]
 
 
-def _has_distilled(run: RecordedRun) -> bool:
-    return any(row.stage == "distil" and row.visits for row in run.rows)
+def _has_distilled(run: Result) -> bool:
+    return any(row.stage == "distil" and row.visits for row in run.history)
 
 
 def _share(rows: Sequence[RoundRow], name: str) -> float | None:
@@ -188,9 +187,9 @@ def _share(rows: Sequence[RoundRow], name: str) -> float | None:
     return number(100 * sum(row.tally[name] for row in counted) / sum(row.visits for row in counted), 3)
 
 
-def _notes(run: RecordedRun) -> dict[str, list[list[int]]]:
-    return run.rows[-1].notes if run.rows else {}
+def _notes(run: Result) -> dict[str, list[list[int]]]:
+    return run.history[-1].notes if run.history else {}
 
 
-def _has_experts(run: RecordedRun) -> bool:
-    return any(row.model.startswith("expert") for row in run.rows)
+def _has_experts(run: Result) -> bool:
+    return any(row.model.startswith("expert") for row in run.history)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from fedskew.errors import UserError
 from fedskew.report.charts.chart import Chart, Cloud, Figure, Heat, Points
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Contender, Setting
 from fedskew.report.model_outputs import SHOWN, Floats, ModelOutputs, model_outputs
-from fedskew.report.sections.section import Section, first_tested
+from fedskew.report.sections.section import Section
+from fedskew.results import Comparison, MethodRuns
 
 MOST_CLASSES = 20
 """Whose clouds can be told apart; of more, the first ones are drawn."""
 MOST_PANELS = 6
 
 
-def features(setting: Setting) -> Section:
+def features(setting: Comparison) -> Section:
     clouds: dict[str, list[Chart]] = {"tsne": [], "pca": []}
     missing = []
-    for contender in setting.contenders[:MOST_PANELS]:
-        run = first_tested(contender)
+    for contender in setting.methods[:MOST_PANELS]:
+        run = contender.first
         if run is None or not run.finished:
             missing.append(f"{contender.label}: no finished run, hence no model")
             continue
@@ -32,7 +32,7 @@ def features(setting: Setting) -> Section:
             clouds[kind].append(cloud_chart(f"{kind}-{contender.style}", title, places, outputs, setting))
     if not clouds["tsne"]:
         return Section("features", "Features", missing=missing)
-    left_out = len(setting.contenders) - MOST_PANELS
+    left_out = len(setting.methods) - MOST_PANELS
     if left_out > 0:
         missing.append(f"{left_out} more methods: the first {MOST_PANELS} are drawn")
     words = [
@@ -46,7 +46,7 @@ def features(setting: Setting) -> Section:
     return Section("features", "Features", words, figures, missing=missing)
 
 
-def cloud_chart(key: str, title: str, places: Floats, outputs: ModelOutputs, setting: Setting) -> Points:
+def cloud_chart(key: str, title: str, places: Floats, outputs: ModelOutputs, setting: Comparison) -> Points:
     labels = outputs.labels[: len(places)]
     clouds = []
     for c, name in enumerate(setting.classes[:MOST_CLASSES]):
@@ -56,13 +56,13 @@ def cloud_chart(key: str, title: str, places: Floats, outputs: ModelOutputs, set
     return Points(key, title, clouds)
 
 
-def distance_chart(contender: Contender, outputs: ModelOutputs, setting: Setting) -> Heat:
+def distance_chart(contender: MethodRuns, outputs: ModelOutputs, setting: Comparison) -> Heat:
     cells = [[number(v, 3) for v in row] for row in outputs.class_distances(len(setting.classes))]
     key = f"distances-{contender.style}"
     return Heat(key, contender.label, "class", "class", "distance of features", setting.classes, setting.classes, cells)
 
 
-def probability_chart(contender: Contender, outputs: ModelOutputs, setting: Setting) -> Heat:
+def probability_chart(contender: MethodRuns, outputs: ModelOutputs, setting: Comparison) -> Heat:
     cells = [[number(100 * v, 1) for v in row] for row in outputs.mean_probabilities(len(setting.classes))]
     key, label = f"probabilities-{contender.style}", contender.label
     return Heat(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from fedskew.report.charts.chart import Bars, BarSeries, Figure, Heat
 from fedskew.report.charts.table import Table, number
-from fedskew.report.contenders import Setting
-from fedskew.report.recorded import Counts
 from fedskew.report.sections.section import Section
+from fedskew.results import Comparison
 
+Counts = npt.NDArray[np.int64]
 BUBBLES_UP_TO = 30
 
 
-def federation(setting: Setting) -> Section:
+def federation(setting: Comparison) -> Section:
     counts = setting.label_counts
     sites = next((run.sites for run in setting.runs if run.sites), ())
     if counts is None and sites:

@@ -9,16 +9,15 @@ import numpy as np
 from fedskew.experiment.round.row import RoundRow
 from fedskew.report.charts.chart import Bars, BarSeries, Figure, Lines
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import RecordedRun
 from fedskew.report.sections.section import Point, Section, lines, percent
+from fedskew.results import Comparison, MethodRuns, Result
 
 KINDS = ("vacant", "minority", "majority")
 NEEDED = "local models before and after their update: give --eval-local to fedskew run or compare"
 
 
-def local(setting: Setting) -> Section:
-    who = [c for c in setting.contenders if any(_rows(run) for run in c.tested)]
+def local(setting: Comparison) -> Section:
+    who = [c for c in setting.methods if any(_rows(run) for run in c.tested)]
     if not who:
         return Section("local", "Local training", missing=[NEEDED])
     words = [
@@ -44,20 +43,20 @@ def local(setting: Setting) -> Section:
                 [Lines("drift", "drift diversity", "round", "Σ‖m‖² / ‖Σm‖²", drifting)],
             )
         )
-    missing = [f"{c.label}: {_reason(c)}" for c in setting.contenders if c not in who]
+    missing = [f"{c.label}: {_reason(c)}" for c in setting.methods if c not in who]
     return Section("local", "Local training", words, figures, missing=missing)
 
 
-def _reason(contender: Contender) -> str:
+def _reason(contender: MethodRuns) -> str:
     asked = any(run.config.eval_local for run in contender.runs)
     return "it has no local models that are averaged" if asked and contender.tested else NEEDED
 
 
-def _rows(run: RecordedRun) -> list[RoundRow]:
+def _rows(run: Result) -> list[RoundRow]:
     return [row for row in run.evaluated if row.local]
 
 
-def _kinds(who: list[Contender]) -> Bars:
+def _kinds(who: list[MethodRuns]) -> Bars:
     series = []
     for c in who:
         values = []
@@ -71,7 +70,7 @@ def _kinds(who: list[Contender]) -> Bars:
     return Bars("kinds", "by kind of class", "kind of class", "accuracy %", categories, series, (0, 100))
 
 
-def _by_class(setting: Setting, who: list[Contender]) -> list[Bars]:
+def _by_class(setting: Comparison, who: list[MethodRuns]) -> list[Bars]:
     sides = (("before", "models as they were sent", _sent), ("after", "local models after their update", class_means))
     return [
         Bars(f"local-class-{when}", title, "class", "accuracy %", setting.classes,
@@ -80,11 +79,11 @@ def _by_class(setting: Setting, who: list[Contender]) -> list[Bars]:
     ]  # fmt: skip
 
 
-def _sent(contender: Contender) -> list[float | None]:
+def _sent(contender: MethodRuns) -> list[float | None]:
     return _means([row.local_before or [] for run in contender.tested for row in _rows(run)[-1:]])
 
 
-def class_means(contender: Contender) -> list[float | None]:
+def class_means(contender: MethodRuns) -> list[float | None]:
     """Of the local models after their update, over clients and seeds."""
     found = [one["class_accuracy"] for run in contender.tested for row in _rows(run)[-1:] for one in row.local or ()]
     return _means(found)
@@ -95,17 +94,17 @@ def _means(rows: list[list[float | None]]) -> list[float | None]:
     return [number(float(np.mean(known))) if len(known := c[np.isfinite(c)]) else None for c in table.T]
 
 
-def _vacant(who: list[Contender]) -> Lines:
+def _vacant(who: list[MethodRuns]) -> Lines:
     return Lines("forgetting", "vacant classes", "round", "accuracy %", lines(who, vacant_after), (0, 100))
 
 
-def vacant_after(run: RecordedRun) -> Iterator[Point]:
+def vacant_after(run: Result) -> Iterator[Point]:
     for row in _rows(run):
         known = [v for one in row.local or () if (v := one["after"]["vacant"]) is not None]
         yield row.model_round, percent(float(np.mean(known))) if known else None
 
 
-def drift(run: RecordedRun) -> Iterator[Point]:
+def drift(run: Result) -> Iterator[Point]:
     for row in _rows(run):
         if row.drift_diversity is not None:
             yield row.model_round, number(row.drift_diversity, 4)

@@ -7,27 +7,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from fedskew.report.charts.chart import Figure, Heat
 from fedskew.report.charts.table import number
-from fedskew.report.contenders import Contender, Setting
-from fedskew.report.recorded import Counts, RecordedRun
-from fedskew.report.sections.section import Section, first_tested
+from fedskew.report.sections.section import Section
+from fedskew.results import Comparison, MethodRuns, Result
 
+Counts = npt.NDArray[np.int64]
 MOST_ROUNDS = 100
 MOST_PANELS = 12
 WRITTEN_UP_TO = 10
 
 
-def confusion(setting: Setting) -> Section:
-    panels = [confusion_chart(c, setting) for c in setting.contenders[:MOST_PANELS] if c.tested]
+def confusion(setting: Comparison) -> Section:
+    panels = [confusion_chart(c, setting) for c in setting.methods[:MOST_PANELS] if c.tested]
     if not panels:
         return Section("confusion", "Confusion", missing=["no run was tested yet"])
     words = ["Rows are the true classes, columns the predictions, in percent of the row; mean over the seeds."]
     return Section("confusion", "Confusion", words, [Figure("confusion", "Confusion matrices", panels, 3)])
 
 
-def confusion_chart(contender: Contender, setting: Setting) -> Heat:
+def confusion_chart(contender: MethodRuns, setting: Comparison) -> Heat:
     matrices = [_shares(run.last.confusion) for run in contender.tested if run.last is not None]
     cells = [[number(v, 1) for v in row] for row in np.mean(matrices, axis=0)]
     return Heat(
@@ -53,8 +54,8 @@ def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]
     return shares
 
 
-def predictions(setting: Setting) -> Section:
-    runs = [(c, run) for c in setting.contenders[:MOST_PANELS] if (run := first_tested(c)) is not None]
+def predictions(setting: Comparison) -> Section:
+    runs = [(c, run) for c in setting.methods[:MOST_PANELS] if (run := c.first) is not None]
     if not runs:
         return Section("predictions", "Predictions over the rounds", missing=["no run was tested yet"])
     panels: list[Heat] = []
@@ -80,9 +81,9 @@ def on_one_scale(panels: Sequence[Heat]) -> list[Heat]:
     return [replace(panel, top=top) for panel in panels]
 
 
-def sampled_labels(run: RecordedRun, setting: Setting) -> Heat | None:
+def sampled_labels(run: Result, setting: Comparison) -> Heat | None:
     counts = run.label_counts
-    rows = [row for row in run.rows if row.clients and row.is_global][:MOST_ROUNDS]
+    rows = [row for row in run.history if row.clients and row.is_global][:MOST_ROUNDS]
     if counts is None or not rows:
         return None
     held = np.array([counts[row.clients].sum(axis=0) for row in rows])
@@ -90,13 +91,13 @@ def sampled_labels(run: RecordedRun, setting: Setting) -> Heat | None:
     return _by_round("sampled-labels", "labels of the sampled clients", setting, names, held)
 
 
-def predicted(contender: Contender, run: RecordedRun, setting: Setting) -> Heat:
+def predicted(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
     rounds = [t for t in sorted(run.evaluations) if t > 0][:MOST_ROUNDS]
     made = np.array([run.evaluations[t].confusion.sum(axis=0) for t in rounds]).reshape(len(rounds), -1)
     key = f"predictions-{contender.style}"
     return _by_round(key, f"predictions of {contender.label}", setting, list(map(str, rounds)), made)
 
 
-def _by_round(key: str, title: str, setting: Setting, rounds: list[str], counts: Counts) -> Heat:
+def _by_round(key: str, title: str, setting: Comparison, rounds: list[str], counts: Counts) -> Heat:
     shares = [[number(v, 1) for v in row] for row in _shares(counts).T] if len(counts) else [[]] * len(setting.classes)
     return Heat(key, title, "class", "round", "% of the round", setting.classes, rounds, shares)

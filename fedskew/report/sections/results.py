@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedskew.metrics.confusion import Evaluation
-from fedskew.metrics.summary import CurveSummary, MeanStd, mean_std
+from fedskew.metrics.summary import MeanStd
 from fedskew.report.charts.table import Cell, Table, number
-from fedskew.report.contenders import Contender, Setting
 from fedskew.report.sections.section import Section
-from fedskew.report.verdict import differences
+from fedskew.results import Comparison, MethodRuns, Result
 
-_MEASURES: dict[str, Callable[[Evaluation], float]] = {
-    "accuracy %": lambda e: 100 * e.accuracy,
-    "worst class %": lambda e: 100 * e.worst_class,
-    "best − worst class": lambda e: 100 * e.class_gap,
-    "macro F1 %": lambda e: 100 * e.macro_f1,
+_MEASURES: dict[str, Callable[[Result], float]] = {
+    "accuracy %": lambda run: 100 * run.accuracy,
+    "worst class %": lambda run: 100 * run.evaluation.worst_class,
+    "best − worst class": lambda run: 100 * run.evaluation.class_gap,
+    "macro F1 %": lambda run: 100 * run.evaluation.macro_f1,
+    "best %": lambda run: 100 * run.curve.best.accuracy,
+    "mean of last %": lambda run: 100 * run.curve.mean_last.accuracy,
 }
 
 
-def results(setting: Setting) -> Section:
+def results(setting: Comparison) -> Section:
     ranking = setting.ranking
     tables = [Table("final", "After the last round", _columns(), [_row(c) for c in ranking])] if ranking else []
     words = ["Mean ± population standard deviation over the seeds. Best is chosen on the test set, as papers do."]
-    if len(methods := setting.competing) > 1:
-        tables.append(_significance(methods))
+    if len(setting.competing) > 1:
+        tables.append(_significance(setting))
         words.append(
             "The second table pairs the best with each other method, seed by seed; p is two-sided, from Student's t, "
             "corrected by Holm's method for all pairs of methods, since any of them could have come out best; the "
             "interval is that of the one pair."
         )
         words += _how_many(len(setting.common_seeds))
-    missing = [f"{c.label}: no evaluated round in {c.runs[0].folder}" for c in setting.contenders if not c.tested]
+    missing = [f"{c.label}: no evaluated round in {c.runs[0].folder}" for c in setting.methods if not c.tested]
     return Section("results", "Final results", words, tables=tables, missing=missing)
 
 
@@ -44,38 +44,30 @@ def _how_many(seeds: int) -> list[str]:
 
 
 def _columns() -> list[str]:
-    return ["method", "seeds", *_MEASURES, "best %", "mean of last %", "compute", "MB moved", "seconds"]
+    return ["method", "seeds", *_MEASURES, "compute", "MB moved", "seconds"]
 
 
-def _row(contender: Contender) -> list[Cell]:
-    summaries = [
-        CurveSummary.of([(t, e.accuracy) for t, e in sorted(run.evaluations.items())], run.config.mean_last)
-        for run in contender.tested
-    ]
+def _row(contender: MethodRuns) -> list[Cell]:
     n = len(contender.tested)
     measured = [contender.over_seeds(measure) for measure in _MEASURES.values()]
-    totals = [[run.total("compute"), run.bytes_moved / 1e6, run.total("seconds")] for run in contender.tested]
+    totals = [[run.compute, run.bytes_moved / 1e6, run.seconds] for run in contender.tested]
     means = [number(sum(column) / n, 1) for column in zip(*totals, strict=True)]
     return [
         contender.label,
         n,
         *(_spread(value, n) for value in measured),
-        _spread(mean_std([100 * s.best.accuracy for s in summaries]), n),
-        _spread(mean_std([100 * s.mean_last.accuracy for s in summaries]), n),
         *(value or None for value in means),
     ]
 
 
-def _spread(value: MeanStd | None, seeds: int) -> str:
-    if value is None:
-        return ""
+def _spread(value: MeanStd, seeds: int) -> str:
     return f"{value.mean:.2f} ± {value.std:.2f}" if seeds > 1 else f"{value.mean:.2f}"
 
 
-def _significance(methods: list[Contender]) -> Table:
-    best, others = methods[0], methods[1:]
+def _significance(setting: Comparison) -> Table:
+    best, *others = setting.competing
     rows: list[list[Cell]] = []
-    for other, d in zip(others, differences(methods), strict=True):
+    for other, d in zip(others, setting.differences(), strict=True):
         if d is None:
             rows.append([other.label, 0, None, None, None, None, "no seed in common"])
             continue

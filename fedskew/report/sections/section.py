@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from fedskew.report.charts.chart import Figure, Line
 from fedskew.report.charts.table import Table, number
-from fedskew.report.contenders import Contender
-from fedskew.report.recorded import RecordedRun
+from fedskew.results import MethodRuns, Result
 
 Point = tuple[float, float | None]
 
@@ -32,7 +31,7 @@ def percent(share: float | None) -> float | None:
     return None if share is None else number(100 * share)
 
 
-def banded(contender: Contender, curve: Callable[[RecordedRun], Iterable[Point]]) -> Line | None:
+def banded(contender: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
     """Mean over the runs that speak for the contender, with a band from lowest to highest; at points that all have."""
     curves = [c for run in contender.tested if (c := dict(curve(run)))]
     if not curves:
@@ -48,7 +47,7 @@ def banded(contender: Contender, curve: Callable[[RecordedRun], Iterable[Point]]
     return Line(contender.label, places, mean, low, high, contender.style)
 
 
-def lines(contenders: Iterable[Contender], curve: Callable[[RecordedRun], Iterable[Point]]) -> list[Line]:
+def lines(contenders: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Point]]) -> list[Line]:
     """A line for each contender, and one for each of its runs that is under way while others are finished."""
     found: list[Line | None] = []
     for contender in contenders:
@@ -58,8 +57,3 @@ def lines(contenders: Iterable[Contender], curve: Callable[[RecordedRun], Iterab
                 name = f"{contender.label}, seed {run.seed}, unfinished"
                 found.append(Line(name, list(points), list(points.values()), style=contender.style))
     return [line for line in found if line is not None and len(line.x)]
-
-
-def first_tested(contender: Contender) -> RecordedRun | None:
-    """The run that stands for a contender where one must be chosen: the lowest seed."""
-    return contender.tested[0] if contender.tested else None

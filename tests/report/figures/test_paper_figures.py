@@ -14,20 +14,19 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import with_values
 from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.matplotlib_view import save_figure
-from fedskew.report.contenders import Setting, settings
 from fedskew.report.figures.catalogue import FIGURES, find
-from fedskew.report.recorded import gather, read_run
+from fedskew.results import Comparison, comparisons, load_run, load_runs
 
 SWEEPS = [name for name, entry in FIGURES.items() if entry.draw.__module__.endswith("sweeps")]
 
 
 @pytest.fixture(scope="module")
-def real(comparison: Path) -> list[Setting]:
-    return settings(gather([comparison]).runs)
+def real(comparison: Path) -> list[Comparison]:
+    return comparisons(load_runs([comparison]).runs)
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name not in SWEEPS])
-def test_a_figure_is_drawn_from_real_runs(name: str, real: list[Setting], tmp_path: Path) -> None:
+def test_a_figure_is_drawn_from_real_runs(name: str, real: list[Comparison], tmp_path: Path) -> None:
     figure = find(name).draw(real)
     assert figure.charts
     assert all(chart.table().rows for chart in figure.charts)
@@ -48,7 +47,7 @@ def test_every_figure_that_the_facts_list_is_there() -> None:
 def test_a_sweep_over_one_number_is_a_curve_for_each_method() -> None:
     weights = (0.05, 0.1, 0.5)
     runs = [made_up("fedvls", s, [w, 0.5], **{"method.distill_weight": w}) for w in weights for s in (0, 1)]
-    (chart,) = find("fedvls/lambda").draw(settings(runs)).charts
+    (chart,) = find("fedvls/lambda").draw(comparisons(runs)).charts
     assert isinstance(chart, Lines)
     (line,) = chart.lines
     assert list(line.x) == list(weights)
@@ -60,7 +59,7 @@ def test_a_sweep_over_two_numbers_is_a_grid() -> None:
         made_up("fedlmd", 0, [t / 10, b / 10], **{"method.temperature": float(t), "method.beta": float(b)})
         for t in (1, 3) for b in (2, 4, 8)
     ]  # fmt: skip
-    (chart,) = find("fedlmd/9").draw(settings(runs)).charts
+    (chart,) = find("fedlmd/9").draw(comparisons(runs)).charts
     assert isinstance(chart, Heat)
     assert (chart.rows, chart.columns) == (["1", "3"], ["2", "4", "8"])
     assert chart.values[1][2] == pytest.approx(100 * (0.3 + 0.8) / 2)
@@ -70,21 +69,24 @@ def test_variants_and_rules_with_long_names_leave_room_for_their_bars(tmp_path: 
     """Matplotlib warns, which is an error here, where names squeeze a panel to nothing."""
     parts = [made_up("fedvls", s, [0.5, 0.5], **{f"method.{part}_weight": 0.0})
              for part in ("distill", "suppress") for s in (0, 1)]  # fmt: skip
-    save_figure(find("fedvls/ablation").draw(settings(parts)), tmp_path / "parts.png")
+    save_figure(find("fedvls/ablation").draw(comparisons(parts)), tmp_path / "parts.png")
     rules = [made_up("fedavg", 0, [0.5, 0.5], partition=f"fedgr-{rule}") for rule in ("label", "quantity", "double")]
-    save_figure(find("fedgr/2").draw(settings(rules)), tmp_path / "rules.png")
+    save_figure(find("fedgr/2").draw(comparisons(rules)), tmp_path / "rules.png")
 
 
 def test_best_and_worst_are_of_a_method_where_there_is_one() -> None:
     runs = [made_up("centralised", 0, [1.0, 0.9]), made_up("fedavg", 0, [0.9, 0.2])]
-    (chart,) = find("pkd/4").draw(settings(runs)).charts
+    (chart,) = find("pkd/4").draw(comparisons(runs)).charts
     assert isinstance(chart, Lines)
     assert (chart.title, [line.y[-1] for line in chart.lines]) == ("fedavg", [90, 20])
 
 
 def test_panels_name_their_setting_where_there_are_several() -> None:
     runs = [made_up("fedavg", 0, [0.5, 0.5], lr=lr) for lr in (0.2, 0.1)]
-    assert [chart.title for chart in find("pkd/6").draw(settings(runs)).charts] == ["lr=0.1: fedavg", "lr=0.2: fedavg"]
+    assert [chart.title for chart in find("pkd/6").draw(comparisons(runs)).charts] == [
+        "lr=0.1: fedavg",
+        "lr=0.2: fedavg",
+    ]
 
 
 def test_half_a_round_is_no_tick(tmp_path: Path) -> None:
@@ -97,27 +99,27 @@ def test_half_a_round_is_no_tick(tmp_path: Path) -> None:
 
 def test_local_figures_want_local_tests() -> None:
     with pytest.raises(UserError, match="--eval-local"):
-        find("fedvls/1").draw(settings([made_up("fedavg", 0, [0.5, 0.5])]))
+        find("fedvls/1").draw(comparisons([made_up("fedavg", 0, [0.5, 0.5])]))
 
 
 @pytest.mark.parametrize("name", ["fedvls/1", "fedvls/2", "fedvls/9"])
 def test_local_figures_leave_bounds_out(name: str, comparison: Path) -> None:
-    runs = [read_run(comparison / "fedavg-0"), read_run(comparison / "fedvls-0")]
+    runs = [load_run(comparison / "fedavg-0"), load_run(comparison / "fedvls-0")]
     bound = replace(runs[0], config=with_values(runs[0].config, {"method": "centralised"}), rows=[])
-    alone = find(name).draw(settings(runs)).charts
-    assert find(name).draw(settings([*runs, bound])).charts == alone
+    alone = find(name).draw(comparisons(runs)).charts
+    assert find(name).draw(comparisons([*runs, bound])).charts == alone
     with pytest.raises(UserError, match="centralised is a bound"):
-        find(name).draw(settings([bound]))
+        find(name).draw(comparisons([bound]))
 
 
 def test_sweep_figures_want_a_sweep() -> None:
     with pytest.raises(UserError, match="expected runs of a sweep"):
-        find("fedgr/4").draw(settings([made_up("fedgr", 0, [0.5, 0.5])]))
+        find("fedgr/4").draw(comparisons([made_up("fedgr", 0, [0.5, 0.5])]))
     with pytest.raises(UserError, match="expected two numbers that vary"):
-        find("fedlmd/9").draw(settings([made_up("fedlmd", 0, [0.5, 0.5])]))
+        find("fedlmd/9").draw(comparisons([made_up("fedlmd", 0, [0.5, 0.5])]))
 
 
-def test_the_local_matrix_is_that_of_the_last_round(real: list[Setting], comparison: Path) -> None:
+def test_the_local_matrix_is_that_of_the_last_round(real: list[Comparison], comparison: Path) -> None:
     (fedavg, *_) = find("fedvls/2").draw(real).charts
     assert isinstance(fedavg, Heat)
     assert all(sum(v for v in row if v) == pytest.approx(100, abs=1) for row in fedavg.values)

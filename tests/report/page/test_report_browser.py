@@ -16,7 +16,7 @@ import pytest
 
 from fedskew.report.document import document
 from fedskew.report.page.render import page as render
-from fedskew.report.recorded import gather
+from fedskew.results import load_runs
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install fedskew[dev]")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -48,7 +48,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def report(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(document(gather([comparison]))), encoding="utf-8")
+    path.write_text(render(document(load_runs([comparison]))), encoding="utf-8")
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy.stats import ttest_rel
 
-from fedskew.report.significance import Difference, holm, paired
+from fedskew.results.significance import Difference, holm, paired
 
 ONE = {0: 0.71, 1: 0.69, 2: 0.74, 3: 0.70}
 OTHER = {0: 0.66, 1: 0.68, 2: 0.70, 3: 0.64, 9: 0.10}

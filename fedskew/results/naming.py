@@ -55,7 +55,7 @@ def _defaults(method: str) -> dict[str, object]:
         return {}
 
 
-def told_apart(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
+def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
     """Of the keys that differ, those that name a setting: a rule's parameter only if it differs under that rule."""
     kept = []
     for key in varied:

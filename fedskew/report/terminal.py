@@ -1,0 +1,148 @@
+"""Results as tables for the terminal: one run with its classes, and methods side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedskew.metrics.confusion import LOST, lost_classes
+from fedskew.metrics.summary import MeanStd
+from fedskew.results import Comparison, MethodRuns, Result
+
+BAR = 30
+MOST_CLASSES = 20
+"""The number of bars that are shown; of more classes, the worst are shown."""
+NAME_WIDTH = 12
+"""Longer method names are wrapped in a narrow terminal, to leave room for the names of lost classes."""
+
+
+def run_summary(result: Result) -> RenderableType:
+    """The accuracies that papers report, and a bar per class."""
+    folder = [Text(f"kept in {result.folder}", overflow="fold")] if result.folder else []
+    return Group(_numbers(result), class_bars(result.class_accuracy, result.classes), *folder)
+
+
+def _numbers(result: Result) -> Table:
+    curve, evaluation = result.curve, result.evaluation
+    table = Table(title=Text(result.title), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("accuracy", Text(_percent(result.accuracy), style="bold"), f"after round {curve.last.round}")
+    table.add_row("  best", _percent(curve.best.accuracy), f"after round {curve.best.round}")
+    tail = curve.mean_last
+    table.add_row("  mean of last", _percent(tail.accuracy), f"rounds {tail.first_round} to {tail.last_round}")
+    worst = evaluation.worst_class
+    names = [name for name, a in zip(result.classes, result.class_accuracy, strict=True) if a == worst]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    table.add_row("worst class", _percent(worst), Text(", ".join(names[:3]) + more))
+    for domain, accuracy in result.domain_accuracy.items():
+        table.add_row(f"  on {domain}", "–" if accuracy is None else _percent(accuracy), "")
+    table.add_row("macro F1", f"{evaluation.macro_f1:.3f}", f"micro {evaluation.micro_f1:.3f}")
+    if result.diverged:
+        table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and left out")
+    pace = result.seconds / max(1, result.rounds)
+    table.add_row("time", f"{result.seconds:.1f} s", f"{pace:.2f} s per round, {result.engine} engine")
+    return table
+
+
+def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -> Table:
+    """One bar per class; of many classes, those with the lowest accuracy."""
+    tested = [(name, a) for name, a in zip(classes, class_accuracy, strict=True) if a is not None]
+    title = "accuracy by class"
+    if len(tested) > MOST_CLASSES:
+        tested = sorted(tested, key=lambda item: item[1])[:MOST_CLASSES]
+        title = f"the {MOST_CLASSES} of {len(classes)} classes with the lowest accuracy"
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, a in tested:
+        table.add_row(Text(name[:20]), Text("█" * round(BAR * a), style=colour(a)), _percent(a))
+    return table
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One row per method, in the order given. The highest accuracy is marked, unless it is a reference bound's."""
+    methods = comparison.methods
+    seeds = len(methods[0].runs)
+    table = Table(title=_title(comparison, seeds), title_justify="left")
+    table.add_column("method", overflow="fold", no_wrap=all(len(m.label) <= NAME_WIDTH for m in methods))
+    for heading in ("accuracy %", "best %", "worst class %"):
+        table.add_column(heading, justify="right", no_wrap=seeds < 3)
+    table.add_column(f"classes lost (< {100 * LOST:.0f} %)")
+    table.add_column("time", justify="right", no_wrap=True)
+    competing = [m for m in methods if not m.is_bound]
+    top = max((m.accuracy.mean for m in competing), default=None)
+    for method in methods:
+        marked = len(methods) > 1 and method in competing and method.accuracy.mean == top
+        table.add_row(
+            Text(method.label + (" *" if marked else ""), style="bold" if marked else ""),
+            _spread(method.accuracy, seeds),
+            _spread(method.over_seeds(lambda run: run.curve.best.accuracy), seeds),
+            _spread(method.worst_class, seeds),
+            _lost_in_words(method, comparison.classes),
+            f"{sum(run.seconds for run in method.runs):.1f} s",
+        )
+    notes = []
+    if len(methods) > 1:
+        bounds = "" if len(competing) == len(methods) else "; bounds do not compete"
+        notes.append(f"* the highest accuracy after the last round{bounds}")
+    if diverged := sum(run.diverged for run in comparison.runs):
+        notes.append(f"{diverged} client updates were not finite and left out")
+    table.caption, table.caption_justify = "; ".join(notes) or None, "left"
+    return table
+
+
+def class_accuracy_table(comparison: Comparison, width: int) -> Table:
+    """Methods × classes in percent, mean over the seeds; if not all classes fit, those with the lowest accuracy."""
+    methods, classes = comparison.methods, comparison.classes
+    margin = max(len(method.label) for method in methods) + 4
+    cell = min(9, max(3, *(len(name) for name in classes)))
+    room = max(1, (width - margin) // (cell + 2))
+    shown, title = list(range(len(classes))), "accuracy by class, %"
+    if len(classes) > room:
+        means = np.nan_to_num(np.array([method.class_accuracy for method in methods]).mean(axis=0), nan=1.0)
+        shown = sorted(sorted(shown, key=means.__getitem__)[:room])
+        title = f"accuracy by class, %: the {len(shown)} of {len(classes)} classes that fare worst"
+    if len(methods[0].runs) > 1:
+        title += f", mean of {len(methods[0].runs)} seeds"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
+    table.add_column("method", no_wrap=True)
+    for c in shown:
+        table.add_column(Text(classes[c][:cell]), justify="right", no_wrap=True)
+    for method in methods:
+        table.add_row(Text(method.label), *(_cell(a) for a in method.class_accuracy[shown]))
+    return table
+
+
+def _title(comparison: Comparison, seeds: int) -> Text:
+    config = comparison.config
+    spread = f", mean ± population standard deviation of {seeds} seeds" if seeds > 1 else f", seed {config.seed}"
+    return Text(f"{config.data}, {config.partition.rule} split{spread}")
+
+
+def _lost_in_words(method: MethodRuns, classes: Sequence[str]) -> Text:
+    lost = [lost_classes(run.class_accuracy) for run in method.tested]
+    names = [classes[c] for c in sorted({c for seed in lost for c in seed})]
+    if not names:
+        return Text("none", style="green")
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    often = f"{sum(map(len, lost)) / len(lost):.1f} per seed: " if len(lost) > 1 else ""
+    return Text(often + ", ".join(names[:10]) + more, style="red")
+
+
+def colour(accuracy: float) -> str:
+    """From red for a lost class to green for one that is recognised well."""
+    scale = ("red", "dark_orange", "yellow", "green_yellow", "green")
+    return scale[min(len(scale) - 1, int(len(scale) * accuracy))]
+
+
+def _spread(value: MeanStd, seeds: int) -> str:
+    return f"{100 * value.mean:.1f} ± {100 * value.std:.1f}" if seeds > 1 else f"{100 * value.mean:.1f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _cell(accuracy: float) -> Text:
+    return Text("-") if np.isnan(accuracy) else Text(f"{100 * accuracy:.0f}", style=colour(accuracy))

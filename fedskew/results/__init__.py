@@ -1,0 +1,29 @@
+"""What came out of runs: one typed model that reports, figures, tables, trackers, exports and commands read.
+
+- A round: `RoundRow` (`experiment/round/row.py`). A new metric per round is one field there.
+- A run: `Result` (`experiment/result.py`), just ended or read by `load_run`. Its model is loaded when first used.
+- Several runs: `load_runs`, which looks for run folders.
+- Methods on the same federations: `Comparison` with one `MethodRuns` per method, from `compare_runs`. It has the means
+  over seeds, the ranking and the significance of differences.
+- A sweep: one `Comparison` per setting, from `comparisons`.
+"""
+
+from __future__ import annotations
+
+from fedskew.experiment.result import Result
+from fedskew.experiment.round.row import RoundRow
+from fedskew.results.comparison import Comparison, MethodRuns, compare_runs, comparisons
+from fedskew.results.folders import LoadedRuns, find_runs, load_run, load_runs
+
+__all__ = [
+    "Comparison",
+    "LoadedRuns",
+    "MethodRuns",
+    "Result",
+    "RoundRow",
+    "compare_runs",
+    "comparisons",
+    "find_runs",
+    "load_run",
+    "load_runs",
+]

@@ -1,0 +1,39 @@
+"""Checks before finished runs from anywhere are put into one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import differing_keys
+from fedskew.experiment.result import Result
+from fedskew.results.comparison import Comparison, compare_runs
+
+
+def require_comparable(runs: Sequence[Result]) -> Comparison:
+    """Refuse runs that are unfinished, on other classes, or with other seeds than the rest."""
+    if unfinished := next((run for run in runs if not run.finished), None):
+        raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
+    if other := next((run for run in runs if run.classes != runs[0].classes), None):
+        raise UserError(f"{other.folder} has other classes than {runs[0].folder}; expected runs on the same data")
+    comparison = compare_runs(runs)
+    if len(comparison.runs) < len(runs):
+        kept = comparison.runs
+        twice = next(run for run in runs if run not in kept)
+        raise UserError(
+            f"method {twice.method!r} has two runs with the same seed {twice.seed}; expected one run per seed"
+        )
+    first = comparison.methods[0]
+    expected = [run.seed for run in first.runs]
+    for method in comparison.methods:
+        seeds = [run.seed for run in method.runs]
+        if seeds != expected:
+            raise UserError(f"method {method.label!r} has seeds {seeds}, {first.label!r} {expected}; expected the same")
+    return comparison
+
+
+def setting_differences(runs: Sequence[Result]) -> list[str]:
+    """One line that names the keys, other than method and seed, in which the runs differ."""
+    keys = {key for run in runs for key in differing_keys(runs[0].config, run.config)}
+    named = sorted(key for key in keys if key != "seed" and key.partition(".")[0] != "method")
+    return [f"besides their methods, the runs differ in {', '.join(named)}"] if named else []

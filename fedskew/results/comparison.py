@@ -1,0 +1,260 @@
+"""Methods on the same federations: means over seeds, ranking and significance."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.experiment.config import Config
+from fedskew.experiment.result import Result, require_pandas
+from fedskew.methods import is_bound
+from fedskew.metrics.summary import MeanStd, mean_std
+from fedskew.results.naming import flat, key_of, labels, naming_keys, setting_label, varied_keys
+from fedskew.results.significance import Difference, holm, paired
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, eq=False)
+class MethodRuns:
+    """The runs of one method with one set of parameters, one run per seed."""
+
+    label: str
+    runs: tuple[Result, ...]
+    style: int = 0
+    """Position among the methods; it decides colour and line style in charts."""
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].method
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is a reference bound, not a federated method."""
+        return is_bound(self.method)
+
+    @property
+    def finished(self) -> tuple[Result, ...]:
+        return tuple(run for run in self.runs if run.finished and run.last is not None)
+
+    @property
+    def tested(self) -> tuple[Result, ...]:
+        """The runs that count: the finished ones or, as long as there are none, all that were evaluated."""
+        return self.finished or tuple(run for run in self.runs if run.last is not None)
+
+    @property
+    def first(self) -> Result | None:
+        """The run that stands for the method in figures of one run: the lowest seed that counts."""
+        return self.tested[0] if self.tested else None
+
+    def by_seed(self, value: Callable[[Result], float]) -> dict[int, float]:
+        return {run.seed: value(run) for run in self.tested}
+
+    def over_seeds(self, value: Callable[[Result], float]) -> MeanStd:
+        """Mean and standard deviation over the seeds; NaN if nothing was evaluated yet."""
+        found = list(self.by_seed(value).values())
+        return mean_std(found) if found else MeanStd(np.nan, np.nan)
+
+    @property
+    def accuracy(self) -> MeanStd:
+        return self.over_seeds(lambda run: run.accuracy)
+
+    @property
+    def worst_class(self) -> MeanStd:
+        return self.over_seeds(lambda run: run.evaluation.worst_class)
+
+    def class_accuracies(self, seeds: set[int] | None = None) -> npt.NDArray[np.float64]:
+        """[seeds, classes]; NaN for a class without test samples."""
+        rows = [run.class_accuracy for run in self.tested if seeds is None or run.seed in seeds]
+        return np.array([[np.nan if a is None else a for a in row] for row in rows], np.float64)
+
+    @property
+    def class_accuracy(self) -> npt.NDArray[np.float64]:
+        """[classes], mean over the seeds; NaN for a class without test samples."""
+        return np.asarray(self.class_accuracies().mean(axis=0), np.float64)
+
+    def to_json(self) -> dict[str, Any]:
+        def pair(value: Callable[[Result], float]) -> dict[str, float]:
+            return self.over_seeds(value)._asdict()
+
+        return {
+            "method": self.label,
+            "seeds": [run.seed for run in self.tested],
+            "accuracy": pair(lambda r: r.accuracy),
+            "best": pair(lambda r: r.curve.best.accuracy),
+            "mean_last": pair(lambda r: r.curve.mean_last.accuracy),
+            "macro_f1": pair(lambda r: r.evaluation.macro_f1),
+            "worst_class": pair(lambda r: r.evaluation.worst_class),
+            "class_gap": pair(lambda r: r.evaluation.class_gap),
+            "class_accuracy": [None if np.isnan(a) else float(a) for a in self.class_accuracy],
+            "seconds": pair(lambda r: r.seconds),
+            "compute": pair(lambda r: r.compute),
+            "diverged": sum(run.diverged for run in self.tested),
+            "folders": [str(run.folder) for run in self.tested if run.folder],
+            "params": self.runs[0].config.method_params,
+        }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Methods on the same federations: same data, split and settings, several seeds."""
+
+    label: str
+    methods: tuple[MethodRuns, ...]
+
+    @property
+    def runs(self) -> list[Result]:
+        return [run for method in self.methods for run in method.runs]
+
+    @property
+    def config(self) -> Config:
+        return self.runs[0].config
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return next((run.classes for run in self.runs if run.classes), ())
+
+    @property
+    def label_counts(self) -> npt.NDArray[np.int64] | None:
+        """[clients, classes] of the first seed."""
+        return next((run.label_counts for run in self.runs if run.label_counts is not None), None)
+
+    @property
+    def baseline(self) -> MethodRuns | None:
+        """What the others are compared with: plain FedAvg."""
+        return next((m for m in self.methods if m.method == "fedavg"), None)
+
+    @property
+    def ranking(self) -> list[MethodRuns]:
+        """The methods with a result, the best first, then the reference bounds.
+
+        They are ranked on the seeds that all of them have or, if there are none, by the means of their own seeds.
+        """
+        common = self.common_seeds
+
+        def score(method: MethodRuns) -> float:
+            values = method.by_seed(lambda run: run.accuracy)
+            kept = [a for seed, a in values.items() if seed in common] or list(values.values())
+            return sum(kept) / len(kept)
+
+        return sorted((m for m in self.methods if m.tested), key=lambda m: (m.is_bound, -score(m)))
+
+    @property
+    def competing(self) -> list[MethodRuns]:
+        """The ranking without the reference bounds."""
+        return [m for m in self.ranking if not m.is_bound]
+
+    @property
+    def common_seeds(self) -> set[int]:
+        """The seeds that all evaluated methods share; reference bounds count only if there is nothing else."""
+        tested = [m for m in self.methods if m.tested]
+        methods = [m for m in tested if not m.is_bound] or tested
+        seeds = [{run.seed for run in m.tested} for m in methods]
+        return set.intersection(*seeds) if seeds else set()
+
+    def differences(self) -> list[Difference | None]:
+        """The best method minus each of the others in `competing`; None where two methods share no seed.
+
+        The p-values are corrected for all pairs, because any method could have come out best.
+        """
+        values = [method.by_seed(lambda run: run.accuracy) for method in self.competing]
+        raw = [paired(one, other) for one, other in combinations(values, 2)]
+        corrected = iter(holm([d for d in raw if d is not None]))
+        return [None if d is None else next(corrected) for d in raw][: max(0, len(values) - 1)]
+
+    def to_json(self) -> dict[str, Any]:
+        shared = {key: value for key, value in self.config.to_mapping().items() if key not in ("method", "seed")}
+        return {"classes": list(self.classes), "config": shared, "methods": [m.to_json() for m in self.methods]}
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One line per run, as a pandas DataFrame."""
+        lines = [
+            {
+                "method": method.label,
+                "seed": run.seed,
+                "finished": run.finished,
+                "rounds": run.rounds,
+                "accuracy": run.accuracy,
+                "best": run.curve.best.accuracy,
+                "mean_last": run.curve.mean_last.accuracy,
+                "macro_f1": run.evaluation.macro_f1,
+                "worst_class": run.evaluation.worst_class,
+                "class_gap": run.evaluation.class_gap,
+                "compute": run.compute,
+                "bytes": run.bytes_moved,
+                "seconds": run.seconds,
+            }
+            for method in self.methods
+            for run in method.tested
+        ]
+        frame: pandas.DataFrame = require_pandas().DataFrame(lines)
+        return frame
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{m.label} {100 * m.accuracy.mean:.1f} %" for m in self.ranking)
+        return f"<Comparison: {self.label}: {found or 'nothing evaluated yet'}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        headings = ("method", "seeds", "accuracy %", "worst class %", "seconds")
+        rows = [
+            (m.label, str(len(m.tested)), str(m.accuracy), str(m.worst_class), f"{sum(r.seconds for r in m.runs):.1f}")
+            for m in self.ranking
+        ]
+        head = "".join(f"<th>{name}</th>" for name in headings)
+        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        return f"<table><caption>{html.escape(self.label)}</caption><tr>{head}</tr>{body}</table>"
+
+
+def compare_runs(runs: Sequence[Result], label: str | None = None) -> Comparison:
+    """Put runs side by side, by method and parameters, whatever else they differ in."""
+    grouped: dict[str, list[Result]] = {}
+    for run in runs:
+        grouped.setdefault(key_of(_split(run.config)[1]), []).append(run)
+    groups = [_one_per_seed(group) for group in grouped.values()]
+    named = labels([group[0].config for group in groups])
+    methods = tuple(MethodRuns(name, group, i) for i, (name, group) in enumerate(zip(named, groups, strict=True)))
+    return Comparison(label or setting_label(groups[0][0].config, []), methods)
+
+
+def comparisons(runs: Sequence[Result]) -> list[Comparison]:
+    """One comparison per setting: runs that differ in more than method and seed are kept apart."""
+    grouped: dict[str, list[Result]] = {}
+    for run in runs:
+        grouped.setdefault(key_of(_split(run.config)[0]), []).append(run)
+    configs = [run.config for run in runs]
+    varied = varied_keys(configs)
+    shown = naming_keys(configs, varied)
+    ordered = sorted(grouped.values(), key=lambda members: _sort_key(members[0], varied))
+    return [compare_runs(members, setting_label(members[0].config, shown)) for members in ordered]
+
+
+def _sort_key(run: Result, varied: Sequence[str]) -> list[tuple[bool, float, str]]:
+    """Order settings by the values that vary: numbers by size, before words."""
+    values = flat(run.config)
+    found = [values.get(key) for key in varied]
+    return [(False, float(v), "") if isinstance(v, int | float) else (True, 0.0, key_of(v)) for v in found]
+
+
+def _one_per_seed(group: Sequence[Result]) -> tuple[Result, ...]:
+    """Keep the most advanced run of each seed: the same run twice, say with two engines, must not count twice."""
+    best: dict[int, Result] = {}
+    for run in group:
+        before = best.get(run.seed)
+        if before is None or (run.finished, run.last_round) > (before.finished, before.last_round):
+            best[run.seed] = run
+    return tuple(sorted(best.values(), key=lambda run: run.seed))
+
+
+def _split(config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The configuration without the method, and the method with its parameters."""
+    values = flat(config)
+    method = {key: value for key, value in values.items() if key.startswith("method.")}
+    return {key: value for key, value in values.items() if key not in method}, method

@@ -1,0 +1,97 @@
+"""Reading runs from their folders: finished, unfinished or damaged, without loading any data if possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from fedskew.errors import UserError, nearest
+from fedskew.experiment.result import Result
+from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.results.model import load_model
+
+DEPTH = 3
+"""Levels below a given folder that are searched for runs."""
+
+
+def load_run(folder: str | Path, model: nn.Module | None = None) -> Result:
+    """Read the run in a folder, as far as it got. Its model is loaded when `result.model` is first used.
+
+    Pass your module as `model` if the run trained a module of your own that was given as an object.
+    """
+    files = RunFolder(folder)
+    config, history = files.config, files.rounds()
+    summary, about = files.summary() or {}, files.about() or {}
+    return Result(
+        config=config,
+        history=history,
+        source=partial(load_model, files.path, model),
+        engine=str(summary.get("engine") or config.engine),
+        folder=files.path,
+        about=about,
+        finished=files.finished,
+        warnings=tuple(files.warnings),
+    )
+
+
+@dataclass(frozen=True)
+class LoadedRuns:
+    """Runs, and one line about each folder that could not be read."""
+
+    runs: Sequence[Result]
+    unreadable: Sequence[str] = ()
+
+
+def load_runs(paths: Iterable[str | Path]) -> LoadedRuns:
+    """Read all runs in these folders; raise only if none can be read."""
+    runs: list[Result] = []
+    unreadable: list[str] = []
+    for folder in find_runs(paths):
+        try:
+            runs.append(load_run(folder))
+        except UserError as error:
+            unreadable.append(str(error))
+    if not runs:
+        raise UserError("; ".join(unreadable))
+    return LoadedRuns(runs, unreadable)
+
+
+def find_runs(paths: Iterable[str | Path]) -> list[Path]:
+    """The run folders among these paths and up to three levels below them."""
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise UserError(
+                f"no run folder {str(path)!r};{_suggestion(path)} expected one that `fedskew run` or `compare` made"
+            )
+        inside = [path] if _is_run(path) else _runs_in(path, DEPTH)
+        if not inside:
+            raise UserError(f"no run in {str(path)!r}: no folder there has a config.yaml")
+        found |= dict.fromkeys(inside)
+    return list(found)
+
+
+def _suggestion(path: Path) -> str:
+    """The existing folder with the most similar name."""
+    parent = path.parent
+    existing = [inner.name for inner in parent.iterdir() if inner.is_dir()] if parent.is_dir() else []
+    close = nearest(path.name, existing)
+    return f" did you mean {str(parent / close)!r}?" if close else ""
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+def _runs_in(folder: Path, depth: int) -> list[Path]:
+    runs: list[Path] = []
+    for inner in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        if _is_run(inner):
+            runs.append(inner)
+        elif depth > 1:
+            runs += _runs_in(inner, depth - 1)
+    return runs

@@ -1,0 +1,57 @@
+"""The final model of a run, rebuilt from its folder."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.storage.about import recorded_inputs
+from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.models import MODELS, Inputs, check_model, make_model
+from fedskew.models.concatenation import with_encoders
+
+
+def load_model(folder: Path, own: nn.Module | None = None) -> nn.Module:
+    """The model in float32, on the CPU and in eval mode; `own` is the user's module, if the run was given an object."""
+    files = RunFolder(folder)
+    tensors, noted = files.load_model()
+    inputs = _inputs(files)
+    module = _fresh(files.config, inputs, folder) if own is None else copy.deepcopy(own)
+    check_model(module, inputs)
+    module = with_encoders(module, noted.get("encoders", 0)).to("cpu", torch.float32)
+    _fill(module, tensors, files.model_path)
+    module.eval()
+    return module
+
+
+def _inputs(files: RunFolder) -> Inputs:
+    federation = (files.about() or {}).get("federation", {})
+    form = recorded_inputs(federation, files.path)
+    return Inputs(tuple(form["shape"]), len(federation["classes"]), form["vocabulary"])
+
+
+def _fresh(config: Config, inputs: Inputs, folder: Path) -> nn.Module:
+    if config.model not in MODELS and ":" not in config.model:
+        raise UserError(
+            f"the model of {folder} is an object {config.model!r} of your program; pass it as model=, for instance "
+            "fedskew.export.export_run(folder, out, model=the_object)"
+        )
+    return make_model(config.model, inputs, config.seed)
+
+
+def _fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Copy the tensors into the module. Parameters that the user froze are not in the file and keep their values."""
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+    for name in sorted((own.keys() - frozen) | tensors.keys()):
+        if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
+            raise UserError(f"{path} does not fit model {type(module).__name__}: they differ in {name!r}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
