@@ -67,8 +67,7 @@ def _command(
     numbers = seed_range(config, seeds)
     if len(numbers) > 1:
         runs = prepare_comparison(config, [config], numbers)
-        results = run_all(runs, Path(out or RUNS), as_json or quiet, observers)
-        report(results, runs[0].federation.dataset.classes, as_json)
+        report(run_all(runs, Path(out or RUNS), as_json or quiet, observers), as_json)
         return
     prepared = prepare(config)
     folder = Path(out) if out else Path(RUNS) / run_name(prepared.config)
