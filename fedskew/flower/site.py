@@ -39,7 +39,7 @@ Answer = tuple[Facts, bytes]
 
 
 _KNOWN = {
-    "hello": set(),
+    "hello": {"refused"},
     "census": {"labels"},
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
     | {"tests"},
