@@ -1,4 +1,4 @@
-"""From a configuration to what runs: dataset, split, model and method, all checked before any training."""
+"""Builds dataset, split, model and method from a configuration, and checks them before any training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_CLIENTS = 20
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to start; nothing in its configuration is left to choose."""
+    """A run that is ready to start, with its resolved configuration."""
 
     config: Config
     federation: Federation
@@ -32,18 +32,18 @@ class Prepared:
 
 
 def build_federation(config: Config, dataset: Dataset | None = None) -> Federation:
-    """Load the data, unless they are given, and split them."""
+    """Load the data, unless `dataset` is given, and split them."""
     if config.partition.rule == "sites":
         raise UserError(
             "this is the configuration of a federation across machines, whose data are at its sites; "
-            "`flwr run` with its app repeats it"
+            "repeat it with `flwr run` and its app"
         )
     data = load(config.data, config.data_dir, **config.data_params) if dataset is None else dataset
     return federation(data, partition_rule(config), config.partition_seed)
 
 
 def partition_rule(config: Config) -> Partition:
-    """The rule that the configuration names."""
+    """Make the partition rule of a configuration."""
     section = config.partition
     params = dict(section.params)
     takes_clients = section.rule in PARTITIONS and any(f.name == "clients" for f in fields(PARTITIONS[section.rule]))
@@ -58,7 +58,7 @@ def prepare(
     method: str | Method | Part | None = None,
     model: nn.Module | None = None,
 ) -> Prepared:
-    """Resolve every choice that `config` leaves open; the federation, method or model may be given as objects."""
+    """Resolve every choice that `config` leaves open. The federation, method or model may be given as objects."""
     chosen = make_method(config.method if method is None else method, config.method_params)
     devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
@@ -78,7 +78,7 @@ def prepare(
     needy = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in chosen.parts)
     if needy and not has_features(module):
         raise UserError(
-            f"method {chosen.name!r} needs features, and {type(module).__name__} does not say which they are; "
+            f"method {chosen.name!r} needs features, and {type(module).__name__} has no separate encoder; "
             "make it a fedskew.Classifier(encoder, head)"
         )
     resolved = replace(
@@ -95,7 +95,7 @@ def prepare(
 
 
 def _seconds(config: Config, fed: Federation, module: nn.Module) -> float:
-    """How long the run may take on a CPU."""
+    """Estimate how long the run takes on a CPU."""
     participants = min(config.clients_per_round or fed.clients, fed.clients)
     passes = config.rounds * config.local_epochs * participants
     steps = passes * float(np.ceil(fed.sizes / config.batch_size).mean())
@@ -109,7 +109,7 @@ def inputs_of(dataset: Dataset) -> Inputs:
 
 
 def suitable_model(dataset: Dataset) -> str:
-    """What `auto` means: the usual small model for such data."""
+    """Resolve the model `auto`: the usual small model for such data."""
     if dataset.kind == "text":
         return "fasttext"
     if dataset.kind == "image" and min(dataset.input_shape[1:]) >= 16:
@@ -118,13 +118,13 @@ def suitable_model(dataset: Dataset) -> str:
 
 
 def check_participants(clients_per_round: int | None, clients: int) -> None:
-    """Refuse a round with more clients than there are."""
+    """Refuse a round with more clients than the federation has."""
     wanted = clients_per_round or 1
     expect(wanted <= clients, "clients_per_round", wanted, f"at most {clients}, the number of clients")
 
 
 def _described(fed: Federation, config: Config) -> PartitionConfig:
-    """The split as it can be made again; unless it has a seed of its own, it follows the run's."""
+    """The split as a configuration records it. Its seed is left out if it is the run's seed."""
     params = {key: value for key, value in fed.partition.items() if key not in ("name", "clients")}
     rule = str(fed.partition["name"])
     clients = fed.clients if rule not in ("counts", "saved") else None
@@ -133,7 +133,7 @@ def _described(fed: Federation, config: Config) -> PartitionConfig:
 
 
 def _plain(params: Mapping[str, object]) -> dict[str, Any]:
-    """Tuples as lists: what YAML gives back."""
+    """Turn tuples into lists, as YAML reads them."""
     return {name: _listed(value) for name, value in params.items()}
 
 

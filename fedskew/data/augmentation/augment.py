@@ -1,7 +1,7 @@
-"""Random changes to training images: batched, on the images' own device, and keyed.
+"""Random changes to training images, by batch, on the device of the images.
 
-What happens to a sample is a function of its key alone, never of the batch it is in. Nothing here loops over
-samples or waits for the device.
+How a sample is changed depends only on its key, never on its batch. Nothing here loops over samples or waits for the
+device.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedskew.data.augmentation.per_sample import below, draws, pick
 from fedskew.errors import UserError, unknown
 
 Step = Callable[[Tensor, Tensor], Tensor]
-"""Images [N, C, H, W] and their keys [N] to images of the same shape and type."""
+"""Maps images [N, C, H, W] and their keys [N] to images of the same shape and type."""
 
 Shape = tuple[int, ...]
 
-# Draw numbers under a sample's key: a range of its own for each purpose.
+# The draws under a sample's key that each augmentation uses; the ranges do not overlap.
 _CROP_DRAWS = 0
 _FLIP_DRAW = 2
 _CUTOUT_DRAWS = 3
@@ -34,7 +34,7 @@ _CUTOUT_SIZE = 16
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Steps on the raw images and steps on the normalised ones, each in the order of the names."""
+    """Steps for raw images and steps for normalised images, each in the order of the names."""
 
     names: tuple[str, ...] = ()
     raw: tuple[Step, ...] = ()
@@ -42,7 +42,7 @@ class Augmentation:
 
     @property
     def moves_pixels_only(self) -> bool:
-        """Or erases them, but computes no new values: what a compiler makes of it has the same bits."""
+        """Whether pixels are only moved or erased. No new values are computed, so compiled code gives the same bits."""
         return all(isinstance(step, Crop | Flip | Cutout) for step in (*self.raw, *self.normalised))
 
     def before(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Augmentation:
         return _apply(self.raw, images, keys)
 
     def after(self, images: Tensor, keys: Tensor) -> Tensor:
-        """Augment the same images once they are normalised, under the same keys."""
+        """Augment the same images after normalisation, under the same keys."""
         return _apply(self.normalised, images, keys)
 
 
@@ -62,7 +62,7 @@ def _apply(steps: Sequence[Step], images: Tensor, keys: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Crop:
-    """Pad on every side, then cut the original size out at random."""
+    """Pad on every side, then crop to the original size at a random position."""
 
     padding: int
     mode: Literal["zero", "reflect"]
@@ -73,12 +73,12 @@ class Crop:
         rows = torch.arange(height, device=images.device) + offsets[:, :1]
         columns = torch.arange(width, device=images.device) + offsets[:, 1:]
         if self.mode == "reflect":
-            rows, columns = _reflected(rows, height), _reflected(columns, width)
+            rows, columns = _reflect(rows, height), _reflect(columns, width)
         return pick(images, rows.unsqueeze(2), columns.unsqueeze(1))
 
 
-def _reflected(position: Tensor, length: int) -> Tensor:
-    """Positions outside mirrored at the outermost pixel, which is not repeated."""
+def _reflect(position: Tensor, length: int) -> Tensor:
+    """Mirror positions outside the image at the outermost pixel, which is not repeated."""
     last = length - 1
     return last - (last - position.abs()).abs()
 
@@ -94,7 +94,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Cutout:
-    """Set a square around any pixel, cut off at the border, to 0: the mean of normalised images."""
+    """Set a square around a random pixel to 0, the mean of normalised images. The border may cut it off."""
 
     size: int
 
@@ -114,7 +114,7 @@ class Cutout:
 
 @dataclass(frozen=True)
 class AugmentationEntry:
-    """One augmentation by name: how it is made for images of a shape, and what it needs of them."""
+    """An augmentation by name: how to make it for images of a shape, and which images it accepts."""
 
     name: str
     description: str
@@ -122,7 +122,7 @@ class AugmentationEntry:
     smallest_side: int = 1
     channels: tuple[int, ...] | None = None
     normalised: bool = False
-    """Whether it acts on normalised images instead of raw ones."""
+    """Whether it changes normalised images rather than raw ones."""
 
 
 def _reflect_crop(shape: Shape) -> Crop:
@@ -153,7 +153,7 @@ AUGMENTATIONS: dict[str, AugmentationEntry] = {entry.name: entry for entry in _E
 
 
 def make_augmentation(names: Sequence[str], image_shape: Shape) -> Augmentation:
-    """The augmentations of these names, in this order, for samples of this shape (channels, height, width)."""
+    """Make the augmentations of these names, in this order, for samples of this shape (channels, height, width)."""
     for name in names:
         if name not in AUGMENTATIONS:
             raise unknown("augmentation", name, AUGMENTATIONS)
@@ -169,7 +169,7 @@ def make_augmentation(names: Sequence[str], image_shape: Shape) -> Augmentation:
 
 
 def _check_together(names: Sequence[str]) -> None:
-    """Two crops would draw the same offsets; and nothing can sensibly happen twice."""
+    """Refuse an augmentation given twice, and two crops, which would draw the same offsets."""
     if len(set(names)) < len(names) or {"crop", "crop-reflect"} <= set(names):
         raise UserError(f"augmentations {', '.join(names)}: expected each at most once, and one kind of crop")
 

@@ -13,7 +13,7 @@ from fedskew.data.augmentation.per_sample import below, draws
 
 _BINS = 10
 _RANGES = {
-    # from the start of bin 0 to the end of bin 9; the others have no magnitude
+    # from the start of bin 0 to the end of bin 9; operations not listed have no magnitude
     ops.SHEAR_X: (-0.3, 0.3),
     ops.SHEAR_Y: (-0.3, 0.3),
     ops.TRANSLATE_X: (-150 / 331, 150 / 331),
@@ -28,7 +28,7 @@ _RANGES = {
 }
 
 POLICY = (
-    # two operations one after the other, each: operation, probability, bin of the magnitude
+    # two operations, applied in order, each with its probability and the bin of its magnitude
     ((ops.INVERT, 0.1, 7), (ops.CONTRAST, 0.2, 6)),
     ((ops.ROTATE, 0.7, 2), (ops.TRANSLATE_X, 0.3, 9)),
     ((ops.SHARPNESS, 0.8, 1), (ops.SHARPNESS, 0.9, 3)),
@@ -59,7 +59,7 @@ POLICY = (
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """One of the 25 sub-policies for each image; uses five draws from `first_draw` on."""
+    """Applies one of the 25 sub-policies to each image. Uses five draws, from `first_draw` on."""
 
     first_draw: int
 
@@ -69,7 +69,7 @@ class AutoAugment:
         return images
 
     def choices(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Which operation each image gets, and how strong, first and second."""
+        """The first and the second operation of each image, with their magnitudes."""
         policy = _policy(keys.device)
         numbers = draws(keys, self.first_draw, 5)
         operation, probability, start, width = policy[below(numbers[:, 0], len(POLICY))].unbind(2)
@@ -81,7 +81,7 @@ class AutoAugment:
 
 @cache
 def _policy(device: torch.device) -> Tensor:
-    """The policy as numbers [25, 2, 4], once for each device: copying it there would make every batch wait."""
+    """The policy as numbers [25, 2, 4], cached per device: copying it for every batch would make the batch wait."""
     return torch.tensor([[_numbers(*step) for step in pair] for pair in POLICY], device=device)
 
 

@@ -1,9 +1,8 @@
-"""The fourteen image operations of AutoAugment, one of them for each image of a batch.
+"""The fourteen image operations of AutoAugment, one per image of a batch.
 
-They follow Pillow to the last rounding (ImageOps, ImageEnhance, and Image.transform with nearest neighbours
-and black outside). An operation moves pixels, maps each channel's levels through a table, or blends the image
-with a changed copy; a batch goes through the three kinds once, each image being left alone by the kinds that
-are not its own.
+They give the same pixels as Pillow (ImageOps, ImageEnhance, and Image.transform with nearest neighbours and black
+outside). An operation moves pixels, maps the levels of each channel through a table, or blends the image with a changed
+copy. A batch passes through these three kinds once; each kind changes only the images that have such an operation.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ POSTERIZE, SOLARIZE, AUTO_CONTRAST, EQUALIZE, INVERT, BRIGHTNESS, CONTRAST = ran
 COLOR, SHARPNESS = range(13, 15)
 
 SMALLEST_SIDE = 3
-"""Sharpness needs a pixel with neighbours all around."""
+"""Sharpness needs a pixel with neighbours on all sides."""
 
 _LEVELS = 256
 _GREY_WEIGHTS = (19595, 38470, 7471)  # of red, green and blue, in 1/65536, as Pillow converts to grey
@@ -36,7 +35,7 @@ def apply_operations(images: Tensor, operations: Tensor, magnitudes: Tensor) -> 
 
 
 def _move_pixels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
-    """Shear (a slope), translate (a share of the side) and rotate (degrees) by one affine map from out to in."""
+    """Shear (by a slope), translate (by a share of the side) and rotate (by degrees), as one affine map."""
     height, width = images.shape[-2:]
     amount = magnitudes.double()
 
@@ -57,7 +56,7 @@ def _move_pixels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tens
 
 
 def _linear(per_column: Tensor, per_row: Tensor, start: Tensor, height: int, width: int) -> Tensor:
-    """The whole part of the map at each pixel's centre, in Pillow's 16.16 fixed point: [N, H, W]."""
+    """The integer part of the map at each pixel's centre, in Pillow's 16.16 fixed point: [N, H, W]."""
     column = torch.arange(width, device=start.device)
     row = torch.arange(height, device=start.device).unsqueeze(1)
     centre = start + (per_column + per_row) / 2
@@ -70,15 +69,15 @@ def _fixed(value: Tensor) -> Tensor:
 
 
 def _map_levels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
-    """The operations whose result at a pixel depends on its level and on a histogram: a table for each channel."""
+    """Apply the operations whose result depends only on a pixel's level and a histogram: one table per channel."""
     level = torch.arange(_LEVELS, device=images.device).expand(*images.shape[:2], _LEVELS)
     amount = magnitudes[:, None, None]
     table = level
     for operation, mapped in (
-        (POSTERIZE, _posterized(level, amount)),
+        (POSTERIZE, _posterize(level, amount)),
         (SOLARIZE, torch.where(level < amount, level, 255 - level)),
-        (AUTO_CONTRAST, _stretched(level, images)),
-        (EQUALIZE, _equalized(level, images)),
+        (AUTO_CONTRAST, _stretch(level, images)),
+        (EQUALIZE, _equalize(level, images)),
         (INVERT, 255 - level),
         (BRIGHTNESS, _blend(torch.zeros_like(level), level, amount)),
         (CONTRAST, _blend(_mean_grey(images), level, amount)),
@@ -88,12 +87,12 @@ def _map_levels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tenso
     return table.to(torch.uint8).gather(2, levels).view_as(images)
 
 
-def _posterized(level: Tensor, bits: Tensor) -> Tensor:
+def _posterize(level: Tensor, bits: Tensor) -> Tensor:
     lost = 8 - bits.round().clamp(0, 8).to(torch.int64)
     return (level >> lost) << lost
 
 
-def _stretched(level: Tensor, images: Tensor) -> Tensor:
+def _stretch(level: Tensor, images: Tensor) -> Tensor:
     """Each channel's darkest level becomes 0 and its brightest 255."""
     darkest = images.flatten(2).amin(2, keepdim=True).double()
     brightest = images.flatten(2).amax(2, keepdim=True).double()
@@ -102,8 +101,8 @@ def _stretched(level: Tensor, images: Tensor) -> Tensor:
     return torch.where(brightest > darkest, stretched, level)
 
 
-def _equalized(level: Tensor, images: Tensor) -> Tensor:
-    """Levels by rank, so that a channel's histogram becomes as flat as it can."""
+def _equalize(level: Tensor, images: Tensor) -> Tensor:
+    """Replace levels by ranks, so that a channel's histogram becomes as flat as possible."""
     histogram = _histogram(images)
     brightest = images.flatten(2).amax(2, keepdim=True).to(torch.int64)
     pixels = images.shape[-2] * images.shape[-1]
@@ -114,7 +113,7 @@ def _equalized(level: Tensor, images: Tensor) -> Tensor:
 
 
 def _histogram(images: Tensor) -> Tensor:
-    """Pixels at each level: [N, C, 256]."""
+    """Number of pixels at each level: [N, C, 256]."""
     channels = images.shape[0] * images.shape[1]
     start = torch.arange(channels, device=images.device).unsqueeze(1) * _LEVELS
     index = (images.flatten(2).flatten(0, 1) + start).flatten()
@@ -130,7 +129,7 @@ def _mean_grey(images: Tensor) -> Tensor:
 
 
 def _blend_with_copy(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
-    """Colour and sharpness: from the grey or the smooth copy (0) through the image (1) and beyond."""
+    """Apply colour and sharpness: 0 gives the grey or smooth copy, 1 the image itself, more an exaggeration."""
     color = (operations == COLOR)[:, None, None, None]
     sharpness = (operations == SHARPNESS)[:, None, None, None]
     copy = torch.where(color, _grey(images), torch.where(sharpness, _smooth(images), images))
@@ -143,7 +142,7 @@ def _blend(copy: Tensor, image: Tensor, factor: Tensor) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Luminance, [N, 1, H, W]; a grey image is its own."""
+    """Luminance, [N, 1, H, W]; a grey image stays as it is."""
     if images.shape[1] == 1:
         return images.to(torch.int64)
     red, green, blue = (images[:, i : i + 1].to(torch.int64) * w for i, w in enumerate(_GREY_WEIGHTS))
@@ -151,7 +150,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """The mean of each pixel, with weight 5, and its eight neighbours; the border as it was."""
+    """Average each pixel, with weight 5, with its eight neighbours. The border stays unchanged."""
     height, width = images.shape[-2:]
     levels = images.float()
     total = 4 * levels[..., 1:-1, 1:-1]

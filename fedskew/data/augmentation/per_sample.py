@@ -1,4 +1,4 @@
-"""What the augmentations share: numbers drawn under each sample's key, and each sample's own choice of pixels."""
+"""What the augmentations share: random numbers under each sample's key, and gathering of pixels per sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedskew.randomness import uniform
 
 
 def draws(keys: Tensor, first: int, count: int) -> Tensor:
-    """Draws number `first` to `first + count - 1` in [0, 1) under each key: [N, count]."""
+    """Draws `first` to `first + count - 1` under each key, in [0, 1): [N, count]."""
     numbers = torch.arange(first, first + count, device=keys.device)
     return uniform(keys.unsqueeze(1), numbers)
 
@@ -20,7 +20,7 @@ def below(draw: Tensor, limit: int) -> Tensor:
 
 
 def pick(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Pixel (y, x) of image n becomes its pixel (rows, columns)[n, y, x], or 0 where that lies outside."""
+    """Set pixel (y, x) of image n to its pixel (rows, columns)[n, y, x], or to 0 if that is outside the image."""
     height, width = images.shape[-2:]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     index = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)

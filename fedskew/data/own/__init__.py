@@ -1,1 +1,1 @@
-"""A user's own data, by path."""
+"""A user's own data, by path or as Python objects."""

@@ -1,4 +1,4 @@
-"""A user's own parts to a dataset: labels numbered, a test set cut if there is none, inputs brought to form."""
+"""A dataset from a user's inputs and labels: labels are numbered, a test set is held out, inputs are prepared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Whole = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs as read (uint8 images, a table of numbers, or a list of texts) with their labels."""
+    """Inputs as read (uint8 images, a table of numbers, or a list of texts), and their labels."""
 
     x: Array | list[str]
     labels: Labels
@@ -36,7 +36,7 @@ def assemble(
     length: int = LENGTH,
     vocabulary: int = VOCABULARY,
 ) -> Dataset:
-    """The dataset of one part, from which a test set is cut, or of two: train and test."""
+    """Make a dataset of one part, from which a test set is held out, or of two: train and test."""
     for part in parts:
         if len(part.x) != len(part.labels):
             raise UserError(f"{part.where}: {len(part.x)} inputs but {len(part.labels)} labels; expected equal lengths")
@@ -44,7 +44,7 @@ def assemble(
     if kind == "table":
         for part, y in zip(parts, numbers, strict=True):
             check_samples(Samples(np.asarray(part.x), y), len(names), part.where, part.labels.row)
-    (train_x, train_y), (test_x, test_y) = _train_and_test(parts, numbers, test_fraction)
+    (train_x, train_y), (test_x, test_y) = _split_or_keep(parts, numbers, test_fraction)
     if kind == "text":
         return text_dataset(name, names, (list(train_x), train_y), (list(test_x), test_y), length, vocabulary)
     train, test = np.asarray(train_x), np.asarray(test_x)
@@ -53,13 +53,13 @@ def assemble(
             f"{name}: train inputs have shape {train.shape[1:]}, test inputs {test.shape[1:]}; expected the same"
         )
     if kind == "table":
-        train, test, scaling = _standardised(train, test)
+        train, test, scaling = _standardise(train, test)
         return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y), scaling=scaling)
     mean, std = channel_statistics(train)
     return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y), mean, std)
 
 
-def _train_and_test(
+def _split_or_keep(
     parts: Sequence[Part], numbers: Sequence[Whole], fraction: float | None
 ) -> tuple[tuple[Array | list[str], Whole], tuple[Array | list[str], Whole]]:
     if len(parts) == 2:
@@ -76,8 +76,8 @@ def _rows(x: Array | list[str], chosen: Whole) -> Array | list[str]:
     return [x[index] for index in chosen] if isinstance(x, list) else x[chosen]
 
 
-def _standardised(train: Array, test: Array) -> tuple[Array, Array, tuple[tuple[float, float], ...]]:
-    """By the training part's mean and deviation, which come along; a constant column only loses its mean."""
+def _standardise(train: Array, test: Array) -> tuple[Array, Array, tuple[tuple[float, float], ...]]:
+    """Standardise with the training part's mean and deviation, which are returned too. A constant column becomes 0."""
     source = train.astype(np.float64)
     mean, std = source.mean(axis=0), source.std(axis=0)
     std[std == 0] = 1.0
@@ -86,7 +86,7 @@ def _standardised(train: Array, test: Array) -> tuple[Array, Array, tuple[tuple[
 
 
 def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel of images scaled to [0, 1], from a histogram: exact, and no float copy."""
+    """Mean and deviation per channel of images scaled to [0, 1], from histograms, which need no float copy."""
     levels = np.arange(256) / 255
     means, stds = [], []
     for channel in range(images.shape[1]):

@@ -1,4 +1,4 @@
-"""A user's own data, by path: which form it has, and the loader of that form."""
+"""A user's own data by path: finds out its form and loads it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
 def load_own(path: Path, options: dict[str, Any]) -> Dataset:
-    """The data at `path`, which exists."""
+    """Load the data at `path`, which exists."""
     if path.suffix == ".npz":
         return load_npz(path, **check_options(load_npz, options, str(path)))
     tables = _tables(path)
@@ -40,7 +40,7 @@ def load_own(path: Path, options: dict[str, Any]) -> Dataset:
 def load_image_folder(
     folder: Path, *, test_fraction: float | None = None, image_size: object = None, classes: object = None
 ) -> Dataset:
-    """One folder of images per class, directly or under train/ and test/; the folder names are the classes."""
+    """Load one folder of images per class, directly or under train/ and test/. The folder names are the classes."""
     size = parse_size(image_size)
     halves = [folder]
     if (folder / "train").is_dir():
@@ -49,7 +49,7 @@ def load_image_folder(
     found_names = tuple(sorted({name for half in halves for name in class_folders(half)}))
     names = class_list(classes) or found_names
     if not found_names:
-        raise UserError(f"{folder}: the class list is empty, as there are no sub-folders; expected {_FORMS}")
+        raise UserError(f"{folder}: no sub-folders, so the class list is empty; expected {_FORMS}")
     if unlisted := [name for name in found_names if name not in names]:
         raise UserError(f"{folder}: folder {unlisted[0]!r} is not in the list of classes; expected {', '.join(names)}")
     images = [labelled_images(half, names) for half in halves]

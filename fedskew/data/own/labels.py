@@ -35,7 +35,7 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     if values.dtype.kind == "S":
         values = np.char.decode(values.astype(np.bytes_), "utf-8", "replace")
     if values.dtype.kind == "U":
-        return Labels(_stripped(values, where, row), where, row)
+        return Labels(_strip(values, where, row), where, row)
     if values.dtype.kind not in "biuf":
         raise UserError(f"{where}: labels of type {values.dtype}; expected whole numbers or strings")
     numbers = values.astype(np.float64)
@@ -74,13 +74,13 @@ def class_list(option: object) -> tuple[str, ...] | None:
 def encode_labels(
     parts: Sequence[Labels], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
-    """Class names and each part's class numbers.
+    """Return the class names, and each part's class numbers.
 
-    With a class list, numbers index it and strings are looked up in it; a listed class may be vacant.
-    Without one, the classes are the values that occur in any part, sorted.
+    With a class list, labels are positions or names in it, and a listed class may have no samples. Without one, the
+    classes are the values that occur in any part, sorted.
     """
     if classes is not None:
-        return tuple(classes), [_in_list(part, tuple(classes)) for part in parts]
+        return tuple(classes), [_numbers_in_list(part, tuple(classes)) for part in parts]
     kinds = {part.values.dtype.kind for part in parts}
     if len(kinds) > 1:
         raise UserError(
@@ -91,7 +91,7 @@ def encode_labels(
     return tuple(str(value) for value in found), [np.searchsorted(found, part.values) for part in parts]
 
 
-def _stripped(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:
+def _strip(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:
     stripped = np.char.strip(values.astype(np.str_))
     empty = np.flatnonzero(stripped == "")
     if len(empty):
@@ -99,7 +99,7 @@ def _stripped(values: npt.NDArray[np.generic], where: str, row: Callable[[int], 
     return stripped
 
 
-def _in_list(part: Labels, classes: tuple[str, ...]) -> npt.NDArray[np.int64]:
+def _numbers_in_list(part: Labels, classes: tuple[str, ...]) -> npt.NDArray[np.int64]:
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise UserError(f"{part.where}: class {twice!r} is listed twice; expected different names")

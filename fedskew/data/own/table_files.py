@@ -19,7 +19,7 @@ TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
 def csv_table(path: Path) -> Table:
-    """A CSV file with a header; a column is numeric if most of its cells are."""
+    """Read a CSV file with a header. A column is numeric if most of its cells are."""
     rows = read_csv(path)
     if len(rows) < 2:
         raise UserError(f"{path}: no rows; expected a line of column names and one line per sample")
@@ -39,7 +39,7 @@ def csv_table(path: Path) -> Table:
     mistakes = {}
     for i, name in enumerate(header):
         cells = [cells[i] for _, cells in rows[1:]]
-        columns[name], odd = _typed(cells)
+        columns[name], odd = _read_cells(cells)
         if odd is not None:
             what = repr(cells[odd]) if cells[odd].strip() else "an empty cell"
             mistakes[name] = f"{path}: {what} in column {name!r}, {row(odd)}; expected a number"
@@ -56,7 +56,7 @@ def parquet_table(path: Path) -> Table:
 
 
 def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
-    """An Arrow table; `features` are Hugging Face's notes on its columns, which name the classes."""
+    """Read an Arrow table. `features` are Hugging Face's notes on its columns, which name the classes."""
     features = features or _features_in(table.schema.metadata or {})
     class_names = {
         name: tuple(feature["names"])
@@ -68,7 +68,7 @@ def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
 
 
 def _features_in(metadata: dict[bytes, bytes]) -> dict[str, Any]:
-    """Hugging Face's notes inside the file; whatever else stands there is none of ours."""
+    """Hugging Face's notes in the metadata of a file, if there are any."""
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError):
@@ -85,8 +85,8 @@ def import_pyarrow() -> Any:
     return pyarrow
 
 
-def _typed(cells: list[str]) -> tuple[Column, int | None]:
-    """Numbers, or the cells as they are; and which cell spoils a column of which most are numbers."""
+def _read_cells(cells: list[str]) -> tuple[Column, int | None]:
+    """Read cells as numbers or as strings. If most but not all are numbers, also return the first that is not."""
     try:
         return np.array(cells, dtype=np.float64), None
     except ValueError:
@@ -107,7 +107,7 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def saved_tables(folder: Path) -> list[Table]:
-    """The train and test tables; one table if nothing was saved to test on."""
+    """The training table and, if the dataset has one, the test table."""
     if not (folder / "dataset_dict.json").is_file():
         return [_split(folder)]
     splits = [str(name) for name in _json(folder / "dataset_dict.json").get("splits") or []]
@@ -127,7 +127,7 @@ def _split(folder: Path) -> Table:
     except (KeyError, TypeError):
         names = []
     if not names:
-        raise UserError(f"{folder / 'state.json'}: names no data files; expected what save_to_disk writes")
+        raise UserError(f"{folder / 'state.json'}: lists no data files; expected what save_to_disk writes")
     info = folder / "dataset_info.json"
     features = _json(info).get("features") if info.is_file() else None
     table = pyarrow.concat_tables([_arrow_file(folder / name) for name in names])
@@ -178,7 +178,7 @@ def _arrow_column(chunked: Any, where: str, name: str) -> Column:
 
 
 def _image_structs(column: Any, where: str, name: str) -> EncodedImages:
-    """Hugging Face's images: the file's bytes, or the path where the file lies."""
+    """Read Hugging Face's images: the bytes of an image file, or its path."""
     files = []
     for index, image in enumerate(column.to_pylist()):
         content, path = image.get("bytes"), image.get("path")
@@ -191,7 +191,7 @@ def _image_structs(column: Any, where: str, name: str) -> EncodedImages:
 
 
 def _nested(column: Any, where: str, name: str) -> Array:
-    """Numbers, or lists of equal length of them, however deep, as one array."""
+    """Read numbers, or nested lists of numbers of equal length, as one array."""
     types = import_pyarrow().types
     shape = [len(column)]
     while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):

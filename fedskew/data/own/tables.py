@@ -94,7 +94,7 @@ def _label_column(table: Table, wanted: str | None) -> str:
             if column.lower() == name:
                 return column
     raise UserError(
-        f"{table.where}: no column named {', '.join(LABEL_NAMES)}; say which is the label with label=NAME; "
+        f"{table.where}: no column named {', '.join(LABEL_NAMES)}; name the label column with label=NAME; "
         f"columns: {', '.join(table.columns)}"
     )
 
@@ -118,11 +118,11 @@ def _choose_inputs(table: Table, label: str, text: str | None) -> _Inputs:
         return _Inputs("text", (texts[0],))
     if texts:
         raise UserError(
-            f"{table.where}: column {texts[0]!r} holds strings; expected numbers beside the label {label!r}, "
-            "or say which column is the text with text=NAME"
+            f"{table.where}: column {texts[0]!r} holds strings; expected numbers besides the label {label!r}, "
+            "or name the text column with text=NAME"
         )
     if not others:
-        raise UserError(f"{table.where}: no column beside the label {label!r}; expected inputs")
+        raise UserError(f"{table.where}: no column besides the label {label!r}; expected inputs")
     return _Inputs("numbers", tuple(others))
 
 
@@ -144,7 +144,7 @@ def _text_names(columns: dict[str, Column]) -> list[str]:
 
 def _column(table: Table, name: str) -> Column:
     if name not in table.columns:
-        raise UserError(f"{table.where}: no column {name!r}, which the training data has; expected the same columns")
+        raise UserError(f"{table.where}: no column {name!r}, but the training data have one; expected the same columns")
     return table.columns[name]
 
 

@@ -188,7 +188,7 @@ def test_images_of_a_hugging_face_dataset(tmp_path: Path) -> None:
         ((TABLE, Y, TABLE, Y), {}, "data is of type tuple; expected a dataset's name, a path, a pair of arrays (x, y)"),
         (7, {}, "data is of type int; expected a dataset's name"),
         ((TABLE, Y), {"test": TABLE}, "test is of type ndarray; expected tuple"),
-        (frame(), {}, "DataFrame: no column named label, labels, class, target, y; say which is the label"),
+        (frame(), {}, "DataFrame: no column named label, labels, class, target, y; name the label column"),
         (frame(), {"label": "il"}, "unknown label column in DataFrame: 'il'; did you mean 'ill'?"),
         (frame(ill=None), {"label": "ill"}, "DataFrame: no value in column 'ill', row 0; expected one for every"),
         (frame(age=[np.nan, *Y[1:]]), {"label": "ill"}, "DataFrame: no value in column 'age', row 0"),

@@ -96,7 +96,7 @@ def test_a_folder_with_train_and_test_tables_is_the_split(tmp_path: Path) -> Non
         (IRIS.replace("height", "width"), r"column 'width' appears twice"),
         ("a,label\n", r"no rows"),
         ("", r"no rows"),
-        ("label\na\nb\n", r"no column beside the label 'label'"),
+        ("label\na\nb\n", r"no column besides the label 'label'"),
     ],
 )
 def test_a_bad_cell_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
