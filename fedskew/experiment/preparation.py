@@ -63,7 +63,7 @@ def prepare(
     devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
     check_participants(config.clients_per_round, fed.clients)
-    inputs = inputs_of(fed.dataset)
+    inputs = model_inputs(fed.dataset)
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
     if model is not None:
         check_model(model, inputs)
@@ -104,7 +104,8 @@ def _seconds(config: Config, fed: Federation, module: nn.Module) -> float:
     return estimated_seconds(module, torch.tensor(sample).to(kind), steps, passes * float(fed.sizes.mean()))
 
 
-def inputs_of(dataset: Dataset) -> Inputs:
+def model_inputs(dataset: Dataset) -> Inputs:
+    """What a model for this dataset must take and return."""
     return Inputs(dataset.input_shape, len(dataset.classes), dataset.vocabulary)
 
 

@@ -20,7 +20,7 @@ from fedskew.data.federation import Federation
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic, survey
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.preparation import inputs_of
+from fedskew.experiment.preparation import model_inputs
 from fedskew.experiment.round.sampler import trained_on
 from fedskew.experiment.round.workbench import Workbench, Workshop
 from fedskew.flower.contract import Contract
@@ -153,7 +153,7 @@ class Workplace:
         everything = Federation(dataset, federation.indices, federation.partition, federation.seed)
         self._held: dict[tuple[int, ...] | None, Federation] = {None: everything}
         self.method = make_method(self.config.method, self.config.method_params)
-        model = make_model(self.config.model, inputs_of(dataset), self.config.seed)
+        model = make_model(self.config.model, model_inputs(dataset), self.config.seed)
         self.workshop = Workshop(dataset, self.config, compiles=False)
         self._bench = self.workshop.bench(model, "plain")
         self._wide: tuple[Tensors, Workbench] | None = None

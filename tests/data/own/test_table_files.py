@@ -79,7 +79,7 @@ def test_a_broken_saved_dataset_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data-00001-of-00002.arrow: cannot be read"):
         load(folder)
     (folder / "state.json").write_text('{"_data_files": [{}]}')
-    with pytest.raises(UserError, match=r"state.json: names no data files"):
+    with pytest.raises(UserError, match=r"state.json: lists no data files"):
         load(folder)
     (folder / "state.json").write_text("{")
     with pytest.raises(UserError, match=r"state.json: cannot be read"):
