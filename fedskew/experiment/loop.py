@@ -1,115 +1,63 @@
-"""The rounds of a run, one after another; a device that works by itself is never kept waiting for the host.
+"""The rounds of a run, one after another.
 
-Where it does, a round's training, aggregation and test are given to it in one go. While it trains, the host records the
-round before and makes the round after ready; while it tests, the host gives it that next round. So a row is complete,
-and recorded, when the next round is under way, or when there is none; rows stay in order, and each is recorded once.
+This is the loop that runs on a CPU. `overlap` is the same loop for a GPU, `flower.loop` for sites on other machines.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
-from fedskew.engine import Fetch, RoundResult
-from fedskew.experiment.round.phases import RoundInProgress, SettledRound
+from fedskew.experiment.recorder import Recorder
+from fedskew.experiment.round.aggregate import read_report
 from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
+from fedskew.methods import Stage
 
-_SHORT = 1.0
-"""Seconds of a round up to which waiting for its test counts; the row of a longer one is not held back."""
-
-
-class RoundDone(NamedTuple):
-    """A round with its row."""
-
-    state: RunState
-    """After it."""
-    row: RoundRow
-    secured: Fetch | None
-    """What was to be fetched of the state."""
+RunRounds = Callable[[RunState, Recorder], RunState]
+"""Runs the rounds that are left and returns the state after the last."""
 
 
-class _Unread(NamedTuple):
-    """A round whose test is not read yet."""
-
-    settled: SettledRound
-    secured: Fetch | None
-    seconds: float
-
-
-Rounds = Generator[RoundInProgress, tuple[RoundResult, float], RunState]
-"""Gives the work of each round, is sent what came of it and the seconds that were spent on it, and returns the state
-after the last."""
+def run_rounds(server: Server, state: RunState, recorder: Recorder) -> RunState:
+    """Run round after round, until the schedule ends or a callback stops the run."""
+    while (stage := server.next_stage(state)) is not None:
+        state, row = run_round(server, stage, state)
+        recorder.add(row, state)
+        if recorder.stopped:
+            break
+    return state
 
 
-class RoundLoop:
-    """The rounds of one run."""
+def run_round(server: Server, stage: Stage, state: RunState) -> tuple[RunState, RoundRow]:
+    """Run one round. Its clients' models are freed when this returns: the next round needs the memory."""
+    clock = Stopwatch()
+    plan = server.plan(stage, state)
+    result = server.train(plan)
+    report = read_report(result, plan.start.model)
+    clock.lap("train")
+    aggregated = server.aggregate(plan, result, report)
+    clock.lap("server")
+    evaluation = server.evaluate(plan, result, aggregated)
+    clock.lap("evaluate")
+    row = server.record(plan, result, aggregated)
+    return aggregated.after, replace(row, **evaluation, time=clock.laps, seconds=clock.total)
 
-    def __init__(
-        self,
-        server: Server,
-        record: Callable[[RoundDone], None],
-        secure: Callable[[RunState], Fetch | None] = lambda _: None,
-    ) -> None:
-        """`record` takes each round in order; `secure` says, when a round is settled, what of its state to fetch."""
-        self._server, self._record, self._secure = server, record, secure
-        self._ahead: RoundInProgress | None = None
-        self._unread: _Unread | None = None
-        self._seconds = math.inf
-        """Of the last round."""
 
-    def rounds(self, state: RunState) -> Rounds:
-        """All rounds that are left; whatever ends them, what was computed is recorded first."""
-        try:
-            while self._server.stage(state) is not None:
-                under_way = self._next(state)
-                state = self._finished(under_way, *(yield under_way))  # by no name: the next round needs its memory
-        except BaseException:
-            with contextlib.suppress(Exception):  # what went wrong first is what the user must know
-                self._read()
-            raise
-        self._read()
-        return state
+class Stopwatch:
+    """Seconds per step of a round."""
 
-    def _next(self, state: RunState) -> RoundInProgress:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.state is state:  # the guess was right
-            return ahead
-        return self._server.begin(state)
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._began = self._lap = time.perf_counter()
 
-    def _finished(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> RunState:
-        """The state after a round, whose row is recorded now or later."""
-        began = time.perf_counter() - under_way.seconds - seconds
-        if not self._server.overlaps:
-            state, row = self._server.finish(under_way, result, seconds)
-            row = replace(row, seconds=time.perf_counter() - began)
-            self._record(RoundDone(state, row, self._secure(state)))
-            return state
-        launched = self._server.launch(under_way, result, seconds)
-        self._read(beside=True)
-        short = self._seconds <= _SHORT
-        if short:
-            self._ahead = self._server.foresee(launched)
-        settled = self._server.settle(launched)
-        secured, self._seconds = self._secure(settled.state), time.perf_counter() - began
-        self._unread = _Unread(settled, secured, self._seconds)
-        if not short:
-            self._read()
-        return settled.state
+    def lap(self, step: str) -> None:
+        """End a step."""
+        now = time.perf_counter()
+        self.laps[step], self._lap = now - self._lap, now
 
-    def _read(self, beside: bool = False) -> None:
-        """Complete and record the round whose test was left to the device; what that takes `beside` the next round is
-        part of the next one's time."""
-        if self._unread is None:
-            return
-        settled, secured, seconds = self._unread
-        began = time.perf_counter()
-        row = settled.row()
-        waited = 0.0 if beside else time.perf_counter() - began
-        self._unread = None  # not before: who interrupts the waiting finds the round there, to be read again
-        self._record(RoundDone(settled.state, replace(row, seconds=seconds + waited), secured))
+    @property
+    def total(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._began

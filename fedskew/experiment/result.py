@@ -48,6 +48,8 @@ class Result:
     about: Mapping[str, Any] = field(default_factory=dict)
     """The content of `about.json`: the federation, the command, versions, the machine."""
     finished: bool = True
+    stopped_early: bool = False
+    """Whether a callback stopped the run before its last round."""
     warnings: tuple[str, ...] = ()
     """What is damaged in the folder, one line each."""
 
@@ -213,6 +215,7 @@ class Result:
             "notes": self.notes,
             "seconds": self.seconds,
             "engine": self.engine,
+            **({"stopped_early": True} if self.stopped_early else {}),
         }
 
     def to_frame(self) -> pandas.DataFrame:

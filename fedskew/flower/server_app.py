@@ -14,6 +14,7 @@ from fedskew.data import load
 from fedskew.data.dataset import Dataset
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.config import config_hash
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.row import RoundRow
@@ -21,9 +22,11 @@ from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
+from fedskew.flower.loop import FederatedRounds
 from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings, data_source, read_settings
+from fedskew.flower.site_training import SiteTraining
 from fedskew.flower.sites import Sites
 
 app = ServerApp()
@@ -54,9 +57,12 @@ def run_federation(grid: Grid, context: Context) -> Result:
     sites = Sites(grid, settings.sites, terms, say)
     federation = RemoteFederation(dataset, sites, config.seed)
     prepared = replace(prepared, federation=federation)
-    server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings, record)
+    server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings)
+    kept_rounds = 2 * config.checkpoint_every
+    training = SiteTraining(sites, settings, config_hash(prepared.config), kept_rounds, record.release)
+    rounds = FederatedRounds(server, training, sites, settings, record)
     sites.await_some(settings.begin_with or settings.least)
-    return run_prepared(prepared, folder, [_Beginning(record), Log()], server)
+    return run_prepared(prepared, folder, [_Beginning(record), Log()], server, rounds.run)
 
 
 def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:

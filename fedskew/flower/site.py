@@ -21,8 +21,8 @@ from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arith
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import model_inputs
-from fedskew.experiment.round.sampler import trained_on
-from fedskew.experiment.round.workbench import Workbench, Workshop
+from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
+from fedskew.experiment.round.sampler import samples_of_round
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import model_of, result_tensors
 from fedskew.flower.privacy import noise_source, private_change
@@ -93,7 +93,7 @@ class Site:
         tests = facts.get("tests")
         tested = None if tests is None else self._tested_or_refused(place, tests, tensors)
         work = place.work(facts, stage, tensors, kept or {})
-        result = place.bench(stage.concatenates, tensors).engine.train(work)
+        result = place.runtime(stage.concatenates, tensors).engine.train(work)
         model_round, loss = work.key.round, float(result.loss[0])
         if result.states:
             own = {name: t[0].cpu() for name, t in result.states.items()}
@@ -118,8 +118,8 @@ class Site:
     def _tested(self, place: Workplace, question: Facts, tensors: Tensors) -> Facts:
         """Results of the received model on the site's test part, as detailed as the server and the site agreed."""
         require_agreed_tests(question, place.method, self._config)
-        tests = place.bench(question["frozen"], tensors).tests
-        confusion = tests.confusion(model_of("sent", tensors), question["labels"])
+        test_set = place.runtime(question["frozen"], tensors).test_set
+        confusion = test_set.confusion(model_of("sent", tensors), question["labels"])
         if question["detail"] == "total":
             return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}
         return {"confusion": confusion.tolist()}
@@ -137,7 +137,7 @@ class Site:
         told = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
         if facts["predictions"]:
             model = model_of("sent", place.on_device(from_bytes(payload)))
-            seen = survey(place.bench().network, model, place.workshop.train, held.indices[0])
+            seen = survey(place.runtime().network, model, place.runtimes.train, held.indices[0])
             assert seen.probability is not None
             told["probability"] = torch.from_numpy(np.nan_to_num(seen.probability))
         return {}, to_bytes(told)
@@ -154,9 +154,9 @@ class Workplace:
         self._held: dict[tuple[int, ...] | None, Federation] = {None: everything}
         self.method = make_method(self.config.method, self.config.method_params)
         model = make_model(self.config.model, model_inputs(dataset), self.config.seed)
-        self.workshop = Workshop(dataset, self.config, compiles=False)
-        self._bench = self.workshop.bench(model, "plain")
-        self._wide: tuple[Tensors, Workbench] | None = None
+        self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
+        self._runtime = self.runtimes.runtime(model, "plain")
+        self._wide: tuple[Tensors, ModelRuntime] | None = None
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
         """The site's samples, or those of some labels."""
@@ -165,27 +165,27 @@ class Workplace:
             self._held[key] = self._held[None].restrict(key or ())
         return self._held[key]
 
-    def bench(self, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> Workbench:
+    def runtime(self, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> ModelRuntime:
         """For the model, or for one on the frozen encoders of those that `tensors` hold under these names."""
         if not frozen or tensors is None:
-            return self._bench
+            return self._runtime
         encoders = {name: t for name, t in tensors.items() if name.startswith("companion:")}
         if self._wide is None or not _same(encoders, self._wide[0]):
-            models = [self._bench.network.module(model_of(f"companion:{name}", tensors)) for name in frozen]
-            self._wide = encoders, self.workshop.bench(concatenate(models), "plain")
+            models = [self._runtime.network.module(model_of(f"companion:{name}", tensors)) for name in frozen]
+            self._wide = encoders, self.runtimes.runtime(concatenate(models), "plain")
         return self._wide[1]
 
     def stage(self, facts: Facts) -> Stage:
         return self.method.stages(self.config.rounds, self.config.local_epochs, facts["notes"])[facts["stage"]]
 
     def on_device(self, tensors: Tensors) -> Tensors:
-        return {name: t.to(self.workshop.devices[0]) for name, t in tensors.items()}
+        return {name: t.to(self.runtimes.devices[0]) for name, t in tensors.items()}
 
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
         """The site's part of a round, as the server's own engine would be given it."""
         key = RoundKey(**facts["key"])
         held = self.held(stage.labels)
-        samples = trained_on(held.indices[0], stage, key.round, facts["client"], self.config)
+        samples = samples_of_round(held.indices[0], stage, key.round, facts["client"], self.config)
         work = RoundWork(
             objective=stage.objective,
             solver=self.method.solver,

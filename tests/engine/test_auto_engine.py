@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from toy_runs import finished, image_federation, linear, norm_and_dropout, same_bits, server, trained
+from toy_runs import (
+    advance,
+    finished,
+    image_federation,
+    linear,
+    norm_and_dropout,
+    plan_round,
+    same_bits,
+    server,
+    trained,
+)
 
 from fedskew.data import IID, federation
 from fedskew.engine import auto, measurement
@@ -94,18 +104,18 @@ def test_what_was_measured_is_said_and_remembered(monkeypatch: pytest.MonkeyPatc
     assert engine.notices == ["engine plain: samples a second measured here: plain 1,234, stacked 99"]
     assert same_bits(state, trained(image_federation(), "fedvls", linear())[0])
     this, engine = automatic()
-    this.advance(this.start())
+    advance(this, this.start())
     assert engine.notices == ["engine plain: samples a second when last measured here: plain 1,234, stacked 99"]
     assert asked == [5]
     cache.write_text("{damaged")
     this, engine = automatic()
-    this.advance(this.start())
+    advance(this, this.start())
     assert asked == [5, 5]
 
 
 def test_the_measurement_itself() -> None:
     this, engine = automatic()
-    work = this.begin(this.start()).work
+    work = plan_round(this, this.start()).work
     engines = {name: engine._make(name) for name in ("plain", "stacked")}
     rates = measurement.measured_rates(engines, work, 1)
     assert list(rates) == ["plain", "stacked"]
@@ -114,7 +124,7 @@ def test_the_measurement_itself() -> None:
 
 def test_a_rate_counts_the_samples_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     this, engine = automatic()
-    work = this.begin(this.start()).work
+    work = plan_round(this, this.start()).work
     several = replace(work, local=replace(work.local, epochs=3))
     monkeypatch.setattr(measurement, "_seconds", lambda *_: 1e-3)
     rates = measurement.measured_rates({"plain": engine._make("plain")}, several, 1)
@@ -123,7 +133,7 @@ def test_a_rate_counts_the_samples_of_every_epoch(monkeypatch: pytest.MonkeyPatc
 
 def test_trials_take_the_same_time_for_any_model() -> None:
     this, _ = automatic()
-    work = this.begin(this.start()).work
+    work = plan_round(this, this.start()).work
     assert size_of_trial(work, 0.001, 1) == Trial(5, 60, 5)
     assert size_of_trial(work, 0.08, 1) == Trial(3, 1, 5)
     assert size_of_trial(work, 0.3, 1) == Trial(2, 1, 2)
@@ -145,7 +155,7 @@ def test_an_engine_that_cannot_train_is_no_candidate() -> None:
             raise RuntimeError("not enough memory")
 
     this, engine = automatic()
-    work = this.begin(this.start()).work
+    work = plan_round(this, this.start()).work
     assert list(measurement.measured_rates({"plain": engine._make("plain"), "stacked": Unable()}, work, 1)) == ["plain"]
 
 
@@ -201,8 +211,8 @@ def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.Monk
 def test_rates_are_of_one_model_method_and_size() -> None:
     def key(method: str = "fedavg", model: nn.Module | None = None, **settings: object) -> str:
         this = server(image_federation(), method, model or linear(), **settings)
-        work = this.begin(this.start()).work
-        return rates_key(this.network, this._workshop.train.x.shape[1:], work, ["plain"])
+        work = plan_round(this, this.start()).work
+        return rates_key(this.network, this._runtimes.train.x.shape[1:], work, ["plain"])
 
     keys = [key(), key("fedvls"), key(model=norm_and_dropout()), key(batch_size=3), key(clients_per_round=2)]
     keys += [key(precision="float32"), key(precision="bf16")]

@@ -8,7 +8,7 @@ import pytest
 from toy_runs import image_federation, linear, server
 
 from fedskew.engine import worth_compiling
-from fedskew.experiment.round import workbench
+from fedskew.experiment.round import runtime
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ def test_when_steps_are_compiled(wish: str, steps: float, compiled: bool) -> Non
 def test_a_run_s_local_steps_count(rounds: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of 8 samples in batches of 5 take two steps in each of two epochs."""
     told: list[bool] = []
-    real = workbench.make_engine
+    real = runtime.make_engine
 
     def make_engine(*given: Any) -> Any:
         told.append(given[-1])
         return real(*given)
 
-    monkeypatch.setattr(workbench, "make_engine", make_engine)
+    monkeypatch.setattr(runtime, "make_engine", make_engine)
     server(image_federation(((2, 2, 2, 2),) * 3), "fedavg", linear(), rounds=rounds, engine="stacked")
     assert told == [compiled]

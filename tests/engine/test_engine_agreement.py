@@ -37,9 +37,9 @@ def disagreement(
 def difference_of_moves(start: RunState, one: RunState, other: RunState) -> float:
     """How far the runs' ways from their common start differ, relative to their length."""
     difference = length = 0.0
-    trained = "encoder.0" if "encoder.0" in one.trainees else "global"  # FedConcat's global model is another
+    trained = "encoder.0" if "encoder.0" in one.models else "global"  # FedConcat's global model is another
     for name, w in start.model.params.items():
-        move, other_move = (state.trainees[trained].model.params[name].double() - w.double() for state in (one, other))
+        move, other_move = (state.models[trained].model.params[name].double() - w.double() for state in (one, other))
         difference += float((move - other_move).square().sum())
         length += float(move.square().sum())
     return (difference / length) ** 0.5 if length else difference**0.5

@@ -10,7 +10,7 @@ import pytest
 import torch
 from parallel_engines import spread
 from torch import Tensor, nn
-from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, server
+from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, server, use_engine
 
 import fedskew as fs
 from fedskew.data.federation import Federation
@@ -61,7 +61,7 @@ class Recording(Engine):
 
 
 def recorded(this: Server) -> list[tuple[RoundWork, RoundResult]]:
-    this.engine = recording = Recording(this.engine)
+    recording = use_engine(this, Recording(this.engine))
     finished(this)
     assert recording.notices == []
     return recording.rounds
@@ -145,7 +145,7 @@ def test_every_engine_sees_the_same() -> None:
 def test_methods_with_passes_in_fewer_slots_than_clients(method: str, most: int) -> None:
     plain = finished(server(image_federation(), method, norm_and_dropout(), lr=0.02))[0]
     this = server(image_federation(), method, norm_and_dropout(), lr=0.02, engine="stacked")
-    this.engine = StackedEngine(this.network, this._workshop.train, 2, most_slots=most)
+    use_engine(this, StackedEngine(this.network, this._runtimes.train, 2, most_slots=most))
     assert distance(finished(this)[0], plain) < 1e-9
     assert this.engine.notices == []
 
@@ -196,7 +196,7 @@ class CountsPadding(Witness):
 )
 def test_a_hook_that_cannot_be_stacked_still_gives_the_right_sums(solver: Witness, words: str) -> None:
     this = server(image_federation(), solver, linear(), engine="stacked")
-    this.engine = recording = Recording(this.engine)
+    recording = use_engine(this, Recording(this.engine))
     finished(this)
     assert len(recording.notices) == 1
     assert words in recording.notices[0]

@@ -8,9 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy_runs import finished, image_federation, server
+from toy_runs import config, finished, image_federation, linear, server
 
+import fedskew as fs
 from fedskew.engine.choice import arithmetic
+from fedskew.experiment.preparation import prepare
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.run import run_prepared
 
 
 class Products(TorchDispatchMode):
@@ -64,15 +68,16 @@ def test_what_a_gpu_is_told(precision: str, tf32: bool) -> None:
 
 def test_the_initial_model_is_evaluated_as_those_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is captured for the first evaluation is replayed in all others; a resumed run has no initial model."""
-    this = server(image_federation(), "fedavg", nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), precision="float32")
+    digits = fs.federation("digits", fs.IID(clients=3))
+    ready = prepare(config(precision="float32", batch_size=100), digits, "fedavg", linear(10))
+    this = Server(ready.federation, ready.method, ready.model, ready.config)
     seen: list[tuple[bool, bool]] = []
-    real = this._tests._evaluators[""].confusion
+    real = this._runtime.test_set._evaluators[""].confusion
 
     def confusion(*given: Any) -> Any:
         seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic))
         return real(*given)
 
-    monkeypatch.setattr(this._tests._evaluators[""], "confusion", confusion)
-    this.evaluate(this.start().model)
-    finished(this)
-    assert set(seen) == {(False, True)}
+    monkeypatch.setattr(this._runtime.test_set._evaluators[""], "confusion", confusion)
+    run_prepared(ready, server=this)
+    assert seen == [(False, True)] * 3

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from fedskew.experiment import loop
+from fedskew.experiment import overlap
 
 
 @pytest.fixture
 def every_round_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine: no row is written before the next round is under way."""
-    monkeypatch.setattr(loop, "_SHORT", math.inf)
+    """However slow the machine is, a row is recorded while the next round trains."""
+    monkeypatch.setattr(overlap, "_SHORT", math.inf)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from overlapping import ENGINES, RUNS, driven, timeless
+from overlapping import ENGINES, RUNS, run_overlapping
 from torch import Tensor
-from toy_runs import finished, image_federation, linear, norm_and_dropout, same_bits, server
+from toy_runs import finished, image_federation, linear, norm_and_dropout, same_bits, server, timeless
 
 import fedskew as fs
 from fedskew.experiment.round.row import RoundRow
@@ -24,13 +24,10 @@ pytestmark = pytest.mark.usefixtures("every_round_is_short")
 
 def agreed(fresh: Callable[[], Server]) -> tuple[RunState, list[RoundRow]]:
     """What a run comes to whose rounds overlap: what it does one after another."""
-    one_after_another = fresh()
-    one_after_another.overlaps = False
-    expected, expected_rows = finished(one_after_another)
-    this, done = fresh(), []
-    this.overlaps = True
-    state, rows = driven(this, done.append), [timeless(one.row) for one in done]
-    assert done[-1].state is state
+    expected, expected_rows = finished(fresh())
+    state, recorder = run_overlapping(fresh())
+    rows = [timeless(row) for row in recorder.rows]
+    assert recorder.states[-1] is state
     assert same_bits(state, expected)
     assert rows == expected_rows
     return state, rows

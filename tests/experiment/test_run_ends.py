@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from overlapping import driven, prepared, serving, timeless
+from overlapping import prepared, run_overlapping, serving
 from torch import Tensor
-from toy_runs import image_federation, linear, server
+from toy_runs import ListRecorder, image_federation, linear, server, timeless
 
 import fedskew as fs
-from fedskew.engine import RoundResult
-from fedskew.experiment import loop
-from fedskew.experiment.loop import RoundDone
-from fedskew.experiment.round.phases import LaunchedRound, RoundInProgress, SettledRound
+from fedskew.engine import Fetch, ModelState, RoundResult
+from fedskew.experiment import overlap
+from fedskew.experiment.loop import run_rounds
+from fedskew.experiment.overlap import run_overlapping_rounds
+from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
+from fedskew.experiment.round.plan import RoundPlan
 from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods import ServerRule, Tensors, Updates
 
 pytestmark = pytest.mark.usefixtures("every_round_is_short")
+
+
+def overlapping(ready: Prepared, this: Server, out: Path, *callbacks: fs.Callback) -> None:
+    run_prepared(ready, out, callbacks, this, partial(run_overlapping_rounds, this))
 
 
 class Stopped(Server):
@@ -32,10 +42,10 @@ class Stopped(Server):
     at = 3
     reason: type[BaseException] = KeyboardInterrupt
 
-    def train(self, under_way: RoundInProgress) -> RoundResult:
-        if under_way.state.round + 1 == self.at:
+    def train(self, plan: RoundPlan) -> RoundResult:
+        if plan.before.round + 1 == self.at:
             raise self.reason
-        return super().train(under_way)
+        return super().train(plan)
 
 
 def undisturbed(method: str, tmp_path: Path) -> tuple[list[RoundRow], dict[str, Tensor]]:
@@ -45,8 +55,7 @@ def undisturbed(method: str, tmp_path: Path) -> tuple[list[RoundRow], dict[str, 
 
 
 def resumed(method: str, tmp_path: Path) -> tuple[list[RoundRow], dict[str, Tensor]]:
-    ready, this = serving(Server, method)
-    run_prepared(ready, tmp_path / "run", server=this)
+    overlapping(*serving(Server, method), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     return [timeless(row) for row in folder.rounds()], folder.load_model()[0]
 
@@ -56,13 +65,14 @@ def agree(method: str, tmp_path: Path) -> bool:
     return rows == expected and all(torch.equal(model[name], tensor) for name, tensor in of_expected.items())
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
-def test_checkpoints_are_of_the_rounds_that_are_asked_for_and_of_the_last(overlaps: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", [run_rounds, run_overlapping_rounds])
+def test_checkpoints_are_written_every_n_rounds_and_after_the_last(
+    loop: Callable[..., RunState], tmp_path: Path
+) -> None:
     ready = prepared()
     ready = replace(ready, config=replace(ready.config, checkpoint_every=3))
     this = Server(ready.federation, ready.method, ready.model, ready.config)
-    this.overlaps = overlaps
-    run_prepared(ready, tmp_path / "run", server=this)
+    run_prepared(ready, tmp_path / "run", server=this, rounds=partial(loop, this))
     assert {path.stem for path in (tmp_path / "run" / "checkpoint").iterdir()} == {"round-000003", "round-000005"}
 
 
@@ -73,7 +83,7 @@ def test_what_was_computed_is_recorded_before_a_run_ends(
 ) -> None:
     ready, this = serving(type("Stopped", (Stopped,), {"reason": reason}), method)
     with pytest.raises(reason):
-        run_prepared(ready, tmp_path / "run", server=this)
+        overlapping(ready, this, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     assert [row.round for row in folder.rounds()] == [0, 1, 2]
     checkpoint = folder.load_checkpoint()
@@ -82,35 +92,34 @@ def test_what_was_computed_is_recorded_before_a_run_ends(
     assert agree(method, tmp_path)
 
 
-class Impatient(Server):
-    """Is interrupted while it waits for a round's test."""
-
-    def settle(self, launched: LaunchedRound) -> SettledRound:
-        settled, interrupts = super().settle(launched), iter([KeyboardInterrupt])
-        read = settled.test
-        assert read is not None
-
-        def interrupted() -> RoundRow:
-            for interrupt in interrupts:
-                raise interrupt
-            return read()
-
-        return replace(settled, test=interrupted) if settled.state.round == 2 else settled
-
-
 @pytest.mark.parametrize("short", [math.inf, 0.0])
 def test_an_interrupt_while_a_test_is_waited_for_does_not_cost_the_round(
     short: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_SHORT", short)
-    ready, this = serving(Impatient)
-    with pytest.raises(KeyboardInterrupt):
-        run_prepared(ready, tmp_path / "run", server=this)
+    monkeypatch.setattr(overlap, "_SHORT", short)
+    real, begun, interrupts = TestSet.begin_to_measure, [0], iter([KeyboardInterrupt])
+
+    def begin(self: TestSet, model: ModelState, labels: Labels = None) -> Callable[[], RowFields]:
+        read = real(self, model, labels)
+        begun[0] += 1
+
+        def interrupted() -> RowFields:
+            for interrupt in interrupts:
+                raise interrupt
+            return read()
+
+        return interrupted if begun[0] == 2 else read
+
+    ready, this = serving(Server)
+    with monkeypatch.context() as patched:
+        patched.setattr(TestSet, "begin_to_measure", begin)
+        with pytest.raises(KeyboardInterrupt):
+            overlapping(ready, this, tmp_path / "run")
     assert [row.round for row in RunFolder(tmp_path / "run").rounds()] == [0, 1, 2]
     assert agree("fedavg", tmp_path)
 
 
-def test_an_onlooker_s_error_ends_the_run_and_no_row_is_there_twice(tmp_path: Path) -> None:
+def test_an_error_of_a_callback_ends_the_run_and_no_row_is_written_twice(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Weary(fs.Callback):
@@ -121,22 +130,23 @@ def test_an_onlooker_s_error_ends_the_run_and_no_row_is_there_twice(tmp_path: Pa
 
     ready, this = serving(Server)
     with pytest.raises(InterruptedError, match="3"):
-        run_prepared(ready, tmp_path / "run", [Weary()], this)
+        overlapping(ready, this, tmp_path / "run", Weary())
     assert seen == [1, 2]
     assert [row.round for row in RunFolder(tmp_path / "run").rounds()] == [0, 1, 2]
     assert agree("fedavg", tmp_path)
 
 
-def test_the_first_error_is_told_even_if_the_row_cannot_be_recorded() -> None:
+def test_the_first_error_is_shown_even_if_the_row_cannot_be_recorded() -> None:
     tried: list[int] = []
 
-    def full(done: RoundDone) -> None:
-        tried.append(done.row.round)
-        raise OSError
+    class Full(ListRecorder):
+        def add(self, row: RoundRow, state: RunState, snapshot: Fetch | None = None) -> None:
+            tried.append(row.round)
+            raise OSError
 
     _, this = serving(type("Stopped", (Stopped,), {"at": 2}))
     with pytest.raises(KeyboardInterrupt):
-        driven(this, full)
+        run_overlapping(this, Full(this))
     assert tried == [1]
 
 
@@ -156,21 +166,21 @@ def test_an_error_of_the_next_round_does_not_cost_the_one_before() -> None:
                 raise ZeroDivisionError
             return state
 
-    this, done = server(image_federation(), Tired(), linear(), rounds=4), []
-    this.overlaps = True
+    this = server(image_federation(), Tired(), linear(), rounds=4)
+    recorder = ListRecorder(this)
     with pytest.raises(ZeroDivisionError):
-        driven(this, done.append)
-    assert [one.row.round for one in done] == [1, 2]
+        run_overlapping(this, recorder)
+    assert [row.round for row in recorder.rows] == [1, 2]
 
 
-def test_an_error_of_a_server_rule_is_told_all_the_same() -> None:
+def test_an_error_of_a_server_rule_is_shown() -> None:
     @dataclass(frozen=True)
     class Broken(ServerRule):
         def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
             raise ZeroDivisionError
 
-    this, done = server(image_federation(), Broken(), linear()), []
-    this.overlaps = True
+    this = server(image_federation(), Broken(), linear())
+    recorder = ListRecorder(this)
     with pytest.raises(ZeroDivisionError):
-        driven(this, done.append)
-    assert done == []
+        run_overlapping(this, recorder)
+    assert recorder.rows == []

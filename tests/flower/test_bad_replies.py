@@ -235,21 +235,6 @@ def test_a_site_is_let_in_or_told_why_not(
     assert result.history[-1].clients == [0, 2]
 
 
-def test_a_site_that_the_server_refuses_learns_the_reason(data: Path, split: Federation, tmp_path: Path) -> None:
-    questions: list[Facts] = []
-
-    def misname(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
-        if site == "site-1" and asked["kind"] == "hello":
-            questions.append(asked)
-            return facts | {"site": "site-0"}, answer
-        return facts, answer
-
-    here = case(tmp_path, split, data, settings("fedavg"), misname, minimum=2)
-    run_federation(here.grid, here.context)
-    assert "refused" not in questions[0]
-    assert questions[1]["refused"] == "its key belongs to 'site-1', but its site.yaml says 'site-0'"
-
-
 def test_tests_and_surveys_that_cannot_be_are_left_out(
     data: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,7 +250,7 @@ def test_tests_and_surveys_that_cannot_be_are_left_out(
     here = case(tmp_path, split, data, settings("pkd"), lie, evaluation="sites", site_metrics="class", test_data=None)
     result = run_federation(here.grid, here.context)
     assert "the tests of site-1 are left out: the confusion matrix is not one of 10 classes" in caplog.text
-    assert "what site-1 tells of its labels is left out" in caplog.text
+    assert "the label counts of site-1 are left out" in caplog.text
     assert_finite(result)
 
 

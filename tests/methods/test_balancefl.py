@@ -10,6 +10,7 @@ import torch
 from linear_clients import Recording, federation, played, settings, sites
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from toy_runs import use_engine
 
 from fedskew.engine import RoundWork
 from fedskew.engine.contract import perturbation_key
@@ -162,7 +163,7 @@ def perturbations(work: RoundWork, row: int, features: Tensor, y: Tensor, order:
 @pytest.mark.parametrize("softmax", ["all", "batch"])
 def test_two_rounds_match_the_formula(softmax: str, engine: str) -> None:
     server = serve("balancefl", {"softmax": softmax}, engine=engine)
-    server.engine = recording = Recording(server.engine)
+    recording = use_engine(server, Recording(server.engine))
     states, _ = played(server)
     config, at = settings(), sites(federation())
     weights = [states[0].model.params[name] for name in NAMES]

@@ -262,7 +262,7 @@ def test_a_new_client_has_no_previous_model_to_contrast_with() -> None:
 def test_a_client_keeps_its_last_model() -> None:
     """For a single client, it is also the next global model."""
     states = run("moon", {}, federation(COUNTS[:1]))
-    kept = states[-1].clients.of("global", [0])[0]
+    kept = states[-1].clients.read("global", [0])[0]
     for name, w in states[-1].model.params.items():
         torch.testing.assert_close(kept[f"previous/{name}"], w, rtol=0, atol=0)
 

@@ -26,7 +26,7 @@ from fedskew.data import Dirichlet
 from fedskew.data import federation as split
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.round.row import RoundRow
-from fedskew.experiment.round.sampler import Enlistment
+from fedskew.experiment.round.sampler import ClientSampler
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run
 from fedskew.methods import make_method
@@ -37,7 +37,7 @@ def slope(at: Array, site: Site) -> Array:
 
 
 def own(state: RunState, client: int) -> Array:
-    kept = state.clients.of("global", [client])[0]
+    kept = state.clients.read("global", [client])[0]
     return np.concatenate([kept["params/head.weight"].numpy(), kept["params/head.bias"].numpy()[:, None]], axis=1)
 
 
@@ -76,30 +76,30 @@ def test_centralised_visits_as_many_samples_as_fedavg_in_every_round(clients_per
 
 def test_centralised_draws_from_all_clients_in_each_round() -> None:
     fed = split("digits", Dirichlet(20, 0.1), 0)
-    enlisted = Enlistment(fed, settings(clients_per_round=5))
+    sampler = ClientSampler(fed, settings(clients_per_round=5))
     stage = make_method("centralised").stages(3, 1, {})[0]
-    rounds = [enlisted.of(stage, t) for t in range(3)]
+    rounds = [sampler.sample(stage, t) for t in range(3)]
     owner = np.repeat(np.arange(20), fed.sizes)[np.argsort(np.concatenate(fed.indices))]
     for this in rounds:
         (samples,) = this.samples
         assert len(np.unique(samples)) == len(samples)
         assert len(np.unique(owner[samples])) == 20  # not only from five clients
         assert (this.federation.label_counts[0] > 0).all()
-    again = enlisted.of(stage, 1)
+    again = sampler.sample(stage, 1)
     assert np.array_equal(again.samples[0], rounds[1].samples[0])
 
 
 def test_centralised_draws_new_samples_if_all_clients_have_one_size() -> None:
-    enlisted = Enlistment(federation(np.full((4, 4), 3)), settings(clients_per_round=2))
+    sampler = ClientSampler(federation(np.full((4, 4), 3)), settings(clients_per_round=2))
     stage = make_method("centralised").stages(2, 1, {})[0]
-    first, second = (set(enlisted.of(stage, t).samples[0]) for t in range(2))
+    first, second = (set(sampler.sample(stage, t).samples[0]) for t in range(2))
     assert len(first) == len(second) == 24
     assert first != second
 
 
 def test_with_all_clients_centralised_sees_every_sample() -> None:
     fed = federation()
-    this = Enlistment(fed, settings()).of(make_method("centralised").stages(1, 1, {})[0], 0)
+    this = ClientSampler(fed, settings()).sample(make_method("centralised").stages(1, 1, {})[0], 0)
     assert this.samples[0].tolist() == sorted(np.concatenate(fed.indices))
 
 
@@ -155,7 +155,7 @@ def test_local_only_never_saves_a_model_that_is_not_finite() -> None:
 def test_local_only_models_are_tested_again_only_if_they_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve("local-only", clients_per_round=1, rounds=4)
     tested = []
-    evaluator = server._tests._evaluators[""]
+    evaluator = server._runtime.test_set._evaluators[""]
     real = evaluator.confusion
     monkeypatch.setattr(evaluator, "confusion", lambda *given: tested.append(given) or real(*given))
     played(server)

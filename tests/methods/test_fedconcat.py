@@ -26,11 +26,12 @@ from linear_clients import (
 )
 from sklearn.cluster import KMeans
 from torch import nn
+from toy_runs import use_engine
 
 from fedskew.data import Dirichlet
 from fedskew.data import federation as split
 from fedskew.errors import UserError
-from fedskew.experiment.round.sampler import Enlistment
+from fedskew.experiment.round.sampler import ClientSampler
 from fedskew.experiment.run import run
 from fedskew.methods import make_method
 from fedskew.methods.clustering import cluster_by_labels
@@ -108,7 +109,7 @@ def test_encoders_then_a_head_on_all_of_them() -> None:
             here = averaged(trained, [at[k] for k in cluster])
         models.append(here)
     for place, model in enumerate(models):
-        params = states[-1].trainees[f"encoder.{place}"].model.params
+        params = states[-1].models[f"encoder.{place}"].model.params
         np.testing.assert_allclose(params["head.weight"].numpy(), model[:, :-1], rtol=0, atol=1e-12)
     # The features are the inputs twice; the joined bias is the sum.
     wide = np.concatenate([models[0][:, :-1], models[1][:, :-1], models[0][:, -1:] + models[1][:, -1:]], axis=1)
@@ -123,7 +124,7 @@ def test_encoders_then_a_head_on_all_of_them() -> None:
 
 def test_one_cluster_is_fedavg_and_then_head_training() -> None:
     states, _ = played(serve("fedconcat", {"clusters": 1}, rounds=3))
-    params = states[-1].trainees["encoder.0"].model.params
+    params = states[-1].models["encoder.0"].model.params
     fedavg = final("fedavg", rounds=3)
     np.testing.assert_allclose(params["head.weight"].numpy(), fedavg[:, :-1], rtol=0, atol=1e-12)
     np.testing.assert_allclose(params["head.bias"].numpy(), fedavg[:, -1], rtol=0, atol=1e-12)
@@ -141,7 +142,7 @@ def test_a_random_head_comes_from_the_seed_of_the_run() -> None:
 
 def test_every_encoder_draws_its_own_batches() -> None:
     server = serve("fedconcat", {"clusters": 2}, federation=federation(PAIRED), rounds=1)
-    server.engine = recording = Recording(server.engine)
+    recording = use_engine(server, Recording(server.engine))
     played(server)
     keys = [work.key for work, _ in recording.results]
     assert len(keys) == len(set(keys)) == 2
@@ -158,30 +159,30 @@ def test_a_cluster_s_control_variate_is_the_mean_over_its_own_clients() -> None:
     states, _ = played(serve("fedconcat+scaffold", {"clusters": 2}, federation=fed, rounds=2, clients_per_round=2))
     for place, cluster in enumerate(([0, 2], [1, 3])):
         model = f"encoder.{place}"
-        kept = states[-1].clients.of(model, cluster)
+        kept = states[-1].clients.read(model, cluster)
         own = [state["control/head.weight"].numpy() for state in kept if state]
         assert own
-        common = states[-1].trainees[model].server["control/head.weight"].numpy()
+        common = states[-1].models[model].server_state["control/head.weight"].numpy()
         np.testing.assert_allclose(common, np.sum(own, axis=0) / len(cluster), rtol=1e-11, atol=1e-14)
 
 
 def test_clusters_share_the_clients_of_a_round() -> None:
     fed = split("digits", Dirichlet(20, 0.1), 0)
-    enlisted = Enlistment(fed, settings(clients_per_round=10))
+    sampler = ClientSampler(fed, settings(clients_per_round=10))
     clusters = cluster_by_labels(fed.label_counts, 5)
     stages = make_method("fedconcat").stages(4, 1, {"clusters": clusters})
-    drawn = [enlisted.of(stage, 0).clients for stage in stages[1:-1]]
+    drawn = [sampler.sample(stage, 0).clients for stage in stages[1:-1]]
     for clients, cluster in zip(drawn, clusters, strict=True):
         assert set(clients) <= set(cluster)
         assert len(clients) == max(1, round(len(cluster) / 2))
-    assert len(enlisted.of(stages[-1], 0).clients) == 10
+    assert len(sampler.sample(stages[-1], 0).clients) == 10
 
 
 def test_a_client_trains_the_head_on_a_few_batches_only() -> None:
     fed = split("digits", Dirichlet(5, 0.5), 0)
-    enlisted = Enlistment(fed, settings(batch_size=10))
+    sampler = ClientSampler(fed, settings(batch_size=10))
     head = make_method("fedconcat", {"head_batches": 2}).stages(4, 1, {"clusters": [[0, 1, 2, 3, 4]]})[-1]
-    one, other = enlisted.of(head, 0), enlisted.of(head, 1)
+    one, other = sampler.sample(head, 0), sampler.sample(head, 1)
     for client, samples, later in zip(one.clients, one.samples, other.samples, strict=True):
         assert len(samples) == 20
         assert set(samples) <= set(fed.indices[client])

@@ -21,6 +21,7 @@ from linear_clients import (
     sites,
     theta,
 )
+from toy_runs import use_engine
 
 from fedskew.errors import UserError
 from fedskew.methods import make_method
@@ -69,7 +70,7 @@ def test_rounds_match_numpy(participants: int, engine: str) -> None:
 def test_the_fisher_information_is_the_mean_square_over_batches(engine: str) -> None:
     fed = federation()
     server = serve("fedcurv", federation=fed, rounds=1, batch_size=1, lr=0.01, engine=engine)
-    server.engine = recording = Recording(server.engine)
+    recording = use_engine(server, Recording(server.engine))
     played(server)
     ((_, result),) = recording.results
     weight, bias = (result.trained.params[f"head.{name}"].numpy() for name in ("weight", "bias"))

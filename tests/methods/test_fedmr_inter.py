@@ -114,7 +114,7 @@ def test_rounds_match_the_formula(engine: str) -> None:
         weights = [torch.tensordot(sizes / sizes.sum(), torch.stack(ws), 1) for ws in zip(*made, strict=True)]
         for name, expected in zip(NAMES, weights, strict=True):
             torch.testing.assert_close(states[t + 1].model.params[name], expected, rtol=1e-9, atol=1e-11)
-    kept = states[-1].trainees["global"].server
+    kept = states[-1].models["global"].server_state
     assert kept["prototype_known"].tolist() == [label in prototypes for label in range(4)]
 
 

@@ -230,7 +230,7 @@ def test_combined_with_fedvls_both_losses_are_added() -> None:
 
 def test_the_table_of_prototypes_grows_with_the_clusters_and_never_shrinks() -> None:
     states, _ = recorded("fpl", rounds=3)
-    widths = [state.trainees["global"].server["prototypes"].shape[1] for state in states]
+    widths = [state.models["global"].server_state["prototypes"].shape[1] for state in states]
     assert widths[0] == 1
     assert widths == sorted(widths)
 

@@ -23,6 +23,7 @@ from linear_clients import (
     theta,
 )
 from torch import nn
+from toy_runs import plan_round
 
 from fedskew.data import Federation
 from fedskew.engine.contract import targets_of
@@ -121,7 +122,7 @@ def test_a_mean_direction_of_one_step_is_the_mean_gradient() -> None:
     one_step = {"local_epochs": 1, "weight_decay": 0.0, "rounds": 1}
     states, _ = played(serve("mofedsam", {"beta": 1.0, "rho": 0.0}, federation=fed, **one_step))
     gradient = averaged([slope(theta(states[0]), s) for s in sites(fed)], sites(fed))
-    kept = states[1].trainees["global"].server["common_direction/head.weight"].numpy()
+    kept = states[1].models["global"].server_state["common_direction/head.weight"].numpy()
     np.testing.assert_allclose(kept, gradient[:, :-1], rtol=1e-10, atol=1e-13)
 
 
@@ -153,8 +154,8 @@ def test_the_clients_linear_terms_add_up_to_the_servers() -> None:
     states, _ = played(serve("feddyn", {"alpha": 0.3}, clients_per_round=1, rounds=4))
     last = states[-1]
     met = list(last.clients.versions["global"])
-    total = sum(state["linear_term/head.weight"] for state in last.clients.of("global", met))
-    kept = last.trainees["global"].server["correction/head.weight"]
+    total = sum(state["linear_term/head.weight"] for state in last.clients.read("global", met))
+    kept = last.models["global"].server_state["correction/head.weight"]
     np.testing.assert_allclose(0.3 * kept.numpy(), total.numpy() / 3, rtol=1e-11)
 
 
@@ -171,8 +172,8 @@ def test_feddyn_keeps_the_state_of_a_client_that_takes_no_step() -> None:
         model = Classifier(nn.BatchNorm1d(3), linear_model().head)
     fed = federation(np.array([[5, 2, 0, 0], [0, 0, 1, 0]]))
     states, _ = played(Server(fed, make_method("feddyn"), model, settings(rounds=2)))
-    assert (states[-1].clients.of("global", [1])[0]["linear_term/head.weight"] == 0).all()
-    assert states[-1].clients.of("global", [0])[0]["linear_term/head.weight"].abs().max() > 0
+    assert (states[-1].clients.read("global", [1])[0]["linear_term/head.weight"] == 0).all()
+    assert states[-1].clients.read("global", [0])[0]["linear_term/head.weight"].abs().max() > 0
 
 
 # -- FedGF ----------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def test_fedgfs_threshold_is_scaled_to_how_long_clients_train(decay: float, drif
     drift = np.mean([np.sqrt(((start - w) ** 2).sum()) for w in models])
     rho, steps = config.momentum, config.local_epochs
     path = config.lr * (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-    flag = float(states[1].trainees["global"].server["drifted"][-1])
+    flag = float(states[1].models["global"].server_state["drifted"][-1])
     assert flag == float(drift > 0.3 * path / (8 * 0.01))
     assert flag == drifted
 
@@ -249,7 +250,7 @@ def in_order(fed: Federation, server: Server, state: RunState) -> list[list[Site
     """Each client's batches of the round: here all its data, in the order of each epoch."""
     x, y = fed.dataset.train.x.astype(np.float64), fed.dataset.train.y
     whole = np.concatenate([x, np.ones((len(x), 1))], axis=1)
-    plans = server.begin(state).work.plans(1)
+    plans = plan_round(server, state).work.plans(1)
     rows = [[batch[batch >= 0] for batch in plan.indices] for plan in plans]
     return [[Site(whole[r], y[r], np.bincount(y[r], minlength=fed.classes)) for r in batches] for batches in rows]
 

@@ -130,5 +130,5 @@ def test_scaffold_keeps_the_state_of_a_client_that_takes_no_step() -> None:
     states, rows = played(Server(fed, make_method("scaffold"), model, settings(rounds=3)))
     last = states[-1]
     assert rows[-1].clients == [0, 1]
-    assert last.trainees["global"].server["control/head.weight"].abs().max() > 0
-    assert (last.clients.of("global", [1])[0]["control/head.weight"] == 0).all()
+    assert last.models["global"].server_state["control/head.weight"].abs().max() > 0
+    assert (last.clients.read("global", [1])[0]["control/head.weight"] == 0).all()

@@ -191,8 +191,8 @@ def test_the_servers_control_variate_is_the_mean_of_all_clients() -> None:
     last = played(server)[0][-1]
     met = last.clients.versions["global"]
     assert len(met) > 1
-    total = sum(state["control/head.weight"] for state in last.clients.of("global", list(met)))
-    close(last.trainees["global"].server["control/head.weight"].numpy(), total.numpy() / len(sites(federation())))
+    total = sum(state["control/head.weight"] for state in last.clients.read("global", list(met)))
+    close(last.models["global"].server_state["control/head.weight"].numpy(), total.numpy() / len(sites(federation())))
 
 
 def test_fedgr_corrects_each_head_before_the_mean() -> None:

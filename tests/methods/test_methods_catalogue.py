@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import pytest
 from linear_clients import Recording, federation, played, serve
+from toy_runs import use_engine
 
 from fedskew.errors import UserError
 from fedskew.methods import METHODS, Objective, Part, Schedule, Solver, find, make_method, matching_entries, register
@@ -67,7 +68,7 @@ BYTES: dict[str, Callable[[int, int], int]] = {
 def test_what_leaves_a_client_is_what_the_entry_declares(name: str) -> None:
     fed = federation()
     server = serve(name, federation=fed)
-    server.engine = recording = Recording(server.engine)
+    recording = use_engine(server, Recording(server.engine))
     states, _ = played(server)
     params = states[0].model.params
     model_bytes = sum(p.numel() * p.element_size() for p in params.values())
@@ -83,11 +84,11 @@ def test_what_leaves_a_client_is_what_the_entry_declares(name: str) -> None:
 @every_method
 def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) -> None:
     server = serve(name)
-    surveyed = any(stage.survey for stage in server.stages(server.start()))
-    server.engine = recording = Recording(server.engine)
+    surveyed = any(stage.survey for stage in server._stages.known(server.start()))
+    recording = use_engine(server, Recording(server.engine))
     played(server)
     uplinks = {key for _, result in recording.results for key in result.uplink}
-    pooled = any(stage.cohort == "pooled" for stage in server.stages(server.start()))
+    pooled = any(stage.cohort == "pooled" for stage in server._stages.known(server.start()))
     told = {"label_presence": "label presence", "prototypes": "label presence, prototypes"}
     sent = next((told[key] for key in uplinks if key in told), "nothing")
     learned = "all labels" if pooled else "label counts" if surveyed else sent
@@ -97,7 +98,7 @@ def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) 
 def test_the_label_presence_that_is_sent_is_the_clients() -> None:
     fed = federation()
     server = serve("fedgr", federation=fed, rounds=1)
-    server.engine = recording = Recording(server.engine)
+    recording = use_engine(server, Recording(server.engine))
     played(server)
     assert recording.results[0][1].uplink["label_presence"].tolist() == (fed.label_counts > 0).tolist()
 

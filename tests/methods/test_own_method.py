@@ -133,9 +133,9 @@ def test_the_state_of_a_solver_works_with_any_server_rule(counting: None, server
     states, rows = played(serve(f"counting+{server_rule}", engine=engine, clients_per_round=2, rounds=4))
     last = states[-1]
     times = {k: sum(k in row.clients for row in rows) for k in range(3)}
-    counted = {k: int(last.clients.of("global", [k])[0]["rounds"]) for k in last.clients.versions["global"]}
+    counted = {k: int(last.clients.read("global", [k])[0]["rounds"]) for k in last.clients.versions["global"]}
     assert counted == {k: n for k, n in times.items() if n}
-    assert last.trainees["global"].server["scale"].item() == 0.5
+    assert last.models["global"].server_state["scale"].item() == 0.5
 
 
 def test_half_the_gradient_is_half_the_learning_rate(counting: None) -> None:

@@ -180,12 +180,12 @@ def test_warm_up_is_fedavg_and_the_experts_start_from_it() -> None:
     np.testing.assert_array_equal(theta(states[2]), theta(fedavg[2]))
     assert [row.stage for row in rows] == ["warm-up"] * 2 + ["expert 0"] * 2 + ["expert 1"] * 2 + ["distil"] * 2
     np.testing.assert_array_equal(theta(states[6]), theta(states[2]))  # experts leave the global model alone
-    assert set(states[-1].trainees) == {"global", "expert.0", "expert.1"}
+    assert set(states[-1].models) == {"global", "expert.0", "expert.1"}
 
 
 def test_an_expert_leaves_the_rows_of_other_classes_alone() -> None:
     states, _ = played(serve("pkd", GROUPS, rounds=4, weight_decay=0.0))
-    warm, expert = states[2].model.params["head.weight"], states[-1].trainees["expert.0"].model.params["head.weight"]
+    warm, expert = states[2].model.params["head.weight"], states[-1].models["expert.0"].model.params["head.weight"]
     np.testing.assert_array_equal(expert[2:].numpy(), warm[2:].numpy())
     assert not np.allclose(expert[:2].numpy(), warm[:2].numpy())
 

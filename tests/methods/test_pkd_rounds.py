@@ -65,7 +65,7 @@ def averaged_round(start: Array, at: list[Site], slope: Callable[[Array, Site], 
 
 
 def model_named(state: RunState, name: str) -> Array:
-    params = state.trainees[name].model.params
+    params = state.models[name].model.params
     return np.concatenate([params["head.weight"].numpy(), params["head.bias"].numpy()[:, None]], axis=1)
 
 

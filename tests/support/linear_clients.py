@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from toy_runs import advance
 
 from fedskew.data import Dataset, Federation, Samples
 from fedskew.engine import Engine, RoundResult, RoundWork
@@ -74,8 +75,8 @@ def serve(method: str | Method | Part, params: dict[str, Any] | None = None, **c
 def played(server: Server) -> tuple[list[RunState], list[RoundRow]]:
     """The state before every round and at the end, and what was recorded of each."""
     states, rows = [server.start()], []
-    while server.stage(states[-1]) is not None:
-        state, row = server.advance(states[-1])
+    while server.next_stage(states[-1]) is not None:
+        state, row = advance(server, states[-1])
         states.append(state)
         rows.append(row)
     return states, rows

@@ -1,18 +1,15 @@
-"""Servers whose rounds overlap, as on a GPU, and their rounds by the loop."""
+"""Runs whose rounds overlap, as on a GPU, for the tests of that loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from toy_runs import config, norm_and_dropout
+from toy_runs import ListRecorder, config, norm_and_dropout
 
 import fedskew as fs
-from fedskew.experiment.loop import RoundDone, RoundLoop
+from fedskew.experiment.overlap import run_overlapping_rounds
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 
@@ -32,25 +29,10 @@ RUNS: dict[str, dict[str, Any]] = {
 ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 
 
-def timeless(row: RoundRow) -> RoundRow:
-    return replace(row, time={}, seconds=0.0)
-
-
-def driven(this: Server, record: Callable[[RoundDone], None]) -> RunState:
-    """The loop's rounds, with their clients trained by the server."""
-    rounds = RoundLoop(this, record).rounds(this.start())
-    try:
-        under_way = next(rounds)
-        while True:
-            try:
-                trained = this.train(under_way), 0.0
-            except BaseException as error:
-                rounds.throw(error)
-                raise
-            under_way = rounds.send(trained)
-    except StopIteration as end:
-        after: RunState = end.value
-        return after
+def run_overlapping(server: Server, recorder: ListRecorder | None = None) -> tuple[RunState, ListRecorder]:
+    """All rounds of a run by the loop of a GPU."""
+    recorder = recorder or ListRecorder(server)
+    return run_overlapping_rounds(server, server.start(), recorder), recorder
 
 
 def prepared(method: str = "fedavg") -> Prepared:
@@ -61,6 +43,4 @@ def prepared(method: str = "fedavg") -> Prepared:
 
 def serving(kind: type[Server], method: str = "fedavg") -> tuple[Prepared, Server]:
     ready = prepared(method)
-    this = kind(ready.federation, ready.method, ready.model, ready.config)
-    this.overlaps = True
-    return ready, this
+    return ready, kind(ready.federation, ready.method, ready.model, ready.config)

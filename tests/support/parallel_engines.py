@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from toy_runs import use_engine
 
 from fedskew.engine import DeviceSamples, DevicesEngine, Network, PlainEngine, StackedEngine
 from fedskew.engine.parallel.pool import PoolEngine
@@ -17,12 +18,10 @@ def spread(this: Server, model: torch.nn.Module, engine: type[PlainEngine] | typ
     engines = [
         engine(Network(model, torch.float64), DeviceSamples(data, data.train, CPU, torch.float64), 2) for _ in range(2)
     ]
-    this.engine = spread = DevicesEngine(engines, [CPU, CPU])
-    return spread
+    return use_engine(this, DevicesEngine(engines, [CPU, CPU]))
 
 
 def pooled(this: Server, inner: type[PlainEngine] | type[StackedEngine] = PlainEngine, workers: int = 2) -> PoolEngine:
     """Give a server an engine of two workers, however many cores there are."""
-    smallest = this.network.smallest_batch(this._workshop.train.inputs(torch.zeros(1, dtype=torch.int64)))
-    this.engine = engine = PoolEngine(inner(this.network, this._workshop.train, smallest), workers)
-    return engine
+    smallest = this.network.smallest_batch(this._runtimes.train.inputs(torch.zeros(1, dtype=torch.int64)))
+    return use_engine(this, PoolEngine(inner(this.network, this._runtimes.train, smallest), workers))

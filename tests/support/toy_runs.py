@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +12,12 @@ from torch import nn
 
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.federation import Federation
+from fedskew.engine import Engine, Fetch
 from fedskew.experiment.config import Config
+from fedskew.experiment.loop import run_round, run_rounds
+from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.recorder import Recorder
+from fedskew.experiment.round.plan import RoundPlan
 from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
@@ -119,13 +124,52 @@ def server(
     return Server(federation, make_method(method, params), model, config(**settings))
 
 
+def plan_round(server: Server, state: RunState) -> RoundPlan:
+    """The plan of the next round."""
+    stage = server.next_stage(state)
+    assert stage is not None
+    return server.plan(stage, state)
+
+
+def advance(server: Server, state: RunState) -> tuple[RunState, RoundRow]:
+    """The next round, as the loop runs it."""
+    stage = server.next_stage(state)
+    assert stage is not None
+    return run_round(server, stage, state)
+
+
+EngineKind = TypeVar("EngineKind", bound=Engine)
+
+
+def use_engine(server: Server, engine: EngineKind) -> EngineKind:
+    """Have the server's clients trained by this engine."""
+    object.__setattr__(server._runtime, "engine", engine)
+    return engine
+
+
+class ListRecorder(Recorder):
+    """Keeps rows and states in memory."""
+
+    def __init__(self, server: Server) -> None:
+        ready = Prepared(server._config, server._federation, server._planner._method, nn.Identity())
+        super().__init__(ready, server)
+        self.states: list[RunState] = []
+
+    def add(self, row: RoundRow, state: RunState, snapshot: Fetch | None = None) -> None:
+        super().add(row, state, snapshot)
+        self.states.append(state)
+
+
 def finished(server: Server, state: RunState | None = None) -> tuple[RunState, list[RoundRow]]:
-    """All rounds from `state` on; what they came to, and not how long they took."""
-    state, rows = state or server.start(), []
-    while server.stage(state) is not None:
-        state, row = server.advance(state)
-        rows.append(replace(row, time={}))
-    return state, rows
+    """All rounds from `state` on, by the loop of a run; the rows without their times."""
+    recorder = ListRecorder(server)
+    state = run_rounds(server, state or server.start(), recorder)
+    return state, [timeless(row) for row in recorder.rows]
+
+
+def timeless(row: RoundRow) -> RoundRow:
+    """A row without its times, which differ from run to run."""
+    return replace(row, time={}, seconds=0.0)
 
 
 def trained(
@@ -142,7 +186,7 @@ def everything(state: RunState) -> Tensors:
     """All tensors of a run, on the host, its clients' included."""
     tensors = {name: t.cpu() for name, t in state.tensors().items()}
     for model, clients in state.clients.versions.items():
-        for client, kept in zip(clients, state.clients.of(model, list(clients)), strict=True):
+        for client, kept in zip(clients, state.clients.read(model, list(clients)), strict=True):
             tensors |= pack(f"{model}:client:{client}", kept)
     return tensors
 

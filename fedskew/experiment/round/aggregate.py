@@ -1,79 +1,151 @@
-"""From the models that a round's clients come back with to the next global one."""
+"""From the updates of a round's clients to the next global model.
+
+A client whose numbers are not finite has diverged, and its update is left out. If the server's own step over the finite
+ones is not finite, the round changes nothing.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedskew.data.federation import Federation
-from fedskew.engine import ModelState, RoundResult, to_device
+from fedskew.engine import Fetch, ModelState, RoundResult, to_device
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.client_rows import of_client, of_rows
-from fedskew.experiment.round.phases import Round, made_by
-from fedskew.experiment.round.report import are_finite
-from fedskew.experiment.round.state import Trainee
+from fedskew.experiment.round.plan import RoundPlan
+from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Method, Tensors, Updates
 from fedskew.methods.hooks import server_step
 from fedskew.methods.parts import weighted_mean
 
-Finite = npt.NDArray[np.bool_]
-"""[K]: the clients whose update is finite."""
+BoolArray = npt.NDArray[np.bool_]
 
 
-class Aggregation:
-    """Makes the next global model of one run's rounds."""
+@dataclass(frozen=True)
+class TrainingReport:
+    """What the host needs to know of a round's training."""
+
+    finite: BoolArray
+    """[K]: clients whose numbers are all finite. A buffer may keep a non-finite constant that was sent to it."""
+    loss: npt.NDArray[np.float64]
+    tally: dict[str, float]
+
+
+class PendingReport:
+    """A report on its way to the host, in one transfer from the device unless something is not finite."""
+
+    def __init__(self, result: RoundResult, sent: ModelState, server_update: Sequence[torch.Tensor] = ()) -> None:
+        """`server_update` is what the server computed from the round before it knew this report."""
+        self._result, self._sent, self._server_update = result, sent, server_update
+        updates = [*result.trained.params.values(), *result.trained.buffers.values(), *result.uplink.values()]
+        device = result.loss.device
+        numbers = [
+            _magnitude(updates, device),
+            _magnitude(list(result.states.values()), device),
+            _magnitude(server_update, device),
+            *map(torch.sum, result.tally.values()),
+        ]
+        self._numbers = Fetch(
+            {"": torch.cat([result.loss.double(), *(n.to(device).double().view(1) for n in numbers)])}
+        )
+
+    def read(self) -> TrainingReport:
+        """Wait for the report."""
+        numbers, clients = self._numbers.read()[""].numpy(), len(self._result.loss)
+        loss, magnitudes, tally = np.split(numbers, [clients, clients + 3])
+        all_finite = np.isfinite(magnitudes[:2]).all()
+        finite = np.isfinite(loss) if all_finite else _finite_by_client(self._result, self._sent)
+        return TrainingReport(finite, loss, dict(zip(self._result.tally, tally.tolist(), strict=True)))
+
+    def server_update_is_finite(self) -> bool:
+        """Whether what the server computed has finite numbers only."""
+        magnitude = self._numbers.read()[""][len(self._result.loss) + 2]
+        return bool(magnitude.isfinite()) or all_finite(self._server_update)
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """A round whose updates are aggregated."""
+
+    model: ServerModel
+    """The model that came out of the round."""
+    after: RunState
+    report: TrainingReport
+    """Its `finite` says whose updates the model contains."""
+
+
+class Aggregator:
+    """Makes the next global model in the rounds of one run."""
 
     def __init__(self, federation: Federation, method: Method, config: Config, device: torch.device) -> None:
         self._federation, self._method, self._config, self._device = federation, method, config, device
 
-    def of(self, this: Round, result: RoundResult, finite: Finite) -> Trainee:
-        """The next global model, from the clients whose update is finite."""
-        trainee = replace(this.trainee, rounds=this.trainee.rounds + 1)
+    def combine(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ServerModel:
+        """The next model, from the clients whose update is finite."""
+        same = replace(plan.start, rounds=plan.start.rounds + 1)
         if not finite.any():
-            return trainee
-        if this.stage.cohort == "alone":
-            return replace(trainee, model=self._representative(this, result, finite))
-        sizes = this.participants.sizes[finite]
-        average = this.stage.average or self._config.average
+            return same
+        if plan.stage.cohort == "alone":
+            return replace(same, model=self._representative(plan, result, finite))
+        sizes = plan.participants.sizes[finite]
+        average = plan.stage.average or self._config.average
         shares = sizes if average == "samples" else np.ones_like(sizes)
         weights = to_device(torch.from_numpy(shares / shares.sum()), self._device)
         updates = Updates(
-            params=of_rows(result.trained.params, finite),
+            params=_rows(result.trained.params, finite),
             weights=weights,
-            uplink=of_rows(result.uplink, finite),
-            lr=this.local.lr,
-            participation=len(sizes) / this.participants.population,
+            uplink=_rows(result.uplink, finite),
+            lr=plan.work.local.lr,
+            participation=len(sizes) / plan.participants.population,
         )
-        sent, before = this.trainee.model, this.trainee.server
-        params, server = server_step(self._method.server, this.parts, sent.params, updates, before)
-        buffers = _merged_buffers(sent.buffers, of_rows(result.trained.buffers, finite), weights)
-        return replace(trainee, model=ModelState(params, buffers), server=server)
+        sent, before = plan.start.model, plan.start.server_state
+        params, state = server_step(self._method.server, plan.parts, sent.params, updates, before)
+        buffers = _merge_buffers(sent.buffers, _rows(result.trained.buffers, finite), weights)
+        return replace(same, model=ModelState(params, buffers), server_state=state)
 
-    def of_finite(self, this: Round, result: RoundResult, finite: Finite) -> tuple[Trainee, Finite]:
-        """The same, and the clients that it is made of: nobody, where the server's step over them is not finite."""
-        trainee = self.of(this, result, finite)
-        if are_finite(made_by(trainee)):
-            return trainee, finite
+    def combine_safely(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> tuple[ServerModel, BoolArray]:
+        """The next model and whose updates it contains: nobody's, if the server's step over them is not finite."""
+        model = self.combine(plan, result, finite)
+        if all_finite(server_update(model)):
+            return model, finite
         nobody = np.zeros_like(finite)
-        return self.of(this, result, nobody), nobody
+        return self.combine(plan, result, nobody), nobody
 
-    def _representative(self, this: Round, result: RoundResult, finite: Finite) -> ModelState:
-        """Where there is no common model, what is saved in its place: that of the client with most samples; a copy, for
-        a row would keep the models of all of the round's clients in memory."""
-        row = np.flatnonzero((this.clients == self._federation.sizes.argmax()) & finite)
+    def _representative(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ModelState:
+        """The model that stands for all where clients train alone: that of the client with most samples.
+
+        It is a copy, because a row of the stack would keep all clients' models in memory.
+        """
+        row = np.flatnonzero((plan.clients == self._federation.sizes.argmax()) & finite)
         if not len(row):
-            return this.trainee.model
-        own = of_client(result.trained, int(row[0]))
-        return ModelState({n: t.clone() for n, t in own.params.items()}, {n: t.clone() for n, t in own.buffers.items()})
+            return plan.start.model
+        (place,) = row.tolist()
+        return ModelState(
+            {name: t[place].clone() for name, t in result.trained.params.items()},
+            {name: t[place].clone() for name, t in result.trained.buffers.items()},
+        )
 
 
-def _merged_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Tensors:
-    """The mean of BatchNorm's statistics; a constant that no client changed stays what it is, to the last bit.
+def server_update(model: ServerModel) -> list[torch.Tensor]:
+    """The tensors that a server's step computes."""
+    return [*model.model.params.values(), *model.server_state.values()]
 
-    There are many small ones: those of one number type are merged as one.
+
+def _rows(stacked: Tensors, rows: BoolArray) -> Tensors:
+    """Some clients' tensors. All clients' are returned without a copy."""
+    if rows.all():
+        return stacked
+    return {name: t[torch.from_numpy(rows).to(t.device)] for name, t in stacked.items()}
+
+
+def _merge_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Tensors:
+    """The mean of BatchNorm's statistics. A constant that no client changed stays the same to the last bit.
+
+    There are many small buffers, so those of one dtype are merged in one operation.
     """
     merged: Tensors = {}
     for dtype in {b.dtype: None for b in sent.values()}:
@@ -85,3 +157,33 @@ def _merged_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> T
         for (name, b), part in zip(alike.items(), torch.split(whole, [b.numel() for b in alike.values()]), strict=True):
             merged[name] = part.view(b.shape).clone()
     return {name: merged[name] for name in sent}
+
+
+def read_report(result: RoundResult, sent: ModelState) -> TrainingReport:
+    """Wait for the training of a round and check its numbers."""
+    return PendingReport(result, sent).read()
+
+
+def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether every entry is finite."""
+    if not tensors or bool(_magnitude(tensors, tensors[0].device).isfinite()):
+        return True
+    return all(bool(t.isfinite().all()) for t in tensors)
+
+
+def _magnitude(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """A number that is finite only if all entries are."""
+    inexact = [t for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel()]
+    if not inexact:
+        return torch.zeros((), device=device)
+    return torch.stack(torch._foreach_norm(inexact, 1)).sum(dtype=torch.float64)
+
+
+def _finite_by_client(result: RoundResult, sent: ModelState) -> BoolArray:
+    tensors = [*result.trained.params.values(), *result.uplink.values(), *result.states.values()]
+    entries = [tensor.isfinite() for tensor in tensors]
+    entries += [t.isfinite() | (t == sent.buffers[name]) for name, t in result.trained.buffers.items()]
+    finite = result.loss.isfinite().cpu()
+    for entry in entries:
+        finite &= entry.flatten(1).all(dim=1).cpu() if entry.dim() > 1 else entry.cpu()
+    return np.asarray(finite.numpy())

@@ -1,50 +1,172 @@
-"""The test that a round ends with: whether there is one, and of which models."""
+"""When models are evaluated, which ones, and what the round's row says about it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedskew.data.federation import Federation
-from fedskew.engine import ModelState, RoundResult
+from fedskew.engine import Evaluator, ModelState, RoundResult
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.own_models import own_model
-from fedskew.experiment.round.phases import Round
-from fedskew.experiment.round.state import RunState, Trainee
+from fedskew.experiment.round.client_states import ClientStates, model_from_state
+from fedskew.experiment.round.state import RunState
+from fedskew.methods import Tensors
+from fedskew.metrics.confusion import Confusion, Evaluation, accuracy
+from fedskew.metrics.drift import drift_diversity, finite_or_none
+from fedskew.metrics.groups import group_accuracy
+
+if TYPE_CHECKING:
+    from fedskew.experiment.round.aggregate import Aggregated
+    from fedskew.experiment.round.plan import RoundPlan
+
+Labels = tuple[int, ...] | None
+RowFields = dict[str, Any]
+"""Fields of a `RoundRow`, which an evaluation fills."""
 
 
-class RoundTests:
-    """Decides on the tests of one run's rounds, and makes them."""
+class RoundEvaluation:
+    """Evaluates the models of one run's rounds."""
 
     def __init__(self, federation: Federation, config: Config, initial: ModelState, device: torch.device) -> None:
         self._federation, self._config, self._initial, self._device = federation, config, initial, device
 
-    def due(self, this: Round, after: RunState) -> bool:
-        """Whether this round is tested."""
-        if this.stage.labels is not None and not np.isin(self._federation.dataset.test.y, this.stage.labels).any():
+    def is_due(self, plan: RoundPlan, after: RunState) -> bool:
+        """Whether this round ends with an evaluation: every `eval_every` rounds, and at the end of each stage."""
+        labels = plan.stage.labels
+        if labels is not None and not np.isin(self._federation.dataset.test.y, labels).any():
             return False
-        last_of_stage = after.stage_round == 0
-        return last_of_stage or (this.trainee.rounds + 1) % self._config.eval_every == 0
+        ends_stage = after.stage_round == 0
+        return ends_stage or (plan.start.rounds + 1) % self._config.eval_every == 0
 
-    def of_one_model(self, this: Round) -> bool:
-        """Whether the global model is all that is tested."""
-        return this.stage.cohort != "alone" and not self._config.eval_local
+    def covers_one_model(self, plan: RoundPlan) -> bool:
+        """Whether only the model that the round trained is tested."""
+        return plan.stage.cohort != "alone" and not self._config.eval_local
 
-    def row(
-        self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
-    ) -> dict[str, Any]:
-        """The fields of `RoundRow` that the evaluation fills."""
-        tests, labels = this.bench.tests, this.stage.labels
-        if this.stage.cohort == "alone":
-            everyone = self._federation.populated.tolist()
-            own = partial(own_model, initial=self._initial, device=self._device)
-            return tests.of_everyone(everyone, after.clients, this.stage.model, own)
-        row = tests.row(trainee.model, labels)
-        if self._config.eval_local and this.stage.cohort == "clients":
-            sent, trained, last = this.trainee.model, result.trained, after.stage_round == 0
-            row |= tests.of_clients(sent, trained, this.clients, finite, this.federation, labels, matrices=last)
-        return row
+    def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
+        """Test the round's models: the fields of the round's row that this fills."""
+        test_set, stage, after = plan.runtime.test_set, plan.stage, aggregated.after
+        if stage.cohort == "alone":
+            clients = self._federation.populated.tolist()
+            own_model = partial(model_from_state, initial=self._initial, device=self._device)
+            return test_set.measure_own_models(clients, after.clients, stage.model, own_model)
+        fields = test_set.measure(aggregated.model.model, stage.labels)
+        if self._config.eval_local and stage.cohort == "clients":
+            rows = np.flatnonzero(aggregated.report.finite).tolist()
+            trained = {int(plan.clients[row]): _client_model(result.trained, row) for row in rows}
+            last = after.stage_round == 0
+            fields |= test_set.measure_participants(plan.start.model, trained, plan.federation, stage.labels, last)
+        return fields
+
+
+class TestSet:
+    """Tests models on one test set."""
+
+    __test__ = False  # pytest: this is no test class
+
+    def __init__(self, evaluators: Mapping[str, Evaluator]) -> None:
+        """One evaluator per domain, each of which is reported; or a single one, whose name does not matter."""
+        self._evaluators = evaluators
+        self._tested: dict[int, tuple[int, Confusion]] = {}
+        """The last confusion matrix of each client's own model, with the version of that model."""
+
+    def evaluate(self, model: ModelState, labels: Labels = None) -> Evaluation:
+        """The model on the test set, or on its samples of these labels."""
+        return Evaluation(self.confusion(model, labels))
+
+    def confusion(self, model: ModelState, labels: Labels = None) -> Confusion:
+        """The confusion matrix, which is empty if no sample has these labels."""
+        matrix: Confusion = np.sum(list(self._by_domain(model, labels).values()), axis=0)
+        return matrix
+
+    def measure(self, model: ModelState, labels: Labels = None) -> RowFields:
+        """The evaluation, and the accuracy in each domain."""
+        return _row_fields(self._by_domain(model, labels))
+
+    def begin_to_measure(self, model: ModelState, labels: Labels = None) -> Callable[[], RowFields]:
+        """Start `measure` on the device. Calling what is returned waits for it."""
+        pending = {name: evaluator.begun(model, labels) for name, evaluator in self._evaluators.items()}
+        return lambda: _row_fields({name: read() for name, read in pending.items()})
+
+    def measure_own_models(
+        self, clients: Sequence[int], states: ClientStates, model: str, own_model: Callable[[Tensors], ModelState]
+    ) -> RowFields:
+        """Every client's own model on the whole test set, for methods without a common model.
+
+        The confusion matrices add up, so that every accuracy is the mean over clients. Only models that have changed
+        are tested again.
+        """
+        versions = states.versions.get(model, {})
+        for client in clients:
+            version = versions.get(client, 0)
+            if self._tested.get(client, (-1,))[0] == version:
+                continue
+            untrained = next((tested for tested in self._tested.values() if tested[0] == version == 0), None)
+            tensors = states.read(model, [client])[0]
+            self._tested[client] = untrained or (version, self.confusion(own_model(tensors)))
+        matrices = [self._tested[client][1] for client in clients]
+        return {
+            "evaluation": Evaluation(np.sum(matrices, axis=0)),
+            "client_accuracy": [accuracy(matrix) for matrix in matrices],
+        }
+
+    def measure_participants(
+        self,
+        sent: ModelState,
+        trained: Mapping[int, ModelState],
+        federation: Federation,
+        labels: Labels,
+        with_matrices: bool = False,
+    ) -> RowFields:
+        """Each participant's model before and after its update, over its vacant, minority and majority classes."""
+        before = self.evaluate(sent, labels)
+        local = []
+        for client, model in trained.items():
+            after = self.evaluate(model, labels)
+            groups = {
+                "vacant": federation.vacant(client),
+                "minority": federation.minority(client),
+                "majority": federation.majority(client),
+            }
+            local.append(
+                {
+                    "client": client,
+                    "before": {"accuracy": before.accuracy} | group_accuracy(before.class_accuracy, groups),
+                    "after": {"accuracy": after.accuracy} | group_accuracy(after.class_accuracy, groups),
+                    "class_accuracy": list(after.class_accuracy),
+                }
+                | ({"confusion": after.confusion.tolist()} if with_matrices else {})
+            )
+        moves = (_flat_move(sent, model) for model in trained.values())
+        return {
+            "local": local,
+            "local_before": list(before.class_accuracy),
+            "drift_diversity": finite_or_none(drift_diversity(moves)) if trained else None,
+        }
+
+    def _by_domain(self, model: ModelState, labels: Labels) -> dict[str, Confusion]:
+        return {name: evaluator.confusion(model, labels) for name, evaluator in self._evaluators.items()}
+
+
+def _row_fields(by_domain: Mapping[str, Confusion]) -> RowFields:
+    fields: RowFields = {"evaluation": Evaluation(np.sum(list(by_domain.values()), axis=0))}
+    if len(by_domain) > 1:
+        fields["domain_accuracy"] = {n: accuracy(matrix) if matrix.any() else None for n, matrix in by_domain.items()}
+    return fields
+
+
+def _client_model(stacked: ModelState, row: int) -> ModelState:
+    """One client's model, in the memory of the stack."""
+    return ModelState(
+        {name: t[row] for name, t in stacked.params.items()}, {name: t[row] for name, t in stacked.buffers.items()}
+    )
+
+
+def _flat_move(sent: ModelState, trained: ModelState) -> npt.NDArray[np.generic]:
+    return np.concatenate(
+        [(trained.params[name] - w).double().cpu().numpy().ravel() for name, w in sent.params.items()]
+    )

@@ -1,88 +1,121 @@
-"""A round before it is trained: from which model, by whom, on which samples, with what beside the model."""
+"""The plan of a round: who takes part, from which model, on which samples, with what beside the model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedskew.data.federation import Federation
 from fedskew.engine import Assignment, LocalTraining, ModelState, RoundKey, RoundWork
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.client_states import ClientStates
-from fedskew.experiment.round.kept_states import fresh_state
-from fedskew.experiment.round.own_models import own_model
-from fedskew.experiment.round.phases import Round
-from fedskew.experiment.round.sampler import Enlistment, model_number
-from fedskew.experiment.round.state import RunState, Trainee
-from fedskew.experiment.round.workbench import Workbench
+from fedskew.experiment.round.client_states import ClientStates, initial_state, model_from_state
+from fedskew.experiment.round.runtime import ModelRuntime
+from fedskew.experiment.round.sampler import ClientSampler, Participants, model_number
+from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Method, Part, Stage, Tensors
 
 
-class RoundPlanning:
+@dataclass(frozen=True)
+class RoundPlan:
+    """A round that is ready to be trained."""
+
+    before: RunState
+    stage: Stage
+    parts: tuple[Part, ...]
+    """The method's parts in this stage."""
+    start: ServerModel
+    """The model that the round starts from."""
+    participants: Participants
+    runtime: ModelRuntime
+    work: RoundWork
+    """What the engine is given."""
+
+    @property
+    def clients(self) -> npt.NDArray[np.int64]:
+        return self.participants.clients
+
+    @property
+    def federation(self) -> Federation:
+        """The clients with the samples that count in this stage."""
+        return self.participants.federation
+
+
+class RoundPlanner:
     """Plans the rounds of one run."""
 
     def __init__(self, federation: Federation, method: Method, config: Config, initial: ModelState) -> None:
         self._method, self._config, self._initial = method, config, initial
-        self._enlistment = Enlistment(federation, config)
+        self._sampler = ClientSampler(federation, config)
 
     def parts(self, stage: Stage) -> tuple[Part, ...]:
-        """Those of a stage, one by one."""
+        """The method's parts in a stage."""
         return (*stage.objective.members, *self._method.solver.members, *self._method.server.members)
 
-    def new_trainee(self, model: ModelState) -> Trainee:
+    def new_model(self, model: ModelState) -> ServerModel:
         """A model before its first round."""
         state: Tensors = {}
         for part in self._method.members:
             state |= part.server_state(model.params)
-        return Trainee(model, server=state)
+        return ServerModel(model, server_state=state)
 
-    def round(self, stage: Stage, state: RunState, bench: Workbench) -> Round:
-        """Who takes part in the next round, which is of this stage."""
-        config = self._config
-        trainee = state.trainees.get(stage.model) or self.new_trainee(state.model)
+    def plan(self, stage: Stage, state: RunState, runtime: ModelRuntime) -> RoundPlan:
+        """Plan the next round, which belongs to this stage."""
+        parts = self.parts(stage)
+        start = state.models.get(stage.model) or self.new_model(state.model)
         if stage.concatenates and not state.stage_round:
-            trainee = self.new_trainee(bench.network.state())
-        local = LocalTraining(
+            start = self.new_model(runtime.network.state())
+        participants = self._sampler.sample(stage, start.rounds)
+        downlink: Tensors = {}
+        for part in parts:
+            downlink |= part.downlink(start.server_state)
+        work = RoundWork(
+            objective=stage.objective,
+            solver=self._method.solver,
+            server=self._method.server,
+            sent=start.model,
+            downlink=downlink,
+            companions={name: m.model for name, m in state.models.items()},
+            assignments=self._assignments(stage, parts, start, participants, state.clients),
+            local=self._local_training(stage, start),
+            key=RoundKey(self._config.seed, model_number(stage.model), start.rounds),
+        )
+        return RoundPlan(state, stage, parts, start, participants, runtime, work)
+
+    def _local_training(self, stage: Stage, start: ServerModel) -> LocalTraining:
+        config = self._config
+        return LocalTraining(
             epochs=1 if stage.local_batches else stage.local_epochs or config.local_epochs,
             batch_size=config.batch_size,
-            lr=config.lr * config.lr_decay**trainee.rounds,
+            lr=config.lr * config.lr_decay**start.rounds,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
             optimizer=config.optimizer,
         )
-        return Round(stage, self.parts(stage), trainee, self._enlistment.of(stage, trainee.rounds), local, bench)
 
-    def work(self, this: Round, state: RunState) -> RoundWork:
-        """What its clients are given."""
-        downlink: Tensors = {}
-        for part in this.parts:
-            downlink |= part.downlink(this.trainee.server)
-        return RoundWork(
-            objective=this.stage.objective,
-            solver=self._method.solver,
-            server=self._method.server,
-            sent=this.trainee.model,
-            downlink=downlink,
-            companions={name: t.model for name, t in state.trainees.items()},
-            assignments=self._assignments(this, state.clients),
-            local=this.local,
-            key=RoundKey(self._config.seed, model_number(this.stage.model), this.trainee.rounds),
-        )
-
-    def _assignments(self, this: Round, kept: ClientStates) -> list[Assignment]:
-        fresh = fresh_state(this.parts, this.trainee.model.params)
-        clients, counts = this.clients.tolist(), this.federation.label_counts
-        alone = this.stage.cohort == "alone"
-        states = kept.of(this.stage.model, clients) if fresh or alone else [{}] * len(clients)
-        starts = self._own_models(states) if alone else [None] * len(clients)
+    def _assignments(
+        self,
+        stage: Stage,
+        parts: Sequence[Part],
+        start: ServerModel,
+        participants: Participants,
+        kept: ClientStates,
+    ) -> list[Assignment]:
+        fresh = initial_state(parts, start.model.params)
+        clients, counts = participants.clients.tolist(), participants.federation.label_counts
+        alone = stage.cohort == "alone"
+        states = kept.read(stage.model, clients) if fresh or alone else [{}] * len(clients)
+        own_models = self._own_models(states) if alone else [None] * len(clients)
         return [
-            Assignment(client, samples, counts[client], fresh if start else {**fresh, **state}, start)
-            for client, samples, state, start in zip(clients, this.participants.samples, states, starts, strict=True)
+            Assignment(client, samples, counts[client], fresh if own else {**fresh, **state}, own)
+            for client, samples, state, own in zip(clients, participants.samples, states, own_models, strict=True)
         ]
 
     def _own_models(self, states: Sequence[Tensors]) -> list[ModelState | None]:
-        """Where clients that share their models with nobody go on, on the host."""
+        """Where clients that train alone go on, on the host."""
         host = torch.device("cpu")
-        return [own_model(state, self._initial, host) for state in states]
+        return [model_from_state(state, self._initial, host) for state in states]

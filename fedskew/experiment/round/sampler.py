@@ -1,4 +1,4 @@
-"""Who takes part in a round, and with which samples."""
+"""Which clients take part in a round, and on which of their samples they train."""
 
 from __future__ import annotations
 
@@ -19,62 +19,62 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Participants:
-    """A round's clients, in order, with what each has and trains on."""
+    """The clients of a round, in order, with the samples that each trains on."""
 
     federation: Federation
     clients: IntArray
     samples: tuple[IntArray, ...]
-    """By participant: what it trains on in this round."""
+    """Training samples of each participant in this round."""
     population: int
-    """Of how many clients the round is one."""
+    """Number of clients that the participants were drawn from."""
 
     @property
     def sizes(self) -> IntArray:
-        """Each participant's samples, also those that it does not train on now."""
+        """Number of samples that each participant holds, including those it does not train on in this round."""
         return self.federation.sizes[self.clients]
 
 
-class Enlistment:
-    """Draws clients without regard to the method, so that all methods meet the same ones."""
+class ClientSampler:
+    """Draws the clients of each round. It does not look at the method, so that all methods meet the same clients."""
 
     def __init__(self, federation: Federation, config: Config) -> None:
         self._federation, self._config = federation, config
         self._restricted: dict[tuple[int, ...], Federation] = {}
 
-    def of(self, stage: Stage, model_round: int) -> Participants:
-        """The participants of a model's round."""
-        federation = self._of_labels(stage.labels)
-        clients = self._drawn(stage, model_round, federation)
+    def sample(self, stage: Stage, model_round: int) -> Participants:
+        """Draw the participants of a model's round."""
+        federation = self._with_labels(stage.labels)
+        clients = self._draw(stage, model_round, federation)
         if stage.cohort == "pooled":
-            return self._pooled(stage, model_round, clients)
+            return self._pool(stage, model_round, clients)
         indices = federation.indices
         samples = tuple(
-            trained_on(indices[client], stage, model_round, client, self._config) for client in clients.tolist()
+            samples_of_round(indices[client], stage, model_round, client, self._config) for client in clients.tolist()
         )
         population = self._federation.clients if stage.clients is None else len(stage.clients)
         return Participants(federation, clients, samples, population)
 
-    def _of_labels(self, labels: tuple[int, ...] | None) -> Federation:
+    def _with_labels(self, labels: tuple[int, ...] | None) -> Federation:
         if labels is None:
             return self._federation
         if labels not in self._restricted:
             self._restricted[labels] = self._federation.restrict(labels)
         return self._restricted[labels]
 
-    def _drawn(self, stage: Stage, model_round: int, federation: Federation) -> IntArray:
-        eligible, a_round = federation.populated, self._config.clients_per_round
+    def _draw(self, stage: Stage, model_round: int, federation: Federation) -> IntArray:
+        eligible, per_round = federation.populated, self._config.clients_per_round
         if stage.clients is not None:
-            share = np.isin(eligible, stage.clients)
-            a_round = None if a_round is None else max(1, round(a_round * share.sum() / len(eligible)))
-            eligible = eligible[share]
+            in_stage = np.isin(eligible, stage.clients)
+            per_round = None if per_round is None else max(1, round(per_round * in_stage.sum() / len(eligible)))
+            eligible = eligible[in_stage]
         if not len(eligible):
             raise UserError(f"stage {stage.name!r} has no client with samples of classes {stage.labels}")
-        wanted = min(a_round or len(eligible), len(eligible))
+        number = min(per_round or len(eligible), len(eligible))
         key = (self._config.seed, "clients", model_number(stage.model), model_round)
-        return np.sort(eligible[sample(wanted, len(eligible), *key)])
+        return np.sort(eligible[sample(number, len(eligible), *key)])
 
-    def _pooled(self, stage: Stage, model_round: int, drawn: IntArray) -> Participants:
-        """One client with as many samples as those drawn have together: of all samples, drawn anew each round."""
+    def _pool(self, stage: Stage, model_round: int, drawn: IntArray) -> Participants:
+        """One client with as many samples as the drawn clients hold together, taken anew from all clients."""
         everything = np.concatenate(self._federation.indices)
         budget = int(self._federation.sizes[drawn].sum())
         key = (self._config.seed, "pooled samples", model_number(stage.model), model_round)
@@ -83,8 +83,8 @@ class Enlistment:
         return Participants(federation, np.zeros(1, np.int64), (pool,), 1)
 
 
-def trained_on(own: IntArray, stage: Stage, model_round: int, client: int, config: Config) -> IntArray:
-    """What a client with these samples trains on in a round: all of them, or some batches, drawn anew."""
+def samples_of_round(own: IntArray, stage: Stage, model_round: int, client: int, config: Config) -> IntArray:
+    """The samples that a client trains on in a round: all of its own, or some batches, drawn anew each round."""
     if stage.local_batches is None or len(own) <= stage.local_batches * config.batch_size:
         return own
     key = (config.seed, "batches", model_number(stage.model), model_round, client)
@@ -93,5 +93,5 @@ def trained_on(own: IntArray, stage: Stage, model_round: int, client: int, confi
 
 
 def model_number(model: str) -> int:
-    """What keys a model's randomness; the global model's is 0, in every method."""
+    """The number that keys a model's randomness. It is 0 for the global model, in every method."""
     return 0 if model == "global" else zlib.crc32(model.encode())

@@ -1,273 +1,184 @@
-"""The server: draws clients, has them trained, aggregates, moves through the stages of a method, evaluates.
-
-Here is what comes after what; each step has a module of its own: `run_stages`, `round_planning`, `aggregation`,
-`kept_states`, `round_rows`, `round_tests`.
-"""
+"""The server's side of a round, step by step; `experiment.loop` puts the steps in order."""
 
 from __future__ import annotations
 
 import contextlib
 import operator
-import time
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from fedskew.data.federation import Federation
-from fedskew.engine import (
-    ENGINES,
-    AutoEngine,
-    ModelState,
-    RoundResult,
-    arithmetic,
-    survey,
-    worth_compiling,
-)
+from fedskew.engine import ENGINES, AutoEngine, Engine, ModelState, RoundResult, survey, worth_compiling
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.aggregate import Aggregation
-from fedskew.experiment.round.client_states import ClientStates, HeldStates
-from fedskew.experiment.round.evaluate import RoundTests
-from fedskew.experiment.round.kept_states import bytes_of_one, kept_after, most_states
-from fedskew.experiment.round.phases import (
-    Guess,
-    LaunchedRound,
-    ReadTest,
-    Round,
-    RoundInProgress,
-    SettledRound,
+from fedskew.experiment.round.aggregate import Aggregated, Aggregator, TrainingReport
+from fedskew.experiment.round.client_states import (
+    ClientStates,
+    HeldStates,
+    model_as_state,
+    most_states,
+    state_bytes,
+    states_after,
 )
-from fedskew.experiment.round.plan import RoundPlanning
-from fedskew.experiment.round.record import RoundRows
-from fedskew.experiment.round.report import AskedReport
+from fedskew.experiment.round.evaluate import RoundEvaluation, RowFields
+from fedskew.experiment.round.plan import RoundPlan, RoundPlanner
+from fedskew.experiment.round.record import RoundRecord
 from fedskew.experiment.round.row import RoundRow
-from fedskew.experiment.round.stages import RunStages
-from fedskew.experiment.round.state import RunState, Trainee
-from fedskew.experiment.round.workbench import Workbench, Workshop
+from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
+from fedskew.experiment.round.state import RunStages, RunState, ServerModel
 from fedskew.methods import Method, Stage, Survey
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models.concatenation import concatenate
 
 
 class Server:
-    """One run's server: `start`, then `advance` until `stage` is None.
-
-    `advance` is `begin`, `train` and `finish`; who trains the clients of several runs together calls the first and the
-    last.
-    """
+    """One run's server: plans rounds, has clients trained, aggregates, evaluates and records."""
 
     repeated_by = "fedskew run -c config.yaml"
-    """What its run's folder tells its readers."""
+    """How to repeat its runs, for readers of the run's folder."""
 
-    def __init__(
-        self,
-        federation: Federation,
-        method: Method,
-        model: nn.Module,
-        config: Config,
-        beside: Server | None = None,
-    ) -> None:
-        """`beside` is the server of a run of the same dataset, model and settings, but for seed, split and
-        method: both train and test with the same network, engine and data on the device."""
+    def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
         self._federation, self._config = federation, config
-        self._workshop: Workshop = beside._workshop if beside else self._new_workshop()
-        self.device = self._workshop.devices[0]
-        self.overlaps = self.device.type == "cuda"
-        """Whether the device works on by itself, so that rounds may overlap."""
-        bench = beside._narrow if beside else self._workshop.bench(model, config.engine)
-        self.network, self.engine = bench.network, bench.engine
-        self._tests = bench.tests.of_another_run() if beside else bench.tests
-        self._initial = self._workshop.initial(model) if beside else self.network.state()
-        self._wide: tuple[list[ModelState], Workbench] | None = None
+        self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config))
+        self.device = self._runtimes.devices[0]
+        self._runtime = self._runtimes.runtime(model, config.engine)
+        self._wide: tuple[list[ModelState], ModelRuntime] | None = None
+        self.network = self._runtime.network
+        self._initial = self.network.state()
         self._stages = RunStages(method, config)
-        self._planning = RoundPlanning(federation, method, config, self._initial)
-        self._aggregation = Aggregation(federation, method, config, self.device)
-        self._rows = RoundRows(federation, config)
-        self._round_tests = RoundTests(federation, config, self._initial, self.device)
-
-    def _new_workshop(self) -> Workshop:
-        config = self._config
-        steps = -(-float(self._federation.sizes.mean()) // config.batch_size)
-        compiles = worth_compiling(config.compile, config.rounds * config.local_epochs * steps)
-        return Workshop(self._federation.dataset, config, compiles)
+        self._planner = RoundPlanner(federation, method, config, self._initial)
+        self._record = RoundRecord(federation, config)
+        self.aggregator = Aggregator(federation, method, config, self.device)
+        self.evaluation = RoundEvaluation(federation, config, self._initial, self.device)
 
     def close(self) -> None:
-        """End the processes and threads of the engines, and what a device still does: its memory will be others'."""
+        """End the engine's processes and threads, and wait for the device: others will use its memory."""
         if self.device.type == "cuda":
-            with contextlib.suppress(RuntimeError):  # a GPU on which something went wrong answers no more
+            with contextlib.suppress(RuntimeError):  # a GPU that failed does not answer any more
                 torch.cuda.synchronize(self.device)
-        self.engine.close()
+        self._runtime.engine.close()
         if self._wide is not None:
             self._wide[1].engine.close()
 
-    def resume_with(self, engine: str | None) -> None:
-        """The engine that the run began with, where `auto` might take another now."""
-        if engine is not None and isinstance(self.engine, AutoEngine):
-            self.engine.take(engine)
+    # -- the engine --------------------------------------------------------------------------------------
 
     @property
-    def _narrow(self) -> Workbench:
-        """That of the run's own model."""
-        return Workbench(self.network, self.engine, self._tests)
+    def engine(self) -> Engine:
+        """What trains the clients."""
+        return self._runtime.engine
 
-    def _bench(self, stage: Stage, state: RunState) -> Workbench:
-        """What the stage's model is trained and tested with."""
-        if not stage.concatenates:
-            return self._narrow
-        models = [state.trainees[name].model for name in stage.concatenates]
-        if self._wide is None or not all(map(operator.is_, models, self._wide[0])):
-            seed = self._config.seed if stage.new_head else None
-            wide = concatenate([self.network.module(model) for model in models], seed)
-            bench = self._workshop.bench(wide, self.engine.name if self.engine.name in ENGINES else self._config.engine)
-            bench.engine.notices = self.engine.notices
-            self._wide = models, bench
-        return self._wide[1]
+    @property
+    def engine_name(self) -> str:
+        return self._runtime.engine.name
 
-    def module(self, state: RunState) -> nn.Module:
-        """The global model of a run at its end."""
-        return self._bench(self.stages(state)[-1], state).network.module(state.model)
+    @property
+    def notices(self) -> list[str]:
+        """What the engine had to do differently from what was requested, one line each."""
+        return self._runtime.engine.notices
 
-    # -- the stages --------------------------------------------------------------------------------------
+    def resume_with(self, engine: str | None) -> None:
+        """Use the engine that the run began with, where `auto` might choose another now."""
+        if engine is not None and isinstance(self._runtime.engine, AutoEngine):
+            self._runtime.engine.take(engine)
+
+    # -- before the first round, between stages and after the last round ------------------------------------
 
     def start(self, clients: ClientStates | None = None) -> RunState:
-        """The state before the first round; what clients keep goes to `clients`, or else to the host's memory."""
-        trainees = {"global": self._planning.new_trainee(self._initial)}
-        return self._stages.past_empty(RunState(trainees, clients=clients or HeldStates()), self._survey)
+        """The state before the first round. Clients keep their states in `clients`, by default the host's memory."""
+        models = {"global": self._planner.new_model(self._initial)}
+        return self._stages.enter_next(RunState(models, clients=clients or HeldStates()), self.survey)
 
-    def stages(self, state: RunState) -> list[Stage]:
-        """The stages known so far."""
-        return self._stages.known(state)
-
-    def stage(self, state: RunState) -> Stage | None:
-        """The stage that the next round belongs to; None at the end."""
+    def next_stage(self, state: RunState) -> Stage | None:
+        """The stage of the next round; None after the last round."""
         return self._stages.next(state)
 
-    def rounds_ahead(self, state: RunState) -> int:
-        """Rounds still to come, as far as the stages are known."""
-        return self._stages.rounds_ahead(state)
+    def rounds_left(self, state: RunState) -> int:
+        """Rounds still to come in the stages known so far."""
+        return self._stages.rounds_left(state)
 
-    def client_bytes(self, start: RunState, there: int) -> int:
-        """What the clients of a run come to keep in all, beyond the states that are `there` already."""
-        stage = self.stage(start)
-        if stage is None:
-            return 0
-        most = most_states(self._config, self._federation.clients, self.rounds_ahead(start))
-        return max(0, most - there) * bytes_of_one(stage, self._planning.parts(stage), start.model)
-
-    def _survey(self, stage: Stage, state: RunState) -> Survey:
+    def survey(self, stage: Stage, state: RunState) -> Survey:
+        """What all clients report at the end of a stage that surveys them."""
         probability = None
         if stage.survey == "predictions":
             samples = np.concatenate(self._federation.indices)
-            model = state.trainees[stage.model].model
-            probability = survey(self.network, model, self._workshop.train, samples).probability
+            model = state.models[stage.model].model
+            probability = survey(self.network, model, self._runtimes.train, samples).probability
         return Survey(self._federation.label_counts, probability)
 
-    # -- a round -----------------------------------------------------------------------------------------
+    def module(self, state: RunState) -> nn.Module:
+        """The global model at the end of a run."""
+        return self.runtime(self._stages.known(state)[-1], state).network.module(state.model)
 
-    def advance(self, state: RunState) -> tuple[RunState, RoundRow]:
-        """One round."""
-        this = self.begin(state)
-        began = time.perf_counter()
-        result = self.train(this)
-        return self.finish(this, result, time.perf_counter() - began)
-
-    def begin(self, state: RunState) -> RoundInProgress:
-        """Who takes part in the next round, and what they are given."""
-        began = time.perf_counter()
-        stage = self.stage(state)
+    def client_bytes(self, start: RunState, present: int) -> int:
+        """Disk space that client states will need, beyond the `present` states that exist already."""
+        stage = self.next_stage(start)
         if stage is None:
-            raise ValueError("the run is at its end")
-        with arithmetic(self._config.precision):
-            this = self._planning.round(stage, state, self._bench(stage, state))
-            work = self._planning.work(this, state)
-        return RoundInProgress(state, this, work, time.perf_counter() - began)
+            return 0
+        most = most_states(self._config, self._federation.clients, self.rounds_left(start))
+        return max(0, most - present) * state_bytes(stage, self._planner.parts(stage), start.model)
 
-    def train(self, under_way: RoundInProgress) -> RoundResult:
-        """Have the clients of this round trained, on their own."""
-        with arithmetic(self._config.precision):
-            return under_way.engine.train(under_way.work)
+    # -- the steps of a round ------------------------------------------------------------------------------
 
-    def finish(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> tuple[RunState, RoundRow]:
-        """Aggregate and test what the clients came back with, for whom `seconds` were spent."""
-        settled = self.settle(self.launch(under_way, result, seconds))
-        return settled.state, settled.row()
+    def plan(self, stage: Stage, state: RunState) -> RoundPlan:
+        """Choose who takes part in the next round, and what each client is given."""
+        return self._planner.plan(stage, state, self.runtime(stage, state))
 
-    def launch(self, under_way: RoundInProgress, result: RoundResult, seconds: float) -> LaunchedRound:
-        """Give the device all that is left of the round, on the guess that the clients' numbers are finite: to ask
-        first would make it wait."""
-        began = time.perf_counter() - under_way.seconds - seconds
-        this, test = under_way.this, None
-        with arithmetic(self._config.precision):
-            guess = self._guess(under_way, result) if self.overlaps else None
-            report = AskedReport(result, this.trainee.model, guess.tensors if guess else ())
-            if guess is not None and guess.after is not None and self._round_tests.due(this, guess.after):
-                everyone = np.ones(len(this.clients), dtype=bool)
-                with contextlib.suppress(Exception):  # of a model, on a wrong guess; `settle` tests what is right
-                    test = self._test(this, result, everyone, guess.trainee, guess.after)
-        return LaunchedRound(under_way, result, report, guess, test, began)
+    def train(self, plan: RoundPlan) -> RoundResult:
+        """Have the clients of this round trained."""
+        return plan.runtime.engine.train(plan.work)
 
-    def _guess(self, under_way: RoundInProgress, result: RoundResult) -> Guess | None:
-        state, this = under_way.state, under_way.this
-        try:
-            trainee = self._aggregation.of(this, result, np.ones(len(this.clients), dtype=bool))
-        except Exception:  # of a server's rule, on numbers that are not finite; what it does to others is seen later
-            return None
-        keeps = bool(result.states) or this.stage.cohort == "alone"
-        if keeps or state.stage_round + 1 >= this.stage.rounds or self._config.eval_local:
-            return Guess(trainee, None)
-        return Guess(trainee, self._after(under_way, state.clients, trainee))
+    def aggregate(self, plan: RoundPlan, result: RoundResult, report: TrainingReport) -> Aggregated:
+        """Make the next global model from the finite updates."""
+        model, finite = self.aggregator.combine_safely(plan, result, report.finite)
+        return self.conclude(plan, result, replace(report, finite=finite), model)
 
-    def foresee(self, launched: LaunchedRound) -> RoundInProgress | None:
-        """The round after a launched one, made ready while the device is busy; None if it depends on what is not yet
-        known. It is of use if the guess turns out right: `settle` then returns the state that it begins with."""
-        if launched.guess is None or launched.guess.after is None:
-            return None
-        try:
-            ahead = self.begin(launched.guess.after)
-            ahead.engine.prefetch(ahead.work)
-        except Exception:  # of a method's part, on a wrong guess; or it shows again when the round begins
-            return None
-        return replace(ahead, seconds=0.0)
+    def conclude(self, plan: RoundPlan, result: RoundResult, report: TrainingReport, model: ServerModel) -> Aggregated:
+        """End a round with this model: store what its clients keep, and move on in the schedule."""
+        stacked = model_as_state(result.trained) if plan.stage.cohort == "alone" else result.states
+        clients = states_after(
+            plan.before.clients, plan.stage, plan.before.round + 1, plan.clients, stacked, report.finite
+        )
+        return Aggregated(model, self.state_after(plan, clients, model), report)
 
-    def settle(self, launched: LaunchedRound) -> SettledRound:
-        """Wait until the clients are trained, and undo the guess if it was wrong."""
-        under_way, result, guess = launched.under_way, launched.result, launched.guess
-        this = under_way.this
-        with arithmetic(self._config.precision):
-            report = launched.report.read()
-            trained_at = time.perf_counter()
-            if guess is not None and report.finite.all() and launched.report.made_well():
-                trainee, finite, after, test = guess.trainee, report.finite, guess.after, launched.test
-            else:
-                trainee, finite = self._aggregation.of_finite(this, result, report.finite)
-                after, test = None, None
-            if after is None:
-                after = self._after(under_way, kept_after(this, result, finite, under_way.state), trainee)
-            row = self._rows.of(this, under_way.work, result, replace(report, finite=finite), after)
-            served_at = time.perf_counter()
-            if test is None and self._round_tests.due(this, after):
-                test = self._test(this, result, finite, trainee, after)
-        laps = np.diff([launched.began, trained_at, served_at, time.perf_counter()]).tolist()
-        return SettledRound(after, row, test, dict(zip(("train", "server", "evaluate"), laps, strict=True)))
-
-    def _after(self, under_way: RoundInProgress, clients: ClientStates, trainee: Trainee) -> RunState:
-        """The state after a round."""
-        before, stage = under_way.state, under_way.this.stage
+    def state_after(self, plan: RoundPlan, clients: ClientStates, model: ServerModel) -> RunState:
+        """The state after a round that ended with this model and these client states."""
+        before = plan.before
         after = replace(before, round=before.round + 1, stage_round=before.stage_round + 1, clients=clients)
-        return self._stages.past_empty(after.with_trainee(stage.model, trainee), self._survey)
+        return self._stages.enter_next(after.with_model(plan.stage.model, model), self.survey)
 
-    def _test(
-        self, this: Round, result: RoundResult, finite: npt.NDArray[np.bool_], trainee: Trainee, after: RunState
-    ) -> ReadTest:
-        """The test after a round: begun, where a device goes on with it by itself, and else made."""
-        if self.overlaps and self._round_tests.of_one_model(this):
-            return this.bench.tests.begun(trainee.model, this.stage.labels)
-        row = self._round_tests.row(this, result, finite, trainee, after)
-        return lambda: row
+    def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
+        """Test the round's models if an evaluation is due: the fields of the round's row that this fills."""
+        if not self.evaluation.is_due(plan, aggregated.after):
+            return {}
+        return self.evaluation.evaluate(plan, result, aggregated)
 
-    def evaluate(self, model: ModelState, labels: tuple[int, ...] | None = None) -> Evaluation:
-        """The model on the test set."""
-        with arithmetic(self._config.precision):  # before the first round, too, as after a resume
-            return self._tests.of(model, labels)
+    def evaluate_model(self, model: ModelState) -> Evaluation:
+        """The global model on the test set, outside of a round."""
+        return self._runtime.test_set.evaluate(model)
+
+    def record(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RoundRow:
+        """The row of the round, without its evaluation and its time."""
+        return self._record.row(plan, result, aggregated)
+
+    # -- the models of a run ---------------------------------------------------------------------------------
+
+    def runtime(self, stage: Stage, state: RunState) -> ModelRuntime:
+        """What the stage's model is trained and tested with."""
+        if not stage.concatenates:
+            return self._runtime
+        models = [state.models[name].model for name in stage.concatenates]
+        if self._wide is None or not all(map(operator.is_, models, self._wide[0])):
+            seed = self._config.seed if stage.new_head else None
+            wide = concatenate([self.network.module(model) for model in models], seed)
+            engine = self.engine_name if self.engine_name in ENGINES else self._config.engine
+            runtime = self._runtimes.runtime(wide, engine)
+            runtime.engine.notices = self.notices
+            self._wide = models, runtime
+        return self._wide[1]
+
+
+def _compiles_steps(federation: Federation, config: Config) -> bool:
+    steps = -(-float(federation.sizes.mean()) // config.batch_size)
+    return worth_compiling(config.compile, config.rounds * config.local_epochs * steps)

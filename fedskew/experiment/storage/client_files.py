@@ -116,7 +116,7 @@ class FiledStates:
         self._files = files
         self.versions = versions
 
-    def of(self, model: str, clients: Sequence[int]) -> list[Tensors]:
+    def read(self, model: str, clients: Sequence[int]) -> list[Tensors]:
         numbers = self.versions.get(model, {})
         kept = [client for client in clients if client in numbers]
         states = at_once(lambda client: self._files.read(model, client, numbers[client]), kept)

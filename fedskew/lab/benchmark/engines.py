@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, StackedEngine, arithmetic
-from fedskew.experiment.loop import RoundLoop
+from fedskew.experiment.loop import run_round
+from fedskew.experiment.overlap import OverlappingRounds
 from fedskew.experiment.preparation import prepare
-from fedskew.experiment.round.phases import RoundInProgress
+from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.round.server import Server
 from fedskew.lab.benchmark.cases import Case
 from fedskew.lab.benchmark.loop import told
@@ -24,20 +24,18 @@ class OwnEngine:
         prepared = prepare(case.config(engine), case.federation())
         self._config, self._method = prepared.config, prepared.method
         self._server = Server(prepared.federation, prepared.method, prepared.model, prepared.config)
+        self._recorder = Recorder(prepared, self._server)
+        self._overlapping = OverlappingRounds(self._server, self._recorder)
         self._state = self._server.start()
-        self._rounds = RoundLoop(self._server, lambda _: None).rounds(self._state)
-        self._next: RoundInProgress | None = None
-        self.visits = 0
-        """Samples trained on in the last round."""
 
     @property
     def name(self) -> str:
-        return self._server.engine.name
+        return self._server.engine_name
 
     @property
     def notices(self) -> list[str]:
         """Of the engine; more may come while it runs."""
-        return self._server.engine.notices
+        return self._server.notices
 
     @property
     def threads(self) -> int | None:
@@ -45,14 +43,21 @@ class OwnEngine:
         one = self._config.engine == "stacked" and self._config.device == "cpu"
         return 1 if one and not os.environ.get("OMP_NUM_THREADS") else None
 
+    @property
+    def visits(self) -> int:
+        """Samples trained on in the last recorded round."""
+        return self._recorder.rows[-1].visits if self._recorder.rows else 0
+
     def round(self) -> None:
-        """One round, with everything that belongs to it, as in a run's loop of rounds."""
-        under_way = next(self._rounds) if self._next is None else self._next
-        began = time.perf_counter()
-        result = self._server.train(under_way)
-        self.visits = int(result.visits.sum())
-        self._next = self._rounds.send((result, time.perf_counter() - began))
-        self._state = self._next.state
+        """One round, with everything that belongs to it, as a run's loop has it."""
+        stage = self._server.next_stage(self._state)
+        assert stage is not None
+        with arithmetic(self._config.precision):
+            if self._server.device.type == "cuda":
+                self._state = self._overlapping.round(stage, self._state)
+                return
+            self._state, row = run_round(self._server, stage, self._state)
+            self._recorder.add(row, self._state)
 
     def global_model(self) -> Tensors:
         return self._state.model.params
@@ -92,7 +97,7 @@ class OwnEngine:
 
     def work(self) -> RoundWork:
         """A round's training of every participant, from the present model."""
-        federation, trainee, config = self._case.federation(), self._state.trainees["global"], self._config
+        federation, trainee, config = self._case.federation(), self._state.models["global"], self._config
         assert isinstance(self._method.objective, Objective)
         state = told(self._method, lambda part: part.client_state(trainee.model.params))
         return RoundWork(
@@ -100,7 +105,7 @@ class OwnEngine:
             solver=self._method.solver,
             server=self._method.server,
             sent=trainee.model,
-            downlink=told(self._method, lambda part: part.downlink(trainee.server)),
+            downlink=told(self._method, lambda part: part.downlink(trainee.server_state)),
             companions={},
             assignments=[
                 Assignment(client, federation.indices[client], federation.label_counts[client], state)

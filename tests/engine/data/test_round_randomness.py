@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
-from toy_runs import image_federation, norm_and_dropout, server
+from toy_runs import image_federation, norm_and_dropout, plan_round, server
 
 from fedskew.engine import Network
 from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
@@ -132,7 +132,7 @@ def test_epochs_clients_rounds_models_and_seeds_are_shuffled_apart() -> None:
 def test_a_client_s_update_does_not_depend_on_who_else_takes_part() -> None:
     federation = image_federation()
     this = server(federation, "fedvls", norm_and_dropout())
-    work = this.begin(this.start()).work
+    work = plan_round(this, this.start()).work
     together = this.engine.train(work)
     for i, assignment in enumerate(work.assignments):
         alone = this.engine.train(type(work)(**{**vars(work), "assignments": [assignment]}))

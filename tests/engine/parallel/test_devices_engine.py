@@ -8,7 +8,7 @@ import pytest
 import torch
 from method_cases import PARAMS
 from parallel_engines import CPU, spread
-from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, same_bits, server
+from toy_runs import advance, distance, finished, image_federation, linear, norm_and_dropout, same_bits, server
 
 from fedskew.engine import PlainEngine, StackedEngine
 from fedskew.engine.choice import choose_devices
@@ -38,11 +38,11 @@ def test_a_device_s_error_is_raised_here_and_torch_s_stream_is_left_alone() -> N
     this = server(image_federation(), "fedavg", linear())
     two = spread(this, linear(), PlainEngine)
     before = torch.get_rng_state()
-    state, _ = this.advance(this.start())
+    state, _ = advance(this, this.start())
     assert torch.equal(torch.get_rng_state(), before)
     two._engines[1].train = lambda work: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(ZeroDivisionError):
-        this.advance(state)
+        advance(this, state)
     two.close()
 
 

@@ -15,7 +15,17 @@ import torch
 from method_cases import PARAMS, by_kind
 from parallel_engines import pooled
 from torch import Tensor, nn
-from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, same_bits, server, text_federation
+from toy_runs import (
+    advance,
+    distance,
+    finished,
+    image_federation,
+    linear,
+    norm_and_dropout,
+    same_bits,
+    server,
+    text_federation,
+)
 
 import fedskew as fs
 from fedskew.engine import PlainEngine, StackedEngine
@@ -112,7 +122,7 @@ def test_it_tells_what_the_workers_noticed_once() -> None:
 def test_a_worker_that_was_killed_is_replaced() -> None:
     this = server(image_federation(), "scaffold", norm_and_dropout(), precision="float32", rounds=3)
     engine = pooled(this)
-    state, _ = this.advance(this.start())
+    state, _ = advance(this, this.start())
     victim = engine._workers[0].process
     os.kill(victim, signal.SIGKILL)
     state, _ = finished(this, state)
@@ -138,7 +148,7 @@ def test_workers_that_die_again_are_reported_in_one_line() -> None:
     this = server(image_federation(), Deadly(os.getpid()), linear())
     engine = pooled(this)
     with pytest.raises(UserError, match=r"died twice \(signal 9\)") as caught:
-        this.advance(this.start())
+        advance(this, this.start())
     assert "\n" not in str(caught.value)
     assert engine._workers == []
 
@@ -157,11 +167,11 @@ def test_a_worker_s_error_is_raised_here() -> None:
     this = server(image_federation(), Failing(ValueError("no such thing")), linear())
     engine = pooled(this)
     with pytest.raises(RuntimeError, match="ValueError: no such thing"):
-        this.advance(this.start())
+        advance(this, this.start())
     this = server(image_federation(), Failing(UserError("it is refused")), linear())
     engine = pooled(this)
     with pytest.raises(UserError, match="it is refused"):
-        this.advance(this.start())
+        advance(this, this.start())
     assert engine._workers == []
 
 
@@ -172,12 +182,12 @@ def is_gone(process: int) -> bool:
 def test_no_process_outlives_its_engine() -> None:
     this = server(image_federation(), "fedavg", linear())
     engine = pooled(this)
-    this.advance(this.start())
+    advance(this, this.start())
     processes = [worker.process for worker in engine._workers]
     assert len(processes) == 2
     engine.close()
     assert all(map(is_gone, processes))
-    this.advance(this.start())
+    advance(this, this.start())
     processes = [worker.process for worker in engine._workers]
     del engine, this
     assert all(map(is_gone, processes))
@@ -200,7 +210,7 @@ class Endless(fs.Objective):
 this = server(image_federation(), Endless(), linear())
 pooled(this)
 try:
-    this.advance(this.start())
+    advance(this, this.start())
 except KeyboardInterrupt:
     os.write(1, b"stopped\\n")
 """

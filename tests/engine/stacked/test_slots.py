@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toy_runs import SKEWED, distance, finished, image_federation, linear, norm_and_dropout, server
+from toy_runs import (
+    SKEWED,
+    distance,
+    finished,
+    image_federation,
+    linear,
+    norm_and_dropout,
+    plan_round,
+    server,
+    use_engine,
+)
 
 import fedskew.engine.stacked.engine
 import fedskew.engine.stacked.slots
@@ -39,7 +49,7 @@ def stacked(
 ) -> Server:
     settings: dict[str, Any] = {**DECAY, "rounds": rounds, "optimizer": optimizer}
     this = server(image_federation(), method, model or norm_and_dropout(), PARAMS.get(method), **settings)
-    this.engine = StackedEngine(this.network, this._workshop.train, 2, **options)
+    use_engine(this, StackedEngine(this.network, this._runtimes.train, 2, **options))
     return this
 
 
@@ -128,7 +138,7 @@ def test_what_did_not_fit_is_gone_before_the_next_attempt(
 
 def test_the_first_round_s_clients_do_not_limit_the_next() -> None:
     this = stacked("fedavg")
-    work = this.begin(this.start()).work
+    work = plan_round(this, this.start()).work
     this.engine.train(replace(work, assignments=work.assignments[:1]))
     _, clients = this.engine.bare_step(work)  # type: ignore[attr-defined]
     _, fresh = stacked("fedavg").engine.bare_step(work)  # type: ignore[attr-defined]
@@ -240,7 +250,7 @@ def test_a_step_that_makes_tensors_from_numbers_on_the_host_is_not_compiled() ->
 
 def test_bare_steps_train_the_round_s_clients() -> None:
     this = server(image_federation(), "fedavg", linear(), engine="stacked")
-    work = this.begin(this.start()).work
+    work = plan_round(this, this.start()).work
     assert isinstance(this.engine, StackedEngine)
     step, clients = this.engine.bare_step(work)
     assert clients == 4  # the fifth, with one sample, shares a slot
@@ -269,4 +279,4 @@ def test_what_is_compiled_of_staging_makes_the_same_batches(
     execution.compiled(program._staging, program.memory, 15)(program.memory)
     assert all(torch.equal(inputs[name], t) for name, t in made.items())
     assert made["x"].abs().sum() > 0
-    assert this._workshop.train.compilable == ("autoaugment" not in augment)
+    assert this._runtimes.train.compilable == ("autoaugment" not in augment)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_runs import image_federation, linear, server
+from toy_runs import advance, image_federation, linear, server
 
 from fedskew.data.federation import Federation
 from fedskew.experiment.storage.run_folder import RunFolder
@@ -47,7 +47,7 @@ def test_a_round_looks_up_those_who_take_part_alone(engine: str) -> None:
     state = this.start()
     for _ in range(3):
         federation.indices.looked_up.clear()  # type: ignore[attr-defined]
-        state, row = this.advance(state)
+        state, row = advance(this, state)
         assert federation.indices.looked_up == row.clients  # type: ignore[attr-defined]
         assert len(row.clients) == TAKING_PART
 
@@ -71,7 +71,7 @@ def test_a_round_reads_and_writes_the_states_of_those_who_take_part_alone(
         for number in range(1, 7):
             before = names(tmp_path)
             read.clear()
-            state, row = this.advance(state)
+            state, row = advance(this, state)
             drawn = set(row.clients)
             assert sorted(read) == sorted(drawn & met)
             assert names(tmp_path) - before == {f"global.client-{c}.round-{number}.safetensors" for c in drawn}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import Tensor
-from toy_runs import finished, image_federation, linear, norm_and_dropout, server, trained
+from toy_runs import advance, finished, image_federation, linear, norm_and_dropout, server, trained
 
 from fedskew.losses import cross_entropy
 from fedskew.methods import Client, Objective, Outputs, ServerRule, Tensors, Updates, make_method
@@ -65,12 +65,12 @@ class Everyone(Objective):
 def test_a_round_in_which_all_diverge_leaves_every_bit(engine: str) -> None:
     this = server(image_federation(), Everyone(), linear(), engine=engine)
     start = this.start()
-    state, row = this.advance(start)
+    state, row = advance(this, start)
     assert row.diverged == [0, 1, 2, 3, 4]
     assert row.loss is None
     for name, tensor in start.tensors().items():
         assert torch.equal(state.tensors()[name], tensor)
-    assert state.trainees["global"].rounds == 1
+    assert state.models["global"].rounds == 1
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def test_a_server_step_that_leaves_the_state_not_finite_is_not_taken() -> None:
         image_federation(), "fedadagrad", linear(), precision="float32", lr=1e25, local_epochs=1, batch_size=99
     )
     start = this.start()
-    state, row = this.advance(start)
+    state, row = advance(this, start)
     assert row.loss is None
     assert row.diverged == [0, 1, 2, 3, 4]
     assert all(torch.equal(tensor, state.tensors()[name]) for name, tensor in start.tensors().items())

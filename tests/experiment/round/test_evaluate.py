@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from toy_runs import SKEWED, image_federation, linear, norm_and_dropout, server, trained
+from toy_runs import SKEWED, advance, image_federation, linear, norm_and_dropout, plan_round, server, trained
 
 from fedskew.engine.model.network import ModelState
 from fedskew.experiment.round.server import Server
@@ -18,14 +18,14 @@ ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 
 
 def inputs(server: Server) -> Tensor:
-    data = server._tests._evaluators[""]._data
+    data = server._runtime.test_set._evaluators[""]._data
     return data.inputs(torch.arange(len(data)))
 
 
 def direct_confusion(server: Server, model: ModelState, labels: tuple[int, ...] | None = None) -> np.ndarray:
     with torch.no_grad():
         logits = server.network.module(model)(inputs(server))
-    y = server._tests._evaluators[""]._data.y
+    y = server._runtime.test_set._evaluators[""]._data.y
     if labels is not None:
         outside = [c for c in range(4) if c not in labels]
         logits[:, outside] = -torch.inf
@@ -37,9 +37,9 @@ def direct_confusion(server: Server, model: ModelState, labels: tuple[int, ...] 
 def test_the_evaluation_is_that_of_the_module_on_the_test_set() -> None:
     this = server(image_federation(tests=1201), "pkd", norm_and_dropout(), PKD, rounds=2)
     state = this.start()
-    while (stage := this.stage(state)) is not None:
-        state, row = this.advance(state)
-        expected = direct_confusion(this, state.trainees[stage.model].model, stage.labels)
+    while (stage := this.next_stage(state)) is not None:
+        state, row = advance(this, state)
+        expected = direct_confusion(this, state.models[stage.model].model, stage.labels)
         assert row.tested.confusion.tolist() == expected.tolist()
         assert row.accuracy == pytest.approx(np.trace(expected) / expected.sum())
 
@@ -66,8 +66,8 @@ def test_local_models_before_and_after_their_update(engine: str) -> None:
     federation = image_federation()
     this = server(federation, "fedvls", norm_and_dropout(), engine=engine, eval_local=True, clients_per_round=3)
     state = this.start()
-    result = this.engine.train(this.begin(state).work)
-    _, row = this.advance(state)
+    result = this.engine.train(plan_round(this, state).work)
+    _, row = advance(this, state)
     before = Evaluation(direct_confusion(this, state.model))
     assert row.local_before == list(before.class_accuracy)
     assert [entry["client"] for entry in row.local] == row.clients

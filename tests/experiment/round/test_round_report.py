@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedskew.engine import ModelState, RoundResult
-from fedskew.experiment.round.report import RoundReport
+from fedskew.experiment.round.aggregate import read_report
 
 MASK = torch.tensor([0.0, -torch.inf])
 """A buffer that is meant to hold what is not finite."""
@@ -23,7 +23,7 @@ def result() -> tuple[RoundResult, ModelState]:
 
 
 def test_finite_numbers_and_constants_that_nobody_changed_are_well() -> None:
-    report = RoundReport.of(*result())
+    report = read_report(*result())
     assert report.finite.tolist() == [True, True]
     assert report.loss.tolist() == [1, 1]
     assert report.tally == {"distilled": 5}
@@ -35,4 +35,4 @@ def test_one_number_that_is_not_finite_is_its_client_s_alone(where: str, value: 
     told, sent = result()
     tensors = {**told.trained.params, **told.trained.buffers, **told.uplink, **told.states, "loss": told.loss}
     tensors[where][1] = value
-    assert RoundReport.of(told, sent).finite.tolist() == [True, False]
+    assert read_report(told, sent).finite.tolist() == [True, False]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from toy_runs import everything, finished, image_federation, norm_and_dropout, same_bits, server
+from toy_runs import advance, everything, finished, image_federation, norm_and_dropout, same_bits, server, timeless
 
 from fedskew.experiment.round.client_states import ClientStates
-from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.client_files import ClientFiles
 from fedskew.experiment.storage.tensors import read_tensors, write_tensors
@@ -67,11 +65,6 @@ def through_files(state: RunState, path: Path) -> RunState:
     return RunState.restored(*read_tensors(path / "state"), clients, CPU)
 
 
-def timeless(row: RoundRow) -> RoundRow:
-    """All but how long it took."""
-    return replace(row, time={})
-
-
 def assert_same_state(state: RunState, again: RunState) -> None:
     assert same_bits(state, again)
     assert json.loads(json.dumps(state.meta())) == json.loads(json.dumps(again.meta()))
@@ -97,9 +90,9 @@ def test_a_run_goes_on_from_any_round(method: str, engine: str, tmp_path: Path) 
     this = fresh()
     undisturbed = finished(this)[0]
     state, states, rows = this.start(on_disk(tmp_path)), [], []
-    while this.stage(state) is not None:
+    while this.next_stage(state) is not None:
         states.append(state)
-        state, row = this.advance(state)
+        state, row = advance(this, state)
         rows.append(row)
     assert len(rows) >= 3
     assert_same_state(undisturbed, through_files(state, tmp_path))
@@ -111,7 +104,7 @@ def test_a_run_goes_on_from_any_round(method: str, engine: str, tmp_path: Path) 
 
 def test_advancing_leaves_the_earlier_state_alone() -> None:
     this = server(image_federation(), "fedlmd+scaffold", norm_and_dropout(), engine="stacked", rounds=3)
-    state, _ = this.advance(this.start())
+    state, _ = advance(this, this.start())
     kept = {name: tensor.clone() for name, tensor in everything(state).items()}
     meta = json.dumps(state.meta())
     finished(this, state)

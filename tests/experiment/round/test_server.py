@@ -6,7 +6,7 @@ import json
 
 import pytest
 from torch import nn
-from toy_runs import config, finished, image_federation, linear, server, trained
+from toy_runs import config, finished, image_federation, linear, plan_round, server, trained
 
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
@@ -30,14 +30,13 @@ def test_a_model_that_the_method_cannot_use_is_refused_before_training() -> None
 def test_the_end_is_the_end() -> None:
     this = server(image_federation(), "fedavg", linear())
     state, _ = finished(this)
-    assert this.rounds_ahead(state) == 0
-    with pytest.raises(ValueError, match="end"):
-        this.advance(state)
+    assert this.rounds_left(state) == 0
+    assert this.next_stage(state) is None
 
 
 @pytest.mark.parametrize(("every", "states"), [(1, 5 + 4), (2, 5 + 8), (100, 40)])
 def test_the_space_for_clients_states_includes_those_kept_for_checkpoints(every: int, states: int) -> None:
     this = server(image_federation(), "scaffold", linear(), rounds=20, clients_per_round=2, checkpoint_every=every)
-    one = sum(t.nbytes for t in this.begin(this.start()).work.assignments[0].state.values())
+    one = sum(t.nbytes for t in plan_round(this, this.start()).work.assignments[0].state.values())
     assert this.client_bytes(this.start(), 0) == states * one
     assert this.client_bytes(this.start(), 5) == (states - 5) * one

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from toy_runs import finished, image_federation, linear, same_bits, server, trained
+from toy_runs import advance, finished, image_federation, linear, same_bits, server, trained
 
 from fedskew.methods.pkd import weak_groups
 from fedskew.methods.stages import Survey
@@ -21,7 +21,7 @@ def test_pkd_goes_through_its_stages(engine: str) -> None:
     federation = image_federation()
     this = server(federation, "pkd", linear(), PKD, rounds=3, engine=engine)
     state = this.start()
-    assert this.rounds_ahead(state) == 1 + 2 * 2 + 2
+    assert this.rounds_left(state) == 1 + 2 * 2 + 2
     state, rows = finished(this, state)
     stages = ["warm-up", "expert 0", "expert 0", "expert 1", "expert 1", "distil", "distil"]
     assert [row.stage for row in rows] == stages
@@ -29,7 +29,7 @@ def test_pkd_goes_through_its_stages(engine: str) -> None:
     assert [row.round for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert {tuple(row.clients) for row in rows if row.stage == "expert 0"} == {(0, 2, 4)}
     assert {tuple(row.clients) for row in rows if row.stage == "expert 1"} == {(0, 1, 2, 3)}
-    assert sorted(state.trainees) == ["expert.0", "expert.1", "global"]
+    assert sorted(state.models) == ["expert.0", "expert.1", "global"]
     group = federation.restrict((0, 3))
     assert rows[1].visits == 2 * group.sizes.sum()
 
@@ -39,25 +39,25 @@ def test_an_expert_trains_on_its_group_alone() -> None:
     federation = image_federation()
     params = {**PKD, "groups": [[0, 3]], "expert_rounds": 1}
     this = server(federation, "pkd", linear(), params)
-    after_warmup, _ = this.advance(this.start())
-    with_expert, _ = this.advance(after_warmup)
+    after_warmup, _ = advance(this, this.start())
+    with_expert, _ = advance(this, after_warmup)
     alone = server(federation.restrict((0, 3)), "pkd", linear(), params)
-    again, _ = alone.advance(after_warmup)
+    again, _ = advance(alone, after_warmup)
     assert same_bits(replace(with_expert), replace(again))
-    bias = with_expert.trainees["expert.0"].model.params["head.bias"] - after_warmup.model.params["head.bias"]
+    bias = with_expert.models["expert.0"].model.params["head.bias"] - after_warmup.model.params["head.bias"]
     assert bias[[0, 3]].abs().min() > 0
     plain = server(federation, "pkd", linear(), params, weight_decay=0.0)
-    start, _ = plain.advance(plain.start())
-    expert, _ = plain.advance(start)
-    change = expert.trainees["expert.0"].model.params["head.bias"] - start.model.params["head.bias"]
+    start, _ = advance(plain, plain.start())
+    expert, _ = advance(plain, start)
+    change = expert.models["expert.0"].model.params["head.bias"] - start.model.params["head.bias"]
     assert torch.equal(change[[1, 2]], torch.zeros(2, dtype=torch.float64))
 
 
 def test_the_groups_that_pkd_finds_are_noted() -> None:
     federation = image_federation()
     this = server(federation, "pkd", linear(), {"warmup_rounds": 1, "expert_rounds": 1}, rounds=2)
-    state, row = this.advance(this.start())
-    data = this._workshop.train
+    state, row = advance(this, this.start())
+    data = this._runtimes.train
     rows = np.concatenate(federation.indices)
     model = this.network.module(state.model)
     with torch.no_grad():

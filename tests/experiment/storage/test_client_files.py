@@ -37,7 +37,7 @@ def last(client: int, round_: int) -> int | None:
 def assert_as_of(clients: ClientStates, round_: int) -> None:
     for client in range(3):
         number = last(client, round_)
-        (kept,) = clients.of("global", [client])
+        (kept,) = clients.read("global", [client])
         expected = {} if number is None else state(client, number)
         assert kept.keys() == expected.keys()
         assert all(torch.equal(kept[name], tensor) for name, tensor in expected.items())
@@ -75,9 +75,9 @@ def test_states_are_copied_and_belong_to_one_model(where: str, tmp_path: Path) -
     stacked = torch.arange(3.0)
     after = clients.updated("a/b %.client-1", 1, {5: {"w": stacked[1]}})
     stacked += 1
-    assert after.of("a/b %.client-1", [5])[0]["w"] == 1
-    assert after.of("global", [5]) == [{}]
-    assert clients.of("a/b %.client-1", [5]) == [{}]
+    assert after.read("a/b %.client-1", [5])[0]["w"] == 1
+    assert after.read("global", [5]) == [{}]
+    assert clients.read("a/b %.client-1", [5]) == [{}]
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -162,13 +162,13 @@ def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
     content = first.read_bytes()
     first.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=r"client-0\.round-1.*digest.*start again"):
-        clients.of("global", [0, 1])
+        clients.read("global", [0, 1])
     first.write_bytes(second.read_bytes())
     with pytest.raises(UserError, match="belongs to another run"):
-        clients.of("global", [0, 1])
+        clients.read("global", [0, 1])
     other = ClientFiles(tmp_path / "clients").take_up(clients.versions, "another run")
     with pytest.raises(UserError, match="belongs to another run"):
-        other.of("global", [1])
+        other.read("global", [1])
 
 
 def test_a_checkpoint_of_another_version_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

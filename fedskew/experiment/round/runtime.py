@@ -1,4 +1,4 @@
-"""What a model is trained and tested with: its network, an engine and the data on their devices."""
+"""What a model is trained and tested with: its network, an engine and the data on the run's devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fedskew.engine import (
     DevicesEngine,
     Engine,
     Evaluator,
-    ModelState,
     Network,
     choose_devices,
     make_engine,
@@ -22,23 +21,23 @@ from fedskew.engine import (
 )
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.test_set import Tests
+from fedskew.experiment.round.evaluate import TestSet
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """Of one architecture."""
+class ModelRuntime:
+    """All that it takes to train and test models of one architecture."""
 
     network: Network
     engine: Engine
-    tests: Tests
+    test_set: TestSet
 
 
-class Workshop:
-    """A run's data on its devices, and workbenches over them."""
+class RuntimeFactory:
+    """Holds a run's data on its devices, and makes runtimes over them."""
 
-    def __init__(self, dataset: Dataset, config: Config, compiles: bool) -> None:
-        self._dataset, self._config, self._compiles = dataset, config, compiles
+    def __init__(self, dataset: Dataset, config: Config, compile_steps: bool) -> None:
+        self._dataset, self._config, self._compile_steps = dataset, config, compile_steps
         self._dtype, self._autocast = number_format(config.precision)
         self._augmentation = make_augmentation(config.augment, dataset.input_shape) if config.augment else None
         self.devices = choose_devices(config.device)
@@ -49,8 +48,8 @@ class Workshop:
         """The training data on the first device."""
         return self._train[0]
 
-    def bench(self, model: nn.Module, engine: str) -> Workbench:
-        """A workbench for this architecture, with the engine of that name."""
+    def runtime(self, model: nn.Module, engine: str) -> ModelRuntime:
+        """A runtime for this architecture, with the engine of that name."""
         networks = [Network(model, self._dtype, self._autocast).to(device) for device in self.devices]
         smallest = networks[0].smallest_batch(self.train.some_inputs())
         if self._config.batch_size < smallest:
@@ -59,25 +58,22 @@ class Workshop:
                 "BatchNorm cannot train on a batch of one sample here"
             )
         engines = [
-            make_engine(engine, *there, smallest, self._compiles) for there in zip(networks, self._train, strict=True)
+            make_engine(engine, network, samples, smallest, self._compile_steps)
+            for network, samples in zip(networks, self._train, strict=True)
         ]
-        together = engines[0] if len(engines) == 1 else DevicesEngine(engines, self.devices)
-        return Workbench(networks[0], together, self._tests(networks[0]))
+        whole = engines[0] if len(engines) == 1 else DevicesEngine(engines, self.devices)
+        return ModelRuntime(networks[0], whole, self._test_set(networks[0]))
 
-    def initial(self, model: nn.Module) -> ModelState:
-        """The tensors of a model as networks here have them."""
-        return Network(model, self._dtype, self._autocast).to(self.devices[0]).state()
-
-    def _tests(self, network: Network) -> Tests:
+    def _test_set(self, network: Network) -> TestSet:
         def evaluator(samples: Samples) -> Evaluator:
-            there = DeviceSamples(self._dataset, samples, self.devices[0], self._dtype)
-            return Evaluator(network, there, self._compiles)
+            on_device = DeviceSamples(self._dataset, samples, self.devices[0], self._dtype)
+            return Evaluator(network, on_device, self._compile_steps)
 
         test = self._dataset.test
         if test.domain is None:
-            return Tests({"": evaluator(test)})
-        parts = {name: test.where(test.domain == number) for number, name in enumerate(self._dataset.domains)}
-        return Tests({name: evaluator(part) for name, part in parts.items() if len(part)})
+            return TestSet({"": evaluator(test)})
+        domains = {name: test.where(test.domain == number) for number, name in enumerate(self._dataset.domains)}
+        return TestSet({name: evaluator(samples) for name, samples in domains.items() if len(samples)})
 
     def _training_samples(self, device: torch.device) -> DeviceSamples:
         return DeviceSamples(self._dataset, self._dataset.train, device, self._dtype, self._augmentation)

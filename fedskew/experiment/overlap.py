@@ -1,0 +1,204 @@
+"""The rounds of a run on a GPU, which works on by itself: it is never kept waiting for the host.
+
+A round's training, aggregation and test are handed to the device at once. To wait first for the news that all updates
+are finite would leave it idle, so the aggregation is computed optimistically and redone if any update is not. While the
+device trains, the host records the round before and plans the round after. A row is therefore recorded while the next
+round trains; rows stay in order, and the numbers are those of `loop`, to the last bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedskew.engine import Fetch, RoundResult
+from fedskew.experiment.recorder import Recorder
+from fedskew.experiment.round.aggregate import Aggregated, PendingReport, server_update
+from fedskew.experiment.round.evaluate import RowFields
+from fedskew.experiment.round.plan import RoundPlan
+from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState, ServerModel
+from fedskew.methods import Stage
+
+_SHORT = 1.0
+"""Seconds of a round up to which its row may wait for the next round. The row of a longer round is not held back."""
+
+ReadEvaluation = Callable[[], RowFields]
+"""Waits for an evaluation that the device may still be working on."""
+
+
+def run_overlapping_rounds(server: Server, state: RunState, recorder: Recorder) -> RunState:
+    """Run round after round, until the schedule ends or a callback stops the run."""
+    return OverlappingRounds(server, recorder).run(state)
+
+
+@dataclass(frozen=True)
+class Optimistic:
+    """What a round gives if all its numbers are finite, as nearly always."""
+
+    model: ServerModel
+    after: RunState | None
+    """None if the state depends on something that must be fetched from the device first."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A round that the device has been given to its end."""
+
+    plan: RoundPlan
+    result: RoundResult
+    report: PendingReport
+    optimistic: Optimistic | None
+    evaluation: ReadEvaluation | None
+    began: float
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A round whose outcome is decided; its evaluation may still be running."""
+
+    after: RunState
+    row: RoundRow
+    evaluation: ReadEvaluation | None
+    snapshot: Fetch | None
+    seconds: float
+
+    def complete_row(self, beside_next_round: bool) -> RoundRow:
+        """The row, once the evaluation is there. Waiting beside the next round is part of that one's time."""
+        began = time.perf_counter()
+        evaluation = {} if self.evaluation is None else self.evaluation()
+        waited = time.perf_counter() - began
+        laps = {**self.row.time, "evaluate": self.row.time["evaluate"] + waited}
+        seconds = self.seconds + (0.0 if beside_next_round else waited)
+        return replace(self.row, **evaluation, time=laps, seconds=seconds)
+
+
+class OverlappingRounds:
+    """The rounds of one run, each of which begins before the one before it is recorded."""
+
+    def __init__(self, server: Server, recorder: Recorder) -> None:
+        self._server, self._recorder = server, recorder
+        self._planned: RoundPlan | None = None
+        """The next round, planned on the optimistic outcome of this one."""
+        self._unrecorded: Settled | None = None
+        self._last_seconds = math.inf
+
+    def run(self, state: RunState) -> RunState:
+        """Whatever ends the rounds, what was computed is recorded first."""
+        try:
+            while (stage := self._server.next_stage(state)) is not None and not self._recorder.stopped:
+                state = self.round(stage, state)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is what the user must see
+                self._record_settled()
+            raise
+        self._record_settled()
+        return state
+
+    def round(self, stage: Stage, state: RunState) -> RunState:
+        """Run a round to the point where its outcome is known. Its row is recorded now or beside the next round."""
+        began = time.perf_counter()
+        launched = self._launch(self._take_plan(stage, state), began)
+        self._record_settled(beside_next_round=True)
+        if self._recorder.stopped:  # after the round before this one, which therefore never happened
+            return state
+        short = self._last_seconds <= _SHORT
+        if short:
+            self._plan_next(launched)
+        settled = self._settle(launched)
+        self._last_seconds = settled.seconds
+        self._unrecorded = settled
+        if not short:
+            self._record_settled()
+        return settled.after
+
+    def _take_plan(self, stage: Stage, state: RunState) -> RoundPlan:
+        """The plan that was made ahead, if it starts from this state."""
+        planned, self._planned = self._planned, None
+        return planned if planned is not None and planned.before is state else self._server.plan(stage, state)
+
+    def _launch(self, plan: RoundPlan, began: float) -> Launched:
+        """Hand the device the whole round, without waiting for any of it."""
+        result = self._server.train(plan)
+        optimistic = self._aggregate_optimistically(plan, result)
+        update = server_update(optimistic.model) if optimistic else ()
+        report = PendingReport(result, plan.start.model, update)
+        evaluation = None
+        if optimistic is not None and optimistic.after is not None:
+            with contextlib.suppress(Exception):  # a model with wrong numbers; `_settle` evaluates the right one
+                evaluation = self._begin_test(plan, optimistic.model, optimistic.after)
+        return Launched(plan, result, report, optimistic, evaluation, began)
+
+    def _aggregate_optimistically(self, plan: RoundPlan, result: RoundResult) -> Optimistic | None:
+        try:
+            model = self._server.aggregator.combine(plan, result, np.ones(len(plan.clients), dtype=bool))
+        except Exception:  # a server rule may refuse numbers that are not finite; `_settle` calls it again
+            return None
+        state, stage = plan.before, plan.stage
+        keeps_states = bool(result.states) or stage.cohort == "alone"
+        if keeps_states or state.stage_round + 1 >= stage.rounds or not self._server.evaluation.covers_one_model(plan):
+            return Optimistic(model, None)
+        return Optimistic(model, self._server.state_after(plan, state.clients, model))
+
+    def _plan_next(self, launched: Launched) -> None:
+        """Plan the next round while the device is busy. The plan is used if the optimistic outcome holds."""
+        after = launched.optimistic.after if launched.optimistic else None
+        stage = None if after is None else self._server.next_stage(after)
+        if after is None or stage is None:
+            return
+        with contextlib.suppress(Exception):  # wrong numbers, or an error that shows again when the round begins
+            planned = self._server.plan(stage, after)
+            planned.runtime.engine.prefetch(planned.work)
+            self._planned = planned
+
+    def _settle(self, launched: Launched) -> Settled:
+        """Wait until the clients are trained, and redo what was computed optimistically if it does not hold."""
+        server, plan, result = self._server, launched.plan, launched.result
+        report, optimistic, evaluation = launched.report.read(), launched.optimistic, launched.evaluation
+        trained_at = time.perf_counter()
+        if optimistic is None or not report.finite.all() or not launched.report.server_update_is_finite():
+            aggregated, evaluation = server.aggregate(plan, result, report), None
+        elif optimistic.after is None:
+            aggregated = server.conclude(plan, result, report, optimistic.model)
+        else:
+            aggregated = Aggregated(optimistic.model, optimistic.after, report)
+        row = server.record(plan, result, aggregated)
+        aggregated_at = time.perf_counter()
+        if evaluation is None:
+            evaluation = self._evaluate(plan, result, aggregated)
+        now = time.perf_counter()
+        laps = {
+            "train": trained_at - launched.began,
+            "server": aggregated_at - trained_at,
+            "evaluate": now - aggregated_at,
+        }
+        snapshot = self._recorder.snapshot(aggregated.after)
+        seconds = time.perf_counter() - launched.began
+        return Settled(aggregated.after, replace(row, time=laps), evaluation, snapshot, seconds)
+
+    def _begin_test(self, plan: RoundPlan, model: ServerModel, after: RunState) -> ReadEvaluation | None:
+        """Start the test of the round's model on the device, if an evaluation is due."""
+        if not self._server.evaluation.is_due(plan, after):
+            return None
+        return plan.runtime.test_set.begin_to_measure(model.model, plan.stage.labels)
+
+    def _evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> ReadEvaluation | None:
+        """The evaluation of a settled round. Only the test of a single model goes on by itself."""
+        if self._server.evaluation.covers_one_model(plan):
+            return self._begin_test(plan, aggregated.model, aggregated.after)
+        fields = self._server.evaluate(plan, result, aggregated)
+        return lambda: fields
+
+    def _record_settled(self, beside_next_round: bool = False) -> None:
+        if self._unrecorded is None:
+            return
+        settled = self._unrecorded
+        row = settled.complete_row(beside_next_round)
+        self._unrecorded = None  # only now: if the waiting is interrupted, the round can be recorded again
+        self._recorder.add(row, settled.after, settled.snapshot)

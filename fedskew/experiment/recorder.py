@@ -1,0 +1,111 @@
+"""Keeps what a run computes: rows and checkpoints in its folder, progress for its callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedskew.engine import Fetch
+from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.result import Result
+from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.about import described
+from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.models.concatenation import count_encoders
+
+
+class Recorder:
+    """Records one run, with or without a folder."""
+
+    def __init__(
+        self, prepared: Prepared, server: Server, folder: RunFolder | None = None, callbacks: Sequence[Callback] = ()
+    ) -> None:
+        self._prepared, self._server, self._folder, self._callbacks = prepared, server, folder, callbacks
+        self.rows: list[RoundRow] = []
+        self.stopped = False
+        """Whether a callback has stopped the run."""
+
+    def start(self, rows: list[RoundRow], state: RunState) -> None:
+        """Begin with the rows that a folder has already, or with none."""
+        self.rows = rows
+        if not rows:
+            self._append(RoundRow(0, evaluation=self._server.evaluate_model(state.model)))
+        for callback in self._callbacks:
+            callback.on_start(self._prepared, state, self._server.rounds_left(state))
+        for callback in self._callbacks if state.round else ():
+            if callback.on_resume(rows):
+                self.stopped = True
+
+    def snapshot(self, state: RunState) -> Fetch | None:
+        """Begin to copy what the checkpoint of this state will hold; None if no checkpoint is due."""
+        left, every = self._server.rounds_left(state), self._prepared.config.checkpoint_every
+        if self._folder is None or (left and state.round % every):
+            return None
+        return Fetch.beside(state.tensors(), self._server.device)
+
+    def add(self, row: RoundRow, state: RunState, snapshot: Fetch | None = None) -> None:
+        """Record a round: its row first, then its checkpoint. Callbacks may then stop the run."""
+        self._append(row)
+        snapshot = snapshot or self.snapshot(state)
+        if self._folder is not None and snapshot is not None:
+            meta = state.meta() | self._circumstances()
+            self._folder.save_checkpoint(state.round, snapshot.read(), meta, state.clients.versions, wait=False)
+        self.notify(self._server.notices)
+        left = self._server.rounds_left(state)
+        for callback in self._callbacks:
+            if callback.on_round(row, left):
+                self.stopped = True
+
+    def notify(self, lines: list[str]) -> None:
+        """Pass lines on to the callbacks, and clear them."""
+        for line in lines:
+            for callback in self._callbacks:
+                callback.on_notice(line)
+        lines.clear()
+
+    def finish(self, state: RunState) -> Result:
+        """Write the final model and the summary."""
+        module = self._server.module(state)
+        result = self.result(module, self.rows, self._server.engine_name, self.stopped)
+        if self._folder is not None:
+            tensors, encoders = {**state.model.params, **state.model.buffers}, count_encoders(module)
+            about: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
+            if encoders:
+                tensors, about = {**dict(module.named_parameters()), **tensors}, {**about, "encoders": encoders}
+            self._folder.save_model(tensors, about)
+            self._folder.write_summary(result.summary())
+        for callback in self._callbacks:
+            callback.on_end(result)
+        return result
+
+    def result(self, module: nn.Module, rows: list[RoundRow], engine: str, stopped: bool) -> Result:
+        """The result of a run that ended with this model."""
+        recorded = None if self._folder is None else self._folder.about()
+        return Result(
+            config=self._prepared.config,
+            history=rows,
+            source=module.to(torch.device("cpu")),
+            engine=engine,
+            folder=None if self._folder is None else self._folder.path,
+            about=recorded or {"federation": described(self._prepared.federation)},
+            stopped_early=stopped,
+        )
+
+    def _append(self, row: RoundRow) -> None:
+        self.rows.append(row)
+        if self._folder is not None:
+            self._folder.append_round(row)
+
+    def _circumstances(self) -> dict[str, Any]:
+        """What must be the same after a resume for the run to end with the same bits."""
+        return {
+            "split": self._prepared.federation.hash,
+            "threads": torch.get_num_threads(),
+            "engine": self._server.engine_name,
+        }

@@ -1,0 +1,148 @@
+"""The rounds of a federation across machines.
+
+A message to a site costs seconds, whatever is in it. So round r is not tested in messages of its own: the sites test
+its model in the same messages that have them train round r + 1, which starts from that model. Only the last round of a
+stage is tested by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedskew.engine import RoundResult
+from fedskew.errors import UserError
+from fedskew.experiment.loop import Stopwatch
+from fedskew.experiment.recorder import Recorder
+from fedskew.experiment.round.aggregate import Aggregated, read_report
+from fedskew.experiment.round.evaluate import RowFields
+from fedskew.experiment.round.plan import RoundPlan
+from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.state import RunState
+from fedskew.flower.federation_server import FederationServer
+from fedskew.flower.privacy import SENSITIVITY, epsilon
+from fedskew.flower.run_record import RunRecord
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.site_evaluation import Replies
+from fedskew.flower.site_training import Answers, SiteTraining
+from fedskew.flower.sites import Sites
+from fedskew.methods import Stage
+
+
+@dataclass(frozen=True)
+class RequestedRound:
+    """A round that the sites were asked to train."""
+
+    plan: RoundPlan
+    answers: Answers
+    tests: Replies
+    """What the sites report about the model that the round starts from."""
+
+
+@dataclass(frozen=True)
+class TrainedRound:
+    """A round with enough updates."""
+
+    plan: RoundPlan
+    result: RoundResult
+    failures: dict[int, str]
+    """Sites whose updates were left out, with the reason."""
+
+
+class FederatedRounds:
+    """Runs the rounds of one run at its sites."""
+
+    def __init__(
+        self,
+        server: FederationServer,
+        training: SiteTraining,
+        sites: Sites,
+        settings: FederationSettings,
+        record: RunRecord,
+    ) -> None:
+        self._server, self._training, self._sites = server, training, sites
+        self._settings, self._record = settings, record
+
+    def run(self, state: RunState, recorder: Recorder) -> RunState:
+        """Run round after round, until the schedule ends or a callback stops the run."""
+        requested: RequestedRound | None = None
+        while (stage := self._server.next_stage(state)) is not None:
+            state, row, requested = self._round(stage, state, requested)
+            recorder.add(row, state)
+            if recorder.stopped:
+                break
+        return state
+
+    def _round(
+        self, stage: Stage, state: RunState, requested: RequestedRound | None
+    ) -> tuple[RunState, RoundRow, RequestedRound | None]:
+        """Run one round, which may have been requested with the tests of the round before it."""
+        clock = Stopwatch()
+        trained = self._train(stage, state, requested)
+        plan, result = trained.plan, trained.result
+        report = read_report(result, plan.start.model)
+        clock.lap("train")
+        aggregated = self._server.aggregate(plan, result, report)
+        clock.lap("server")
+        following, evaluation = self._evaluate_and_train_next(plan, aggregated)
+        clock.lap("evaluate")
+        row = self._row(trained, aggregated)
+        return aggregated.after, replace(row, **evaluation, time=clock.laps, seconds=clock.total), following
+
+    def _train(self, stage: Stage, state: RunState, requested: RequestedRound | None) -> TrainedRound:
+        """Have the round trained, again if too few updates come back."""
+        for attempt in range(1, self._settings.attempts + 1):
+            if requested is None:
+                self._sites.await_some(self._settings.least)
+                requested = self._request(self._server.plan(stage, state))
+            plan, found = requested.plan, self._training.check(requested.plan, requested.answers)
+            enough = min(self._settings.least, len(plan.clients))
+            if len(found.updates) >= enough:
+                return TrainedRound(plan, self._training.result(plan, found.updates), found.failures)
+            number = plan.work.key.round + 1
+            self._sites.say(f"round {number}: {len(found.updates)} of {enough} updates needed came; attempt {attempt}")
+            requested = None
+        raise UserError(
+            f"round {number} failed {self._settings.attempts} times for want of good updates; the run can be started "
+            "again and goes on from here"
+        )
+
+    def _evaluate_and_train_next(
+        self, plan: RoundPlan, aggregated: Aggregated
+    ) -> tuple[RequestedRound | None, RowFields]:
+        """Test the round's model, where that is due, in the messages that have the next round trained."""
+        evaluation, labels = self._server.site_evaluation, plan.stage.labels
+        if not self._server.evaluation.is_due(plan, aggregated.after):
+            return None, {}
+        following, replies = None, {}
+        question = evaluation.question(labels, plan.stage.concatenates)
+        if question is not None and aggregated.after.stage_round > 0:
+            self._sites.look_around()  # nobody is waited for
+            following = self._request(self._server.plan(plan.stage, aggregated.after), question)
+            replies = dict(following.tests)
+        model = aggregated.model.model
+        if question is not None and not replies:
+            frozen = {name: plan.before.models[name].model for name in plan.stage.concatenates}
+            replies = evaluation.request(model, labels, frozen)
+        return following, evaluation.measure(replies, plan.runtime.test_set, model, labels)
+
+    def _request(self, plan: RoundPlan, question: dict[str, Any] | None = None) -> RequestedRound:
+        return RequestedRound(plan, *self._training.request(plan, question))
+
+    def _row(self, trained: TrainedRound, aggregated: Aggregated) -> RoundRow:
+        """The round's row, with the reasons why sites were left out, and without what the sites do not share."""
+        row, failures = self._server.record(trained.plan, trained.result, aggregated), trained.failures
+        return replace(
+            row,
+            diverged=[client for client in row.diverged if client not in failures],
+            failed={self._sites.names[client]: reason for client, reason in failures.items()},
+            loss=row.loss if self._settings.share_loss else None,
+            privacy=None if self._settings.privacy == "none" else self._privacy_spent(),
+        )
+
+    def _privacy_spent(self) -> dict[str, Any]:
+        """The ε of a site that took part in every round, including rounds that were repeated after a crash."""
+        own = self._settings
+        spent = epsilon(self._record.releases, own.noise, own.delta, SENSITIVITY[own.privacy])
+        self._sites.say(f"{own.privacy} privacy of a site so far: ε = {spent:.3g} at δ = {own.delta:g}")
+        return {"kind": own.privacy, "epsilon": spent, "delta": own.delta}

@@ -1,0 +1,101 @@
+"""Tests of a model where the test data are: at the sites, whose confusion matrices add up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedskew.engine import ModelState
+from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
+from fedskew.flower.model_message import model_tensors, models_tensors
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.sites import Reply, Sites, good, require_some
+from fedskew.flower.tensors import to_bytes
+from fedskew.flower.wire import Facts, Garbled, is_count
+from fedskew.metrics.confusion import Confusion, Evaluation
+
+Replies = Mapping[int, Reply]
+"""What sites report about their tests."""
+
+
+class SiteEvaluation:
+    """Evaluates models by the sites' tests, by the server's own, or by both."""
+
+    def __init__(self, sites: Sites, settings: FederationSettings, classes: int) -> None:
+        self._sites, self._settings, self._classes = sites, settings, classes
+
+    @property
+    def by_sites(self) -> bool:
+        """Whether the sites' tests are the evaluation; otherwise the server's are."""
+        return self._settings.evaluation == "sites"
+
+    def question(self, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
+        """What the sites are asked about their tests; None if they are not asked.
+
+        `frozen` names the models whose encoders are part of the one that is tested.
+        """
+        detail = "class" if self.by_sites else self._settings.site_metrics
+        if detail == "none":
+            return None
+        return {"labels": labels and list(labels), "detail": detail, "frozen": list(frozen)}
+
+    def request(self, model: ModelState, labels: Labels, frozen: Mapping[str, ModelState]) -> dict[int, Reply]:
+        """Have all sites test a model."""
+        self._sites.await_some(self._settings.least)
+        question = self.question(labels, list(frozen)) or {}
+        payload = to_bytes(model_tensors("sent", model) | models_tensors(frozen))
+        facts = dict.fromkeys(self._sites.online, question)
+        answers = self._sites.ask("evaluate", facts, payload, self._settings.round_timeout)
+        require_some(answers, self._sites.names, "with its tests")
+        return dict(good(answers))
+
+    def evaluate(self, replies: Replies) -> Evaluation:
+        """The evaluation over all sites that answered."""
+        return self._total(self._matrices(replies))
+
+    def measure(self, replies: Replies, own: TestSet, model: ModelState, labels: Labels) -> RowFields:
+        """The fields of the round's row that the evaluation fills; `own` are the server's tests."""
+        if self.by_sites:
+            matrices = self._matrices(replies)
+            return {"evaluation": self._total(matrices), "sites": self._by_name(matrices)}
+        fields = own.measure(model, labels)
+        if self._settings.site_metrics == "total":
+            fields["sites"] = self._accuracies(replies)
+        elif self._settings.site_metrics == "class":
+            fields["sites"] = self._by_name(self._matrices(replies))
+        return fields
+
+    def _total(self, matrices: Mapping[int, Confusion]) -> Evaluation:
+        return Evaluation(np.sum([np.zeros((self._classes, self._classes)), *matrices.values()], axis=0))
+
+    def _by_name(self, matrices: Mapping[int, Confusion]) -> dict[str, Any]:
+        return {self._sites.names[client]: Evaluation(m).to_json() for client, m in matrices.items() if m.any()}
+
+    def _matrices(self, replies: Replies) -> dict[int, Confusion]:
+        found = {}
+        for client, reply in replies.items():
+            try:
+                found[client] = _matrix(reply, self._classes)
+            except Garbled as problem:
+                self._sites.say(f"the tests of {self._sites.names[client]} are left out: {problem}")
+        return found
+
+    def _accuracies(self, replies: Replies) -> dict[str, Any]:
+        counts = {client: (reply.facts.get("right"), reply.facts.get("tested")) for client, reply in replies.items()}
+        return {
+            self._sites.names[client]: {"accuracy": right / tested}
+            for client, (right, tested) in counts.items()
+            if is_count(right) and is_count(tested, least=1) and right <= tested
+        }
+
+
+def _matrix(reply: Reply, classes: int) -> Confusion:
+    try:
+        matrix = np.array(reply.facts.get("confusion"), dtype=np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Garbled("there is no confusion matrix") from error
+    if matrix.shape != (classes, classes) or not all(map(is_count, matrix.ravel().tolist())):
+        raise Garbled(f"the confusion matrix is not one of {classes} classes")
+    return matrix

@@ -1,0 +1,120 @@
+"""Local training at the sites: sends a round's work to them and gathers their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+
+from fedskew.engine import RoundResult
+from fedskew.experiment.round.plan import RoundPlan
+from fedskew.flower.model_message import needed_companions, work_tensors
+from fedskew.flower.privacy import noise_source, private_change
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.sites import Failure, Reply, Sites, good
+from fedskew.flower.tensors import to_bytes
+from fedskew.flower.updates import VERSION, Update, checked, result_of, strangers
+from fedskew.flower.wire import Facts, Garbled
+from fedskew.methods import Tensors, pack, unpack
+
+Answers = Mapping[int, Reply | Failure]
+
+
+@dataclass(frozen=True)
+class SiteUpdates:
+    """The updates of a round that can be used, and why those of other sites cannot."""
+
+    updates: dict[int, Update]
+    failures: dict[int, str]
+
+
+class SiteTraining:
+    """Has rounds trained by the sites."""
+
+    def __init__(
+        self,
+        sites: Sites,
+        settings: FederationSettings,
+        run: str,
+        kept_rounds: int,
+        count_release: Callable[[], None],
+    ) -> None:
+        """`run` identifies the run to the sites. A restart goes back by at most `kept_rounds` rounds, so sites keep the
+        states of those. `count_release` is called before each release of private updates."""
+        self._sites, self._settings = sites, settings
+        self._run, self._kept_rounds, self._count_release = run, kept_rounds, count_release
+
+    def request(self, plan: RoundPlan, question: Facts | None = None) -> tuple[Answers, dict[int, Reply]]:
+        """Have a round trained. With a `question`, all sites test the model that the round starts from as well.
+
+        Returns the answers of the round's participants, and what all sites report about their tests.
+        """
+        if self._settings.privacy == "local":
+            self._count_release()
+        asked = {} if question is None else {"tests": question}
+        drawn = {a.client: self._facts(plan, a.client, a.state) | asked for a in plan.work.assignments}
+        others: dict[int, Facts] = {}
+        if question is not None:
+            others = {c: {"kind": "evaluate", **question} for c in self._sites.online if c not in drawn}
+        payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
+        answers = self._sites.ask("train", drawn | others, payload, self._settings.round_timeout, _name(plan))
+        tests = {c: reply.facts.get("tests") if c in drawn else reply.facts for c, reply in good(answers)}
+        replies = {client: Reply(facts, b"") for client, facts in tests.items() if isinstance(facts, dict)}
+        return {client: answers[client] for client in drawn}, replies
+
+    def check(self, plan: RoundPlan, answers: Answers) -> SiteUpdates:
+        """The updates that can be used. Each one that is left out is logged with the reason."""
+        updates: dict[int, Update] = {}
+        failures: dict[int, str] = {}
+        for client, answer in answers.items():
+            try:
+                updates[client] = checked(answer, plan.work)
+            except Garbled as problem:
+                failures[client] = str(problem)
+        for client in strangers(updates):
+            del updates[client]
+            failures[client] = "what it sends beside the model has another form than the others'"
+        not_finite = {client: "it is not finite" for client, update in updates.items() if not update.tensors}
+        for client, reason in {**failures, **not_finite}.items():
+            name = self._sites.names[client]
+            self._sites.say(f"round {_name(plan)}: the update of {name} is left out: {reason}")
+        return SiteUpdates(updates, failures)
+
+    def result(self, plan: RoundPlan, updates: Mapping[int, Update]) -> RoundResult:
+        """The updates as an engine would return them, with the server's noise where privacy is central."""
+        return result_of(plan.work, self._with_noise(plan, updates))
+
+    def _with_noise(self, plan: RoundPlan, updates: Mapping[int, Update]) -> Mapping[int, Update]:
+        """Clip every update and add noise, so that their mean has deviation z·C/K."""
+        own, finite = self._settings, [client for client, update in updates.items() if update.tensors]
+        if own.privacy != "central" or not finite:
+            return updates
+        self._count_release()
+        deviation, source = own.noise * own.clip / len(finite) ** 0.5, noise_source()
+        sent = {name: t.cpu() for name, t in plan.work.sent.params.items()}
+        private = dict(updates)
+        for client in finite:
+            tensors = updates[client].tensors
+            changed = private_change(unpack("trained:params", tensors), sent, own.clip, deviation, source)
+            private[client] = replace(updates[client], tensors=tensors | pack("trained:params", changed))
+        return private
+
+    def _facts(self, plan: RoundPlan, client: int, state: Tensors) -> Facts:
+        kept, own, work, before = state.get(VERSION), self._settings, plan.work, plan.before
+        return {
+            "run": self._run,
+            "client": client,
+            "stage": before.stage,
+            "notes": before.notes,
+            "companions": needed_companions(work),
+            "local": asdict(work.local),
+            "key": asdict(work.key),
+            "kept": None if kept is None else int(kept),
+            "oldest": max(0, before.round - self._kept_rounds),
+            "share_loss": own.share_loss,
+            "noise": [own.clip, own.noise] if own.privacy == "local" else None,
+        }
+
+
+def _name(plan: RoundPlan) -> str:
+    """The round's number in its model's training, as Flower's logs show it."""
+    return str(plan.work.key.round + 1)
