@@ -31,7 +31,14 @@ def _split(name: str) -> Federation:
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        pytest.param(name, method, marks=pytest.mark.skipif(not _here(name), reason=f"{name} is not in FEDSKEW_DATA"))
+        pytest.param(
+            name,
+            method,
+            marks=[
+                pytest.mark.skipif(not _here(name), reason=f"{name} is not in FEDSKEW_DATA"),
+                *([] if method == methods[0] else [pytest.mark.slow]),
+            ],
+        )
         for name, methods in METHODS.items()
         for method in methods
     ],

@@ -49,7 +49,12 @@ KINDS = {
 """One method for each kind of hook; a test checks that together they use every hook that any method uses."""
 
 
+def slow(*values: str) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize` that `make test` leaves out."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 def by_kind(methods: Iterable[str] = (*METHODS, *JOINED)) -> list[Any]:
     """Parameters for `pytest.mark.parametrize`: one method of each kind, and the others marked as slow."""
     fast = {*KINDS.values(), JOINED[0]}
-    return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in methods]
+    return [pytest.param(name) if name in fast else slow(name)[0] for name in methods]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from method_cases import slow
 from toy_runs import advance, everything, finished, image_federation, norm_and_dropout, same_bits, server, timeless
 
 from fedskew.experiment.round.client_states import ClientStates
@@ -40,6 +41,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "pkd+fedavgm": {"warmup_rounds": 1, "expert_rounds": 2},
     "pkd+scaffold": {"groups": [[0, 1], [1, 2, 3]], "warmup_rounds": 2, "expert_rounds": 1},
 }
+
+FAST = ("fedavg", "fedconcat+fedavgm", "moon+scaffold", "fedlmd+fedcurv+fedavgm", "fpl+fedvls", "pkd+scaffold")
+"""One for each kind of state: none, a server's, a client's and a model kept by it, gradients, prototypes, stages."""
 
 CPU = torch.device("cpu")
 
@@ -79,7 +83,7 @@ def test_a_state_in_float64_comes_back_from_a_file_as_it_was(method: str, tmp_pa
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
-@pytest.mark.parametrize("method", RUNS)
+@pytest.mark.parametrize("method", [*FAST, *slow(*(name for name in RUNS if name not in FAST))])
 def test_a_run_goes_on_from_any_round(method: str, engine: str, tmp_path: Path) -> None:
     def fresh() -> Any:
         return server(
