@@ -61,6 +61,11 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares these import
     from fedskew.models import Classifier as Classifier
     from fedskew.models import make_model as make_model
     from fedskew.report.writing import write_report as write_report
+    from fedskew.results import Comparison as Comparison
+    from fedskew.results import MethodRuns as MethodRuns
+    from fedskew.results import RoundRow as RoundRow
+    from fedskew.results import compare as compare
+    from fedskew.results import load_run as load_run
 
 __version__ = "0.1.0"
 
@@ -81,6 +86,7 @@ _NAMES = {
     ),
     "fedskew.models": "Classifier make_model",
     "fedskew.report.writing": "write_report",
+    "fedskew.results": "Comparison MethodRuns RoundRow compare load_run",
 }
 """The public names by module. Each is imported when first used, so `fedskew --help` does not wait for torch.
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedskew.data.catalogue import load
 from fedskew.data.dataset import Dataset
-from fedskew.data.partitions.rule import IntArray, Partition
+from fedskew.data.partitions.rule import IntArray, Partition, make_partition
 from fedskew.data.partitions.saved import split_hash, write_split
 from fedskew.errors import UserError
 
@@ -110,6 +110,15 @@ class Federation:
         indices = tuple(samples[start:end] for start, end in zip([0, *ends], ends, strict=False))
         partition = {**self.partition, "restricted_to": np.flatnonzero(kept).tolist()}
         return Federation(self.dataset, indices, partition, self.seed)
+
+    def resplit(self, seed: int) -> Federation:
+        """The same data, split by the same rule with another seed."""
+        if seed == self.seed:
+            return self
+        params = dict(self.partition)
+        if "restricted_to" in params:
+            raise UserError("a restricted federation cannot be split again; split the whole dataset and restrict that")
+        return federation(self.dataset, make_partition(str(params.pop("name")), **params), seed)
 
     def save_split(self, path: str | os.PathLike[str]) -> None:
         """Save the split with its hash; the partition `Saved(path)` restores it."""

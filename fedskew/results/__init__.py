@@ -3,8 +3,8 @@
 - A round: `RoundRow` (`experiment/round/row.py`). A new metric per round is one field there.
 - A run: `Result` (`experiment/result.py`), just ended or read by `load_run`. Its model is loaded when first used.
 - Several runs: `load_runs`, which looks for run folders.
-- Methods on the same federations: `Comparison` with one `MethodRuns` per method, from `compare_runs`. It has the means
-  over seeds, the ranking and the significance of differences.
+- Methods on the same federations: `Comparison` with one `MethodRuns` per method, from `compare`, which runs them, or
+  `compare_runs`. It has the means over seeds, the ranking and the significance of differences.
 - A sweep: one `Comparison` per setting, from `comparisons`.
 """
 
@@ -14,6 +14,7 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.round.row import RoundRow
 from fedskew.results.comparison import Comparison, MethodRuns, compare_runs, comparisons
 from fedskew.results.folders import LoadedRuns, find_runs, load_run, load_runs
+from fedskew.results.run_methods import compare
 
 __all__ = [
     "Comparison",
@@ -21,6 +22,7 @@ __all__ = [
     "MethodRuns",
     "Result",
     "RoundRow",
+    "compare",
     "compare_runs",
     "comparisons",
     "find_runs",

@@ -1,0 +1,100 @@
+"""`fedskew.compare`: run several methods on the same federations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedskew.data import Federation, Partition, federation, load
+from fedskew.errors import UserError
+from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.compare import run_comparison
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.preparation import Prepared, partition_rule, prepare
+from fedskew.methods import Method, Part
+from fedskew.results.comparison import Comparison, compare_runs
+
+AnyMethod = str | Mapping[str, Any] | Method | Part
+"""A name, a mapping such as {"name": "fedvls", "distill_weight": 0.5}, or an object."""
+
+
+def compare(
+    data: object,
+    methods: Sequence[AnyMethod],
+    seeds: int | Sequence[int] = 3,
+    *,
+    partition: Partition | None = None,
+    same_split: bool = False,
+    model: str | nn.Module = "auto",
+    out: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Comparison:
+    """Run every method with every seed; `settings` are keys of a configuration, for example `rounds` and `lr`.
+
+    `data` is a federation, or anything that `load` takes, which `partition` then splits. Each seed has its own split
+    by the same rule, as in `fedskew compare`; `same_split` keeps the federation's split for all seeds. Within a seed,
+    all methods have the same split, initial model, clients and batches.
+
+    `seeds` is a number of seeds, counted from the federation's seed, or a list of seeds. With `out`, each run has its
+    own folder there, and a comparison that was interrupted continues.
+    """
+    chosen = _methods(methods)
+    base, first = _first_federation(data, partition, settings)
+    own_model = None if isinstance(model, str) else model
+    prepared: list[Prepared] = []
+    for seed in _seeds(seeds, first.seed):
+        split = first if same_split else first.resplit(seed)
+        for method in chosen:
+            values = {"seed": seed, **({"model": model} if isinstance(model, str) else {})}
+            named = isinstance(method, str | Mapping)
+            config = with_values(base, {**values, **({"method": method} if named else {})})
+            prepared.append(prepare(config, split, None if isinstance(method, str | Mapping) else method, own_model))
+    _refuse_repeated(prepared)
+    return compare_runs(run_comparison(prepared, out, callbacks))
+
+
+def _first_federation(
+    data: object, partition: Partition | None, settings: Mapping[str, Any]
+) -> tuple[Config, Federation]:
+    """The shared configuration, and the federation of the first seed."""
+    for key in ("seed", "method"):
+        if key in settings:
+            raise UserError(f"{key} is {settings[key]!r}; expected {key}s= in a comparison")
+    if isinstance(data, Federation):
+        if partition is not None:
+            raise UserError("partition is given, but the federation is split already; pass its dataset instead")
+        return with_values(Config(), {**settings, "data": data.dataset.name}), data
+    base = with_values(Config(), settings)
+    dataset = load(data, base.data_dir)
+    if isinstance(data, str | PathLike):
+        base = with_values(base, {"data": str(data)})
+    else:
+        base = with_values(base, {"data": dataset.name})
+    return base, federation(dataset, partition or partition_rule(base), 0)
+
+
+def _methods(methods: Sequence[AnyMethod]) -> list[AnyMethod]:
+    if isinstance(methods, str | Mapping | Method | Part) or not methods:
+        raise UserError(f"methods is {methods!r}; expected a list, for example ['fedavg', 'fedvls']")
+    return list(methods)
+
+
+def _seeds(seeds: int | Sequence[int], first: int) -> list[int]:
+    listed = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
+    if isinstance(seeds, bool) or not listed or len(set(listed)) < len(listed):
+        raise UserError(f"seeds is {seeds!r}; expected a number of seeds, at least 1, or a list of different seeds")
+    return listed
+
+
+def _refuse_repeated(prepared: Sequence[Prepared]) -> None:
+    """Refuse a method given twice with the same parameters; a table could not tell the two apart."""
+    configs = [run.config for run in prepared if run.config.seed == prepared[0].config.seed]
+    identities = [(config.method, sorted(config.method_params.items(), key=str)) for config in configs]
+    for identity in identities:
+        if identities.count(identity) > 1:
+            raise UserError(f"method {identity[0]!r} is given twice; expected each method once")
