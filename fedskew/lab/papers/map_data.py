@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from fedskew.lab.papers.cells import Choice, table_cells
 from fedskew.lab.papers.protocol import conditions, protocol
-from fedskew.lab.papers.rerun import BASELINE, columns, rerun
+from fedskew.lab.papers.rerun import BASELINE, Rerun, columns, rerun
 from fedskew.lab.sweep.records_file import Records
 
 PAPER, TABLE = "fedskew", "map"
@@ -49,15 +50,29 @@ def seeds_of(records: Records) -> list[int]:
 def spots(records: Records, seeds: Sequence[int]) -> list[Spot]:
     """Of all federations with every method that any of them has, more than one: of others the best is not known."""
     clients = int(protocol(PAPER).settings["partition.clients"])
-    reruns = [rerun(cell, seeds, records, Choice()) for cell in table_cells(PAPER, TABLE)]
+    cells = table_cells(PAPER, TABLE)
+    by_seed = [columns([rerun(cell, [seed], records, Choice()) for cell in cells]) for seed in seeds]
     found = []
-    for (dataset, split, condition, _), column in columns(reruns).items():
-        whole = [one for one in column if one.mean is not None and one.shortened is None]
-        accuracy = {one.cell.method: one.mean.mean for one in whole if one.mean is not None}
+    for place in dict.fromkeys(place for one in by_seed for place in one):
+        dataset, split, condition, _ = place
         share = int(conditions(condition)["participants"]) / clients
+        accuracy = _accuracy([_of_one_seed(one[place]) for one in by_seed])
         found.append(Spot(dataset, float(split.partition(":")[2]), share, accuracy))
     everyone = {method for spot in found for method in spot.accuracy}
     return [spot for spot in found if spot.accuracy.keys() == everyone and len(everyone) > 1]
+
+
+def _of_one_seed(column: Sequence[Rerun]) -> dict[str, float]:
+    """The accuracy of each method whose run is complete."""
+    return {one.cell.method: one.mean.mean for one in column if one.mean is not None and one.shortened is None}
+
+
+def _accuracy(by_seed: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Each method's mean over the seeds that all methods have: another seed means another split, so a mean over other
+    seeds would compare splits instead of methods."""
+    methods = dict.fromkeys(method for one in by_seed for method in one)
+    shared = [one for one in by_seed if one.keys() == methods.keys()]
+    return {method: fmean(one[method] for one in shared) for method in methods} if shared else {}
 
 
 def guide(found: Sequence[Spot]) -> str:

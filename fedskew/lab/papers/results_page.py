@@ -55,8 +55,8 @@ def _map(records: Records, seeds: Sequence[int], findings: Mapping[str, str]) ->
     datasets = dict.fromkeys(spot.dataset for spot in found)
     pictures = [f"![Gain over FedAvg on {name}](results/map-{name}.png)\n" for name in datasets]
     said = (
-        "All methods under one protocol (`fedskew reproduce fedskew/map --list`), mean accuracy of the last 10 rounds. "
-        "What comes within a point of the best is listed beside it.\n"
+        "All methods under one protocol (`fedskew reproduce fedskew/map --list`), mean accuracy of the last 10 rounds, "
+        "over the seeds that all methods have. What comes within a point of the best is listed beside it.\n"
     )
     return ["## Which method for my federation\n", *_said(findings, "guide"), said, guide(found), *pictures]
 

@@ -89,9 +89,9 @@ def test_a_guide_names_all_that_come_close() -> None:
     assert "| cifar10 | 0.05 | 10% | 40.0 | FedVLS, FedLC | +15.0 |" in guide([spot])
 
 
-def record_of(cell: Cell, accuracy: float) -> Record:
+def record_of(cell: Cell, accuracy: float, seed: int = 0) -> Record:
     """Of a run that came to its end with that."""
-    one = job(cell, 0, Choice())
+    one = job(cell, seed, Choice())
     curve, rounds = [0.1, accuracy], [0, one.config.rounds]
     return Record({
         "format": 1, "experiment": one.identity, "config": one.config.to_mapping(), "rounds": rounds,
@@ -120,6 +120,21 @@ def test_a_map_of_federations_with_other_methods_each_would_compare_nothing() ->
     ran = {here: {"FedAvg", "FedVLS"}, there: {"FedAvg", "MOON"}}
     records = [record_of(cell, 0.5) for cell in cells if cell.method in ran.get(cell.place, ())]
     assert spots(Records(records), [0]) == []
+
+
+def test_the_map_compares_methods_over_the_seeds_that_all_of_them_have() -> None:
+    cells = [cell for cell in table_cells("fedskew", "map") if cell.dataset == "cifar10"]
+    place = cells[0].place
+    accuracy = {"FedAvg": [0.5, 0.7, None], "FedVLS": [0.6, 0.9, 0.1]}
+    records = [
+        record_of(cell, value, seed)
+        for cell in cells
+        if cell.place == place and cell.method in accuracy
+        for seed, value in enumerate(accuracy[cell.method])
+        if value is not None
+    ]
+    (spot,) = spots(Records(records), [0, 1, 2])
+    assert spot.accuracy == pytest.approx({"FedAvg": 60.0, "FedVLS": 75.0})
 
 
 def test_the_map_is_drawn_from_its_records(tmp_path: Path) -> None:
