@@ -1,4 +1,4 @@
-"""A finished run's model, made ready for those who have neither the run nor fedskew."""
+"""Export a finished run's model for people who have neither the run nor fedskew."""
 
 from __future__ import annotations
 

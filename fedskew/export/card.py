@@ -1,4 +1,4 @@
-"""The model card: what a user of the model must know of how it came about, and what it is not good for."""
+"""The model card: how the model was trained, how good it is, and its limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIMULATED = "The run was simulated: nothing left the machine. Across machines, 
 
 
 def model_card(run: Result, onnx_difference: float | None, with_words: bool) -> str:
-    """README.md of an exported model, in Markdown with the header that model hubs read."""
+    """The README.md of an exported model, with the header that model hubs read."""
     sections = (
         _HEADER,
         f"# {run.config.model} trained by {run.config.method}\n\n{_lead(run)}",
@@ -41,7 +41,7 @@ def model_card(run: Result, onnx_difference: float | None, with_words: bool) -> 
 
 
 def method_entries(run: Result) -> list[Entry]:
-    """The catalogue's entries of the method's parts; none for a user's own object."""
+    """The catalogue entries of the method's parts; none for a user's object."""
     try:
         return [find(name) for name in run.config.method.split("+")]
     except UserError:
@@ -85,7 +85,7 @@ def _use(run: Result, onnx: bool, with_words: bool) -> str:
 def _python_use(run: Result, with_words: bool) -> str:
     if run.config.model not in MODELS:
         return (
-            f"The model's code is its maker's, `{run.config.model}`. With that at hand:\n\n```python\n"
+            f"The model's code is not part of fedskew: `{run.config.model}`. With that code:\n\n```python\n"
             "from safetensors.torch import load_file\n\n"
             'model.load_state_dict(load_file("model.safetensors"))\n```\n\n'
             "It takes normalised inputs; see below."
@@ -116,22 +116,23 @@ def _inputs(run: Result, with_words: bool) -> str:
         )
     elif form["kind"] == "table":
         inside = "Standardising the columns is inside the exported model; `model.json` has the numbers."
-        by_user = "The columns were not standardised by fedskew: give them as in training."
+        by_user = "fedskew did not standardise the columns: use them as in training."
         columns = f": {', '.join(map(_cell, form['columns']))}" if form.get("columns") else ""
         scaled = inside if form.get("scaling") else by_user
         told = f"Rows of {form['shape'][0]} numbers, {_array(run)}{columns}. {scaled}"
     else:
-        known = "`words.txt` lists the words from number 2 on." if with_words else "The list of words is not included."
+        known = "`words.txt` lists the words from index 2 on." if with_words else "The vocabulary is not included."
         told = (
-            f"Numbers of words, {_array(run)}: 0 pads, 1 is any word that is not among the "
-            f"{form['vocabulary'] - 2:,} known ones. {known}"
+            f"Word indices, {_array(run)}: 0 is padding, 1 is any word outside the vocabulary of "
+            f"{form['vocabulary'] - 2:,} words. {known}"
         )
     ending = (
-        f"Outputs are logits, [n, {len(run.classes)}], in the order of the classes below; softmax makes them sum to 1."
+        f"Outputs are logits, [n, {len(run.classes)}], in the order of the classes below. "
+        "Softmax turns them into probabilities."
     )
     batch = (
         " BatchNorm uses the statistics of the batch, so a prediction depends on the other samples in the batch: "
-        "give many at a time."
+        "use large batches."
         if _mixes(run)
         else ""
     )
@@ -213,16 +214,16 @@ def _training(run: Result) -> str:
         ("data", _data(run)),
         ("sites", len(run.sites)) if run.sites else split,
         ("rounds", run.rounds),
-        ("clients a round", config.clients_per_round or "all"),
+        ("clients per round", config.clients_per_round or "all"),
         ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),
-        ("learning rate, decay a round", f"{config.lr}, {config.lr_decay}"),
+        ("learning rate, decay per round", f"{config.lr}, {config.lr_decay}"),
         ("optimiser, momentum, weight decay", f"{config.optimizer}, {config.momentum}, {config.weight_decay}"),
         ("augmentation", ", ".join(config.augment) or "none"),
-        ("updates left out as not finite", run.diverged),
+        ("updates left out (not finite)", run.diverged),
         ("seed", config.seed),
-        ("split's SHA-256", (run.federation or {}).get("split", "–")),
+        ("SHA-256 of the split", (run.federation or {}).get("split", "–")),
         ("versions", ", ".join(f"{name} {number}" for name, number in run.about.get("versions", {}).items())),
-        ("begun", run.about.get("begun", "–")),
+        ("started", run.about.get("begun", "–")),
     ]
     return _table(("what", "value"), rows) + "\n\nThe complete configuration is in `model.json`."
 
@@ -230,19 +231,18 @@ def _training(run: Result) -> str:
 def _revealed(run: Result) -> str:
     entries = method_entries(run)
     if not entries:
-        return f"{run.config.method} is not in fedskew's catalogue; its maker must say what it sends."
+        return f"{run.config.method} is not in fedskew's catalogue; ask its author what it sends."
     sent = ", ".join(dict.fromkeys(word for entry in entries for word in entry.sends.split(", ")))
-    told = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
+    revealed = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     return (
-        f"{'' if run.sites else _SIMULATED}In each of its rounds a client sends to the server: {sent}. Of its "
-        f"labels the server is told: {told or 'nothing'}. {_tests_told(run)}{_private(run)}"
+        f"{'' if run.sites else _SIMULATED}In each of its rounds a client sends to the server: {sent}. "
+        f"The server learns about its labels: {revealed or 'nothing'}. {_reported_tests(run)}{_private(run)}"
     )
 
 
-def _tests_told(run: Result) -> str:
-    """Nothing where nobody told, as in a simulation."""
-    told = run.history[-1].sites or {}
-    if not told:
+def _reported_tests(run: Result) -> str:
+    """Empty if no site reported results, as in a simulation."""
+    if not run.history[-1].sites:
         return ""
     if not _tests_by_class(run):
         return "The sites reported the accuracy of their tests. "
@@ -256,14 +256,13 @@ def _tests_by_class(run: Result) -> bool:
 def _private(run: Result) -> str:
     if run.privacy is None:
         return (
-            "Updates and models can themselves tell something of the training data (membership, and to a degree "
-            "labels) to those who receive them, the users of this model among them: training was not differentially "
-            "private."
+            "Updates and models can reveal something about the training data (membership and, to a degree, labels) to "
+            "everyone who receives them, including the users of this model: training was not differentially private."
         )
     kind, epsilon, delta = (run.privacy[key] for key in ("kind", "epsilon", "delta"))
-    whom = "whoever has the models" if kind == "central" else "the server and whoever has the models"
+    whom = "everyone who has the models" if kind == "central" else "the server and everyone who has the models"
     return (
-        f"Training was differentially private, against {whom}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
+        f"Training was differentially private towards {whom}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
         "that took part in every round, compared with a run in which its data are replaced by any others. Who took "
         "part is public. This covers the models, not numbers of samples, losses or results of tests, and other runs "
         "on the same data add to it."
@@ -296,5 +295,5 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A name that cannot break a table."""
+    """A name that is safe in a Markdown table."""
     return " ".join(text.replace("|", "\\|").split())

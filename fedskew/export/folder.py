@@ -1,11 +1,11 @@
-"""An exported model's folder.
+"""The folder of an exported model.
 
 README.md            the model card
 model.json           the same for programs: inputs, classes, metrics, configuration
 model.safetensors    the weights, under the names that the model's code gives them
-model.py             the model's code, for models of fedskew's own
-words.txt            of text models: the words that have numbers
-model.onnx           if asked for
+model.py             the model's code, for built-in models
+words.txt            for text models: the vocabulary
+model.onnx           if requested
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from fedskew.models.concatenation import count_encoders
 from fedskew.results import Result, load_run
 
 FORMATS = ("onnx",)
-"""Beside safetensors."""
+"""Formats in addition to safetensors."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The files that were written."""
 
     folder: Path
     files: tuple[str, ...]
     onnx_difference: float | None
-    """How far ONNX Runtime's logits are from PyTorch's, relative to the largest."""
+    """Largest difference between the logits of ONNX Runtime and PyTorch, relative to the largest logit."""
     notices: tuple[str, ...]
 
 
 def export_run(
     run: str | Path, out: str | Path, formats: Collection[str] = (), model: nn.Module | None = None
 ) -> Exported:
-    """Export the model of a finished run's folder; `model` is needed for runs of a module of your own."""
+    """Export the model of a finished run. `model` is needed if the run trained a module of your own."""
     for name in formats:
         if name not in FORMATS:
             raise unknown("format", name, FORMATS)
@@ -93,7 +93,7 @@ def _require_exportable(run: Result) -> None:
 
 
 def _make(folder: Path) -> None:
-    """An empty folder, or one that was exported to before."""
+    """Create the folder; refuse one that holds anything but an exported model."""
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in folder.iterdir()}
@@ -102,17 +102,17 @@ def _make(folder: Path) -> None:
 
 
 def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
-    """What a text model's numbers stand for: the run does not keep it, its data do."""
+    """The vocabulary of a text model and notices. The run does not store it, so it is read from the data."""
     if run.inputs["kind"] != "text":
         return (), []
     if run.sites:
-        return (), ["words.txt is left out, since the words are with the sites' data"]
+        return (), ["words.txt is left out: the sites have the vocabulary"]
     try:
         found = load(run.config.data, run.config.data_dir, **run.config.data_params).words
     except UserError as error:
-        return (), [f"words.txt is left out, since the data cannot be read: {error}"]
+        return (), [f"words.txt is left out: the data cannot be read: {error}"]
     if len(found) + 2 != run.inputs["vocabulary"]:
-        return (), ["words.txt is left out, since the data have changed, or do not tell their words"]
+        return (), ["words.txt is left out: the data have changed or have no vocabulary"]
     return found, []
 
 

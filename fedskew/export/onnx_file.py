@@ -1,4 +1,4 @@
-"""`model.onnx`: the model with its normalisation, and the proof that ONNX Runtime computes what PyTorch does."""
+"""`model.onnx`: the model with its normalisation, checked against PyTorch in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedskew.export.raw_inputs import RawInputs
 from fedskew.results import Result
 
 TOLERANCE = 1e-4
-"""Largest difference of a logit, relative to the largest logit, and no less than 1."""
+"""Largest allowed difference of a logit, relative to the largest logit or 1, whichever is larger."""
 INPUT_NAMES = {"image": "images", "table": "rows", "text": "tokens"}
 _TRACED, _CHECKED = 2, (1, 2, 7)
-"""Batch sizes: the file takes any."""
+"""Batch sizes for tracing and checking; the file accepts any."""
 
 
 def require_onnx() -> None:
@@ -32,14 +32,14 @@ def require_onnx() -> None:
 
 
 def write_onnx(run: Result, path: Path) -> float:
-    """Write the file and check it; the largest difference of a logit, relative as in `TOLERANCE`."""
+    """Write and check the file; returns the largest relative difference of a logit, as in `TOLERANCE`."""
     model = RawInputs(run.model, run.inputs).eval()
     content = _onnx(model, run)
     difference = _difference(content, model, run)
     if not difference <= TOLERANCE:
         raise UserError(
-            f"the ONNX form of {run.folder} gives other logits than PyTorch: they differ by {difference:.1e} "
-            f"of the largest; expected at most {TOLERANCE:.0e}"
+            f"the ONNX model of {run.folder} computes other logits than PyTorch: the relative difference is "
+            f"{difference:.1e}; expected at most {TOLERANCE:.0e}"
         )
     replace_file(path, lambda draft: _put(draft, content))
     return difference
@@ -99,7 +99,7 @@ def _samples(form: dict[str, Any], size: int) -> torch.Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of its own deprecations and of a torchvision that nobody needs here."""
+    """Silence the exporter's warnings about its own deprecations and about torchvision, which is not needed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

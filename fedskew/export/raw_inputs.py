@@ -1,4 +1,4 @@
-"""A classifier that takes samples as they are stored. Its source goes with the model: torch alone is imported here."""
+"""A classifier that takes samples as they are stored. Its source is exported with the model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RawInputs(nn.Module):
 
 
 def _statistics(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Of the channels of images in [0, 1], or of a table's columns."""
+    """Mean and deviation per channel of images in [0, 1], or per column of a table."""
     if inputs["kind"] == "image":
         return torch.tensor(inputs["mean"]).view(-1, 1, 1), torch.tensor(inputs["std"]).view(-1, 1, 1)
     columns = torch.tensor(inputs.get("scaling") or [[0.0, 1.0]], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""`model.py`: the code of a model of ours in one file, which needs PyTorch and safetensors, but not fedskew."""
+"""`model.py`: the code of a built-in model in one file that needs PyTorch and safetensors, but not fedskew."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NEEDED_SIDE_BY_SIDE = "import torch\nfrom collections.abc import Sequence\nfrom
 
 
 def model_source(name: str, with_words: bool = False, encoders: int = 0) -> str:
-    """The file's text for the model called `name`; with the numbering of words, and with encoders side by side."""
+    """The text of the file for model `name`, optionally with the vocabulary and with concatenated encoders."""
     factory = MODELS[name].factory
     modules = [base, sys.modules[factory.__module__], raw_inputs, *([words] if with_words else [])]
     parts = [_Source(inspect.getsource(module)) for module in modules]
@@ -74,14 +74,14 @@ def model_source(name: str, with_words: bool = False, encoders: int = 0) -> str:
 
 
 def _side_by_side() -> _Source:
-    """FedConcat's model without what builds it during a run."""
+    """FedConcat's model, without the code that builds it during a run."""
     title = (sys.modules[ConcatenatedEncoders.__module__].__doc__ or "").strip()
     texts = (f'"""{title}"""', _NEEDED_SIDE_BY_SIDE, inspect.getsource(ConcatenatedEncoders), _SIDE_BY_SIDE)
     return _Source("\n".join(texts))
 
 
 class _Source:
-    """A module's text, taken apart."""
+    """The parts of a module's source."""
 
     def __init__(self, text: str) -> None:
         tree = ast.parse(text)
@@ -106,7 +106,7 @@ def _without(text: str, dropped: Iterable[ast.stmt]) -> str:
 
 
 def _imports(nodes: Iterable[ast.Import | ast.ImportFrom]) -> str:
-    """One statement a module, the standard library's first."""
+    """One import statement per module, the standard library first."""
     whole: set[str] = set()
     names: dict[str, set[str]] = {}
     for node in nodes:

@@ -1,1 +1,1 @@
-"""The report of runs that are still going on, served to this machine only."""
+"""The report of running experiments, served to this machine only."""

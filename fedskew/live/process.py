@@ -1,7 +1,7 @@
-"""The live page beside a run: a process of its own, so that drawing never holds up training.
+"""Serve the live page from a second process, so that drawing never delays training.
 
-It tells its address in one line, then serves until its standard input ends, which happens when the run ends, however
-it ends.
+The process prints its address, then serves until its standard input closes. That happens whenever the run ends, even
+if it crashes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROGRAM = "import sys; from fedskew.live.process import serve; serve(sys.argv[1
 
 @contextmanager
 def live_page(paths: Sequence[str | Path]) -> Iterator[str]:
-    """Serve the page of these folders meanwhile; its address."""
+    """Serve the page of these folders inside the `with` block; yields its address."""
     child = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, *map(str, paths)],
         stdin=subprocess.PIPE,
@@ -32,7 +32,7 @@ def live_page(paths: Sequence[str | Path]) -> Iterator[str]:
     url = child.stdout.readline().strip()
     if not url:
         child.wait()
-        raise UserError("the live page could not be served; see the message above, or leave out --live")
+        raise UserError("the live page could not be served; see the message above, or run without --live")
     try:
         yield url
     finally:
@@ -46,7 +46,7 @@ def live_page(paths: Sequence[str | Path]) -> Iterator[str]:
 
 
 def serve(paths: Sequence[str]) -> None:
-    """What the process does."""
+    """The program of the second process."""
     try:
         server = LiveServer(paths)
     except (OSError, UserError) as error:
@@ -56,7 +56,7 @@ def serve(paths: Sequence[str]) -> None:
     print(server.url, flush=True)
     try:
         sys.stdin.read()
-    except KeyboardInterrupt:  # the terminal's ^C is the run's alone; its end is ours
+    except KeyboardInterrupt:  # ^C is meant for the run; this process ends with it
         sys.stdin.read()
-    server.let_go()
+    server.finish()
     server.close()

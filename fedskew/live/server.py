@@ -1,4 +1,4 @@
-"""A web server for one reader: on the loopback address, only reading, only for pages that it served itself."""
+"""The web server of the live page: loopback address only, read-only, and closed to other sites' pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedskew.report.page.render import plotly_program
 ADDRESS = "127.0.0.1"
 USUAL_PORT = 8765
 GRACE = 5.0
-"""Seconds that readers have to fetch the last state."""
+"""Seconds for readers to fetch the last state."""
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -28,10 +28,10 @@ class LiveServer:
     """Serves the page of some folders until it is closed."""
 
     def __init__(self, paths: Sequence[str | Path], port: int | None = None) -> None:
-        plotly_program()  # refuses, before anything is served, where it is not installed
+        plotly_program()  # raises a UserError early if Plotly is not installed
         self.state = LiveState(paths)
         self.ended = threading.Event()
-        """Set when no more will be written: readers are told once more, then they stop asking."""
+        """Set when nothing more will be written. Readers then fetch the state once more and stop."""
         self._waiting = threading.Event()
         self._server = _listen(port, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -48,18 +48,18 @@ class LiveServer:
         self._server.server_close()
         self._thread.join()
 
-    def asked(self, after: int) -> dict[str, Any]:
-        """The state for a reader who has version `after`."""
+    def state_since(self, after: int) -> dict[str, Any]:
+        """The state for a reader that has version `after`."""
         ended = self.ended.is_set()
-        told = self.state.current(after) | {"finished": ended}
+        state = self.state.current(after) | {"finished": ended}
         if ended:
             self._waiting.clear()
         else:
             self._waiting.set()
-        return told
+        return state
 
-    def let_go(self) -> None:
-        """After the end: wait until the reader, if there is one, has fetched the last state."""
+    def finish(self) -> None:
+        """Wait until the reader, if there is one, has fetched the last state."""
         self.ended.set()
         deadline = time.monotonic() + GRACE
         while self._waiting.is_set() and time.monotonic() < deadline:
@@ -67,7 +67,7 @@ class LiveServer:
 
 
 def _listen(port: int | None, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    """On the port that was asked for; else on the usual one, or if that is taken, on any."""
+    """Listen on the given port; without one, on the usual port or, if that is taken, on any."""
     if port is not None:
         return ThreadingHTTPServer((ADDRESS, port), handler)
     try:
@@ -78,20 +78,20 @@ def _listen(port: int | None, handler: type[BaseHTTPRequestHandler]) -> Threadin
 
 def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """GET only; another site's name for this address is refused, so that no foreign page can read it."""
+        """GET only. Requests under another host name are refused, so that pages of other sites cannot read it."""
 
         def do_GET(self) -> None:
             if _host(self.headers.get("Host", "")) not in (ADDRESS, "localhost"):
                 self.send_error(403)
                 return
-            asked = urlsplit(self.path)
-            if asked.path == "/":
+            url = urlsplit(self.path)
+            if url.path == "/":
                 self._send("text/html", live.state.page())
-            elif asked.path == "/plotly.js":
+            elif url.path == "/plotly.js":
                 self._send("text/javascript", plotly_program())
-            elif asked.path == "/state.json":
-                version = parse_qs(asked.query).get("after", ["0"])[0]
-                self._send("application/json", json.dumps(live.asked(int(version) if version.isdecimal() else 0)))
+            elif url.path == "/state.json":
+                version = parse_qs(url.query).get("after", ["0"])[0]
+                self._send("application/json", json.dumps(live.state_since(int(version) if version.isdecimal() else 0)))
             else:
                 self.send_error(404)
 
@@ -107,7 +107,7 @@ def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Nobody wants a line for every request."""
+            """Do not log every request."""
 
     return Handler
 

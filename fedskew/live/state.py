@@ -1,4 +1,4 @@
-"""What the page of runs under way shows now; made anew only when something was written."""
+"""The current content of the live page; rebuilt only when a run wrote something."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedskew.report.page.render import body, charts, page
 from fedskew.results import find_runs, load_runs
 
 FILES = ("rounds.jsonl", "summary.json")
-"""Those that grow as a run goes on."""
+"""The files that grow while a run is going on."""
 
 
 class LiveState:
@@ -23,25 +23,25 @@ class LiveState:
         self._paths = list(paths)
         self._lock = threading.Lock()
         self._seen: tuple[object, ...] = ("nothing",)
-        self._told: dict[str, Any] = {}
+        self._content: dict[str, Any] = {}
         self._version = 0
 
     def page(self) -> str:
-        """The frame, with what there is now."""
+        """The whole page with its current content."""
         return page(self._document()[0], live=True)
 
     def current(self, after: int) -> dict[str, Any]:
-        """What changed since a version; the same version again means nothing did."""
+        """The content if it changed since version `after`, otherwise only the version."""
         with self._lock:
             written = self._written()
             if written != self._seen:
                 shown, standing = self._document()
                 self._seen = written
                 self._version += 1
-                self._told = {"body": str(body(shown)), "standing": standing, **charts(shown)}
+                self._content = {"body": str(body(shown)), "standing": standing, **charts(shown)}
             if after == self._version:
-                return {"version": self._version, "standing": self._told["standing"]}
-            return {"version": self._version, **self._told}
+                return {"version": self._version, "standing": self._content["standing"]}
+            return {"version": self._version, **self._content}
 
     def _written(self) -> tuple[object, ...]:
         found = []
@@ -56,14 +56,14 @@ class LiveState:
         for path in self._paths:
             try:
                 folders += find_runs([path])
-            except UserError:  # not begun yet
+            except UserError:  # not started yet
                 continue
         return folders
 
     def _document(self) -> tuple[Document, str]:
         folders = self._folders()
         if not folders:
-            return Document("fedskew", [], None, ["nothing is there yet: the first round has not begun"]), "waiting"
+            return Document("fedskew", [], None, ["no results yet: the first round has not started"]), "waiting"
         try:
             loaded = load_runs(folders)
         except UserError as error:

@@ -76,7 +76,7 @@ def _over_classes(reduce: Callable[..., Any], confusion: Confusion) -> float:
 
 
 def class_gap(confusion: Confusion) -> float:
-    """Best minus worst class: how unequally the model serves the classes."""
+    """Best minus worst class: how unequal the accuracies of the classes are."""
     return best_class(confusion) - worst_class(confusion)
 
 

@@ -13,7 +13,7 @@ def drift_diversity(updates: Iterable[npt.ArrayLike]) -> float:
     """Σ‖mᵢ‖² / ‖Σmᵢ‖² over the rows mᵢ = (client's model − the model it was sent).
 
     1/K for K identical updates, 1 for orthogonal ones, large when they cancel, infinite when their sum is
-    zero. Rows are taken one at a time in float64, so that many large models need no second copy.
+    zero. Rows are read one at a time in float64, so that large models need no second copy.
     """
     squares, total = 0.0, np.zeros(())
     for update in updates:

@@ -14,7 +14,7 @@ def group_accuracy(
 ) -> dict[str, float | None]:
     """Mean class accuracy over each group; None for a group without any tested class.
 
-    The mean is over classes, not samples, so that a client's score does not hang on the test set's balance.
+    The mean is over classes, not samples, so that a client's score does not depend on the balance of the test set.
     """
     accuracies = np.array(class_accuracy, dtype=np.float64)
     means: dict[str, float | None] = {}

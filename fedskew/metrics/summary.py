@@ -1,4 +1,4 @@
-"""What one reports of a learning curve: best, last, mean of the last rounds, rounds to a target, speed-up.
+"""Summaries of a learning curve: best, last, mean of the last rounds, rounds to a target, speed-up.
 
 A curve is the evaluated (round, accuracy) pairs in order of rounds; round 0 is the initial model.
 """
@@ -28,7 +28,7 @@ class MeanOfLast(NamedTuple):
 
 
 class MeanStd(NamedTuple):
-    """Mean and population standard deviation, as the papers print them."""
+    """Mean and population standard deviation, as papers print them."""
 
     mean: float
     std: float
@@ -82,7 +82,7 @@ def speed_up(baseline: Curve, method: Curve) -> float:
 
 
 def mean_std(values: Sequence[float]) -> MeanStd:
-    """Over seeds: mean and population standard deviation."""
+    """Mean and population standard deviation, usually over seeds."""
     if not values:
         raise ValueError("mean of no values")
     mean = math.fsum(values) / len(values)

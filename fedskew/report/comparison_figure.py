@@ -1,4 +1,4 @@
-"""Methods side by side as a picture: accuracy over the rounds, and accuracy by class."""
+"""Methods side by side as a figure: accuracy over the rounds, and accuracy by class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 MOST_NUMBERS = 20
-"""Classes up to which the cells of the heat map carry their numbers."""
+"""With more classes, the cells of the heat map have no numbers."""
 
 
 def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> None:
@@ -29,7 +29,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UserError("pictures need matplotlib: install fedskew[report]") from error
+        raise UserError("figures need matplotlib: install fedskew[report]") from error
     figure = Figure(figsize=(13, max(4.2, 1.6 + 0.45 * len(comparison.methods))), layout="constrained")
     FigureCanvasAgg(figure)
     curves, heat = figure.subplots(1, 2, width_ratios=(1, 1.15))
@@ -43,7 +43,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
 
 
 def draw_curves(comparison: Comparison, axes: Axes) -> None:
-    """Mean accuracy over the rounds; the band is from the lowest to the highest seed."""
+    """Mean accuracy over the rounds, with a band from the lowest to the highest seed."""
     seeds = len(comparison.methods[0].tested)
     for method in comparison.methods:
         rounds, accuracies = _curves(method)
@@ -78,12 +78,12 @@ def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
 
 
 def _curves(method: MethodRuns) -> tuple[list[int], npt.NDArray[np.float64]]:
-    """The evaluated rounds that all seeds have, and the accuracies there, [seeds, rounds]."""
+    """The evaluated rounds that all seeds have, and the accuracies there as [seeds, rounds]."""
     curves = [dict(run.accuracy_curve) for run in method.tested]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, np.array([[curve[t] for t in rounds] for curve in curves], np.float64)
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
+    """Escape what matplotlib would read as mathematics."""
     return text.replace("$", r"\$")

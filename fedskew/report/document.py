@@ -1,4 +1,4 @@
-"""A report put together: the verdict, the sections of each setting, the overview of many."""
+"""The content of a report: for each setting the verdict and its sections, and an overview of many settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedskew.results import Comparison, LoadedRuns, MethodRuns, comparisons
 from fedskew.results.naming import setting_name
 
 MOST_SETTINGS = 4
-"""That are shown in detail; more are a sweep, which has an overview."""
+"""At most this many settings are shown in detail; more are a sweep, which has an overview only."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Document:
-    """Everything on the page."""
+    """The content of the page."""
 
     title: str
     chapters: Sequence[Chapter]
     summary: Section | None
-    """Across the settings."""
+    """The overview, if there are several settings."""
     problems: Sequence[str]
 
     @property
@@ -57,14 +57,14 @@ class Document:
 
 
 def document(loaded: LoadedRuns, with_features: bool = True) -> Document:
-    """The report of these runs. Features take some seconds a method and need the data."""
+    """The report of these runs. Features take some seconds per method and need the data."""
     found = comparisons(loaded.runs)
     many = len(found) > 1
     shown = found if len(found) <= MOST_SETTINGS else []
     chapters = [_chapter(setting, i if many else None, with_features) for i, setting in enumerate(shown)]
     summary = overview(found) if many else None
     if summary is not None and not shown:
-        note = f"{len(found)} settings are too many to show each in detail; give the runs of one to see them."
+        note = f"{len(found)} settings are too many to show in detail; for details, report on the runs of one setting."
         summary = replace(summary, words=[*summary.words, note])
     title = (
         setting_name(found[0].config)
@@ -94,7 +94,7 @@ def _chapter(setting: Comparison, number: int | None, with_features: bool) -> Ch
 
 
 def _numbered(section: Section, number: int) -> Section:
-    """Keys that stay apart where several settings are on one page."""
+    """Make keys unique if several settings are on one page."""
     figures = [
         replace(
             figure,

@@ -1,4 +1,4 @@
-"""What a finished run's model makes of the test set: features and probabilities, for pictures of its insides."""
+"""Features and probabilities that a finished run's model computes on the test set."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from fedskew.results import Result
 Floats = npt.NDArray[np.float64]
 BATCH = 500
 SHOWN = 600
-"""Samples in a t-SNE: enough to see clusters, and two seconds of work."""
+"""Samples in a t-SNE: enough to see clusters; takes two seconds."""
 TESTED = 2000
-"""Samples for means over classes."""
+"""Samples for class means."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
-    """Of some test samples, as many of each class as there are."""
+    """Outputs for some test samples, about equally many of each class."""
 
     labels: npt.NDArray[np.int64]
     features: Floats
     probabilities: Floats
 
     def class_distances(self, classes: int) -> Floats:
-        """Euclidean distances of the classes' mean features; NaN for a class that is not there."""
+        """Euclidean distances between the classes' mean features; NaN for a class without samples."""
         means = np.full((classes, self.features.shape[1]), np.nan)
         for c in np.unique(self.labels):
             means[c] = self.features[self.labels == c].mean(axis=0)
@@ -43,7 +43,7 @@ class ModelOutputs:
         return distances
 
     def mean_probabilities(self, classes: int) -> Floats:
-        """Row: true class; the mean of what the model gives to each class."""
+        """Mean predicted probabilities; one row per true class."""
         rows = np.full((classes, classes), np.nan)
         for c in np.unique(self.labels):
             rows[c] = self.probabilities[self.labels == c].mean(axis=0)
@@ -51,26 +51,26 @@ class ModelOutputs:
 
     @cached_property
     def pca(self) -> Floats:
-        """The two directions in which features vary most."""
+        """The two directions of largest variance."""
         from sklearn.decomposition import PCA
 
         return np.asarray(PCA(2, random_state=0).fit_transform(self.features[:SHOWN]), np.float64)
 
     @cached_property
     def tsne(self) -> Floats:
-        """Neighbours stay neighbours; distances between clusters mean nothing."""
+        """t-SNE preserves neighbourhoods; distances between clusters mean nothing."""
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
 
         shown = self.features[:SHOWN]
         perplexity = min(30.0, (len(shown) - 1) / 3)
-        with threadpool_limits(1):  # on a busy machine more threads take a hundred times as long
+        with threadpool_limits(1):  # on a busy machine more threads can be a hundred times slower
             places = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(shown)
         return np.asarray(places, np.float64)
 
 
 def model_outputs(run: Result) -> ModelOutputs:
-    """Refuses, in one line, a run without model, data or a model that can be made again."""
+    """Run the model on the test set; a UserError if the model or the data are missing."""
     model = run.model
     dataset = _dataset(run.config.data, run.config.data_dir, tuple(sorted(run.config.data_params.items())))
     encoder, head = (model.encoder, model.head) if has_features(model) else (model, nn.Identity())
@@ -86,7 +86,7 @@ def model_outputs(run: Result) -> ModelOutputs:
             probabilities.append(logits.double().softmax(dim=-1).numpy())
     found = ModelOutputs(dataset.test.y[rows], np.concatenate(features), np.concatenate(probabilities))
     if not (np.isfinite(found.features).all() and np.isfinite(found.probabilities).all()):
-        raise UserError(f"{run.folder}: its model gives numbers that are not finite")
+        raise UserError(f"{run.folder}: the outputs of its model are not finite")
     return found
 
 
@@ -96,7 +96,7 @@ def _dataset(name: str, folder: str | None, params: tuple[tuple[str, Any], ...])
 
 
 def _balanced(dataset: Dataset) -> npt.NDArray[np.int64]:
-    """Test samples in an order in which every class comes equally early; the same for all runs."""
+    """Test samples in turn from each class, in the same order for all runs."""
     y = dataset.test.y
     shuffled = permutation(len(y), 0, "report features")
     rank = np.zeros(len(y), np.int64)

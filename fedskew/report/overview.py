@@ -1,4 +1,4 @@
-"""Many settings at once: a sweep's runs in one table, and accuracy over each key that varies."""
+"""Overview of a sweep: all settings in one table, and accuracy over each key that varies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedskew.results.naming import flat, varied_keys
 
 
 def overview(found: Sequence[Comparison]) -> Section:
-    """One row for each contender of each setting; charts where numbers vary."""
+    """One row per method and setting; charts over the numbers that vary."""
     keys = varied_keys([run.config for setting in found for run in setting.runs])
     pairs = [(setting, c) for setting in found for c in setting.methods]
     rows = [_row(c, keys) for _, c in pairs]
     runs = [run for _, c in pairs for run in c.runs]
     done = sum(run.finished for run in runs)
     words = [
-        f"{len(runs)} runs, {done} finished; {len(found)} settings, which differ in {', '.join(keys) or 'nothing'}.",
+        f"{len(runs)} runs, {done} finished, in {len(found)} settings that differ in {', '.join(keys) or 'nothing'}.",
         *_winners(found),
     ]
     columns = [*keys, "method", "finished", "runs", "accuracy %", "±", "worst class %", "seconds"]
@@ -40,8 +40,8 @@ def _winners(found: Sequence[Comparison]) -> list[str]:
             wins[methods[0].label] = wins.get(methods[0].label, 0) + 1
     if not wins:
         return []
-    told = ", ".join(f"{label} in {n}" for label, n in sorted(wins.items(), key=lambda item: -item[1]))
-    return [f"Highest mean accuracy by setting: {told}."]
+    wins_by_method = ", ".join(f"{label} in {n}" for label, n in sorted(wins.items(), key=lambda item: -item[1]))
+    return [f"Highest mean accuracy by setting: {wins_by_method}."]
 
 
 def _row(contender: MethodRuns, keys: Sequence[str]) -> list[Cell]:

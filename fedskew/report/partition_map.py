@@ -1,4 +1,4 @@
-"""The client × class map of a federation: in the terminal, as a picture, as a table of counts."""
+"""The client × class map of a federation: in the terminal, as a figure, as a table of counts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ COLOURS = ("", "color(24)", "color(31)", "color(38)", "bold color(45)")
 LEVELS = len(SHADES) - 1
 NAME_WIDTH = 12
 MOST_LINES = 120
-"""Of the map: beyond them it is cropped, and says so."""
+"""A larger map is cropped, with a note."""
 BUBBLES_UP_TO = 30
-"""Clients and classes that a picture shows as bubbles; more become a heat map."""
+"""Up to this many clients and classes are bubbles in a figure; more are a heat map."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PartitionMap:
 
 @dataclass(frozen=True, eq=False)
 class CountsMap:
-    """The same of counts alone; `note` ends its key."""
+    """A map of counts alone; `note` is added to its legend."""
 
     counts: IntArray
     clients: Sequence[str]
@@ -124,7 +124,7 @@ class _Grid:
                 yield Text(f"... and {number} more {'clients' if kind == 'client' else 'classes'}", style="dim")
 
     def _heading(self, columns: range, cell: int) -> list[Text]:
-        """What the columns are: names where there is room, else numbers, digit under digit if need be."""
+        """Column labels: names if there is room, otherwise numbers, digits below each other if necessary."""
         if cell > 3:
             names = "".join(f" {self.columns[c][: cell - 1]:>{cell - 1}}" for c in columns)
             return [Text(self.across_kind.ljust(self.margin) + names, style="bold")]
@@ -151,7 +151,7 @@ def _level(count: int, largest: int) -> int:
 
 
 def _key(largest: int, shades: str) -> str:
-    """Up to which count each shade stands."""
+    """The largest count of each shade."""
     tops = [largest * level**2 // LEVELS**2 for level in range(LEVELS + 1)]
     used = [level for level in range(1, LEVELS + 1) if tops[level] > tops[level - 1]]
     return ", ".join(f"{shades[level]} up to {tops[level]}" for level in used)
@@ -173,7 +173,7 @@ def class_table(fed: Federation, most: int | None = None) -> Table:
 
 
 def _listed(group: Sequence[int], names: Sequence[str]) -> str:
-    """Class names, or numbers with runs drawn together where there are too many names to read."""
+    """Class names; numbers, with ranges, if there are too many names."""
     if len(names) <= 20:
         return ", ".join(names[c] for c in group) or "-"
     runs: list[list[int]] = []
@@ -186,7 +186,7 @@ def _listed(group: Sequence[int], names: Sequence[str]) -> str:
 
 
 def save_map(fed: Federation, path: str | os.PathLike[str]) -> None:
-    """Save the map as a picture (.png, .svg, .pdf) or its counts as .csv, which the partition `counts` reads."""
+    """Save the map as a figure (.png, .svg, .pdf) or its counts as .csv for the partition `counts`."""
     target = Path(path)
     kind = target.suffix.lower()
     if kind not in (".png", ".svg", ".pdf", ".csv"):
@@ -227,7 +227,7 @@ def _save_picture(fed: Federation, target: Path) -> None:
 
 
 def draw_map(fed: Federation, axes: Axes) -> None:
-    """Draw the map as the papers do: clients across, classes up, bubbles while they can be told apart."""
+    """Draw the map as in the papers: clients across, classes up, bubbles as long as they can be distinguished."""
     marks: ScalarMappable
     if max(fed.clients, fed.classes) <= BUBBLES_UP_TO:
         client, label = np.nonzero(fed.label_counts)
@@ -255,5 +255,5 @@ def _title(fed: Federation) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
+    """Escape what matplotlib would read as mathematics."""
     return text.replace("$", r"\$")

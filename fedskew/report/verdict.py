@@ -1,4 +1,4 @@
-"""The answer in words: which method is best here, by how much, is it sure, which classes gain or lose."""
+"""The conclusion in words: which method is best, by how much, whether that is significant, which classes change."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fedskew.results import Comparison, MethodRuns
 from fedskew.results.significance import Difference
 
 NOTABLE = 0.01
-"""Differences below it are not told."""
+"""Smaller differences are not mentioned."""
 MOST_CLASSES = 5
 
 
 def verdict(setting: Comparison) -> list[str]:
-    """Sentences, the most important first."""
+    """Sentences, the most important ones first."""
     ranking = setting.ranking
     if not ranking:
-        return ["Nothing was tested yet: the runs have no evaluation."]
+        return ["No run has been evaluated yet."]
     methods = setting.competing
     answer = _compared(methods, setting) if len(methods) > 1 else _alone(ranking[0], setting)
     return [*_unfinished(setting), *answer, *_bounds(ranking[max(1, len(methods)) :]), *_diverged(ranking)]
@@ -31,13 +31,13 @@ def _unfinished(setting: Comparison) -> list[str]:
         return []
     if not any(c.finished for c in setting.methods):
         rounds = [run.last_round for c in setting.methods for run in c.tested]
-        return [f"No run is finished: this is how they stand after round {_span(rounds)}."]
-    return [f"Unfinished: {', '.join(map(_standing, going))}; only finished runs count where a method has any."]
+        return [f"No run is finished; these are the results after round {_span(rounds)}."]
+    return [f"Unfinished: {', '.join(map(_standing, going))}; only finished runs count if a method has any."]
 
 
 def _standing(contender: MethodRuns) -> str:
     rounds = [run.last_round for run in contender.tested]
-    far = f", here after round {_span(rounds)}" if rounds and not contender.finished else ""
+    far = f", shown after round {_span(rounds)}" if rounds and not contender.finished else ""
     return f"{contender.label} ({len(contender.finished)} of {len(contender.runs)} runs finished{far})"
 
 
@@ -56,21 +56,21 @@ def _alone(contender: MethodRuns, setting: Comparison) -> list[str]:
 def _compared(methods: Sequence[MethodRuns], setting: Comparison) -> list[str]:
     best, second, baseline = methods[0], methods[1], setting.baseline
     against = {c.label: d for c, d in zip(methods[1:], setting.differences(), strict=True)}
-    said = _on_fewer_seeds(setting)
+    sentences = _on_fewer_seeds(setting)
     lead = against[second.label]
-    equal = lead is not None and lead.none
+    equal = lead is not None and lead.is_zero
     who = f"{best.label} and {second.label} are equally good here" if equal else f"{best.label} is best here"
-    said += [f"{who}: {_percent(best.accuracy.mean)} of the test set ({_seeds(best)}){_spread(best)}."]
-    said += [] if equal else [_lead(second, lead)]
+    sentences += [f"{who}: {_percent(best.accuracy.mean)} of the test set ({_seeds(best)}){_spread(best)}."]
+    sentences += [] if equal else [_lead(second, lead)]
     if unsure := [c for c in methods[2:] if c is not baseline and _open(against[c.label])]:
         names = ", ".join(c.label for c in unsure)
-        said.append(f"Not told apart from {best.label}{' either' if _open(lead) else ''}: {names}.")
+        sentences.append(f"{'Also not' if _open(lead) else 'Not'} significantly different from {best.label}: {names}.")
     if baseline is not None and baseline not in (best, second) and baseline.tested:
-        said.append(_over_baseline(baseline, against[baseline.label]))
+        sentences.append(_over_baseline(baseline, against[baseline.label]))
     if baseline is not None and baseline is not best and baseline.tested:
-        said += _classes(best, baseline, setting.classes)
+        sentences += _classes(best, baseline, setting.classes)
     it, its = (best.label, f"{best.label}'s") if equal else ("It", "Its")
-    return [*said, *_weakest(best, setting, its), *_cost(best, baseline, it)]
+    return [*sentences, *_weakest(best, setting, its), *_cost(best, baseline, it)]
 
 
 def _on_fewer_seeds(setting: Comparison) -> list[str]:
@@ -79,13 +79,13 @@ def _on_fewer_seeds(setting: Comparison) -> list[str]:
     if len(have) == 1 and have == {len(common)}:
         return []
     if not common:
-        return ["The methods have no seed in common: the order below mixes methods with seeds."]
+        return ["The methods have no seed in common, so their order also depends on the seeds."]
     seeds = ", ".join(map(str, sorted(common)))
-    return [f"Not all methods have the same seeds: they are ranked on those that all have ({seeds})."]
+    return [f"The methods have different seeds; they are ranked on the seeds that all of them have ({seeds})."]
 
 
 def _open(difference: Difference | None) -> bool:
-    return difference is not None and difference.seeds > 1 and not difference.sure
+    return difference is not None and difference.seeds > 1 and not difference.significant
 
 
 def _lead(second: MethodRuns, difference: Difference | None) -> str:
@@ -94,17 +94,17 @@ def _lead(second: MethodRuns, difference: Difference | None) -> str:
         return f"{second.label} comes next with {found}, but on other seeds, so the two cannot be paired."
     points = f"It leads {second.label} by {_points(difference.mean)}"
     if difference.seeds == 1:
-        return f"{points}, with one seed only: nobody can say whether that is chance; run more (--seeds 5)."
-    return f"{points} ({_interval(difference)}): {_certainty(difference)}."
+        return f"{points}, but one seed cannot rule out chance; run more (--seeds 5)."
+    return f"{points} ({_interval(difference)}): {_significance(difference)}."
 
 
 def _over_baseline(baseline: MethodRuns, difference: Difference | None) -> str:
     if difference is None:
         return f"{baseline.label} has {_percent(baseline.accuracy.mean)}, on other seeds."
-    told = f"Over {baseline.label} it gains {_points(difference.mean)}"
+    gain = f"It gains {_points(difference.mean)} over {baseline.label}"
     if difference.seeds == 1:
-        return f"{told} (one seed)."
-    return f"{told} ({_interval(difference)}): {_certainty(difference)}."
+        return f"{gain} (one seed)."
+    return f"{gain} ({_interval(difference)}): {_significance(difference)}."
 
 
 def _interval(difference: Difference) -> str:
@@ -114,20 +114,20 @@ def _interval(difference: Difference) -> str:
     return f"95 % interval {signed(low, 1)} to {signed(high, 1)}, paired over {difference.seeds} seeds"
 
 
-def _certainty(difference: Difference) -> str:
+def _significance(difference: Difference) -> str:
     if difference.p is None:
-        return "the same in every seed, which leaves nothing to estimate chance by"
+        return "the same with every seed, so chance cannot be estimated"
     how = f"p = {difference.p:.3f}" if difference.p >= 0.001 else "p < 0.001"
     if difference.comparisons > 1:
         how += f", corrected for {difference.comparisons} comparisons"
-    if not difference.sure:
-        few = " so few seeds show large differences only;" if difference.seeds < 5 else ""
-        return f"not sure,{few} {how}"
-    return f"{'as sure as ' + str(difference.seeds) + ' seeds can be' if difference.seeds < 5 else 'sure'}, {how}"
+    if not difference.significant:
+        few = f"; with {difference.seeds} seeds only large differences are detectable" if difference.seeds < 5 else ""
+        return f"not significant ({how}){few}"
+    return f"significant ({how})"
 
 
 def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> list[str]:
-    """Over the seeds that both have."""
+    """Class by class, over the seeds that both methods have."""
     common = {run.seed for run in best.tested} & {run.seed for run in baseline.tested}
     if not common:
         return []
@@ -137,16 +137,16 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
     gains = [c for c in order[::-1] if mean[c] >= NOTABLE][:MOST_CLASSES]
     losses = [c for c in order if mean[c] <= -NOTABLE][:MOST_CLASSES]
 
-    def told(c: int) -> str:
+    def described(c: int) -> str:
         agreed = (np.sign(changes[:, c]) == np.sign(mean[c])).all()
-        return f"{names[c]} ({signed(100 * mean[c])}{'' if agreed or len(changes) == 1 else ', not in every seed'})"
+        return f"{names[c]} ({signed(100 * mean[c])}{'' if agreed or len(changes) == 1 else ', not with every seed'})"
 
-    said = []
+    sentences = []
     if gains:
-        said.append(f"Against {baseline.label}, the classes that gain most: {', '.join(map(told, gains))}.")
-    lose = ", ".join(map(told, losses)) if losses else "none by a point or more"
-    said.append(f"Classes that lose: {lose}.")
-    return said
+        sentences.append(f"Compared with {baseline.label}, these gain most: {', '.join(map(described, gains))}.")
+    lose = ", ".join(map(described, losses)) if losses else "none by a point or more"
+    sentences.append(f"Classes that lose accuracy: {lose}.")
+    return sentences
 
 
 def _weakest(contender: MethodRuns, setting: Comparison, its: str) -> list[str]:
@@ -155,37 +155,37 @@ def _weakest(contender: MethodRuns, setting: Comparison, its: str) -> list[str]:
         return []
     worst = int(np.nanargmin(mean))
     lost = [setting.classes[c] for c in lost_classes(mean)]
-    said = f"{its} weakest class is {setting.classes[worst]} with {_percent(float(mean[worst]))}"
+    weakest = f"{its} weakest class is {setting.classes[worst]} with {_percent(float(mean[worst]))}"
     if not lost:
-        return [f"{said}; no class is lost."]
+        return [f"{weakest}; no class is lost."]
     more = f" and {len(lost) - MOST_CLASSES} more" if len(lost) > MOST_CLASSES else ""
-    return [f"{said}; lost (below {100 * LOST:.0f} %): {', '.join(lost[:MOST_CLASSES])}{more}."]
+    return [f"{weakest}; lost classes (below {100 * LOST:.0f} %): {', '.join(lost[:MOST_CLASSES])}{more}."]
 
 
 def _cost(best: MethodRuns, baseline: MethodRuns | None, it: str) -> list[str]:
-    """Of whole runs: half a run costs half."""
+    """The cost of whole runs: an unfinished run costs less."""
     if baseline is None or baseline is best or not (best.finished and baseline.finished):
         return []
-    told, known = [], False
+    ratios, known = [], False
     for key, what in (("compute", "computation"), ("bytes", "communication")):
         own, its = _mean_cost(best, key), _mean_cost(baseline, key)
         known |= bool(own and its)
         if own and its and abs(own / its - 1) >= 0.005:
-            told.append(f"{own / its:.2f} times the {what} of {baseline.label}")
-    if told:
-        return [f"{it} costs {' and '.join(told)}."]
+            ratios.append(f"{own / its:.2f} times the {what} of {baseline.label}")
+    if ratios:
+        return [f"{it} costs {' and '.join(ratios)}."]
     return [f"{it} costs no more than {baseline.label}."] if known else []
 
 
 def _bounds(bounds: Sequence[MethodRuns]) -> list[str]:
-    told = ", ".join(f"{c.label} {_percent(c.accuracy.mean)}" for c in bounds)
-    return [f"To compare with, no federated method: {told}."] if told else []
+    listed = ", ".join(f"{c.label} {_percent(c.accuracy.mean)}" for c in bounds)
+    return [f"Reference bounds, not federated methods: {listed}."] if listed else []
 
 
 def _diverged(ranking: Sequence[MethodRuns]) -> list[str]:
     found = {c.label: sum(run.diverged for run in c.tested) for c in ranking}
-    told = ", ".join(f"{n} of {label}" for label, n in found.items() if n)
-    return [f"Clients' updates that were not finite and were left out: {told}."] if told else []
+    listed = ", ".join(f"{n} of {label}" for label, n in found.items() if n)
+    return [f"Client updates that were not finite and were left out: {listed}."] if listed else []
 
 
 def _mean_cost(contender: MethodRuns, key: str) -> float:
@@ -193,7 +193,7 @@ def _mean_cost(contender: MethodRuns, key: str) -> float:
 
 
 def signed(points: float, digits: int = 0) -> str:
-    """With a sign that is as wide as the plus."""
+    """With a minus sign that is as wide as the plus sign."""
     return f"{points:+.{digits}f}".replace("-", "−")
 
 

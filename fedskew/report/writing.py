@@ -1,4 +1,4 @@
-"""The report of runs as a file: what `fedskew report` does, for Python."""
+"""Write the report of runs to a file: `fedskew report` for Python."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedskew.report.page.render import page
 from fedskew.results import LoadedRuns, load_runs
 
 Runs = str | Path | Result
-"""A run's folder, a folder of runs, or what `fedskew.run` gave back."""
+"""A run folder, a folder of runs, or a result with a folder."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page that was written, and what it says first."""
+    """A page that was written, and its conclusion."""
 
     path: Path
     answer: tuple[str, ...]
-    """Which method is best here, by how much, whether that is sure; what is missing from the runs."""
+    """Which method is best, by how much, whether that is significant, and what is missing from the runs."""
     problems: tuple[str, ...]
-    """A line on each run that could not be read."""
+    """One line about each run that could not be read."""
     figures: tuple[Path, ...]
 
 
@@ -38,17 +38,17 @@ def write_report(
     figures: str | Path | None = None,
     formats: str = "pdf",
 ) -> Report:
-    """Make one self-contained HTML page of runs.
+    """Write one self-contained HTML page about runs.
 
-    `features` takes some seconds a method and needs the data. With `figures`, every figure of the page is also saved
-    in that folder, as `formats` says: `png`, `svg`, `pdf`, or several: `svg,pdf`.
+    `features` takes some seconds per method and needs the data. With `figures`, every figure of the page is also saved
+    in that folder, in the given `formats`: `png`, `svg`, `pdf`, or several, for instance `svg,pdf`.
     """
     target, kinds = page_path(path), checked_formats(formats)
     return report_of(load_runs(_folders(runs)), target, features, None if figures is None else Path(figures), kinds)
 
 
 def report_of(loaded: LoadedRuns, target: Path, features: bool, figures: Path | None, formats: Sequence[str]) -> Report:
-    """The same of runs that have been read."""
+    """Write the report of runs that have been loaded."""
     content = document(loaded, features)
     write_text(target, page(content))
     saved = []
@@ -86,7 +86,7 @@ def _answer(content: Document) -> Iterator[str]:
 
 
 def page_path(out: str | Path) -> Path:
-    """Refuse, before anything is read, what would not open in a browser."""
+    """Refuse a name that a browser would not open, before anything is read."""
     target = Path(out)
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"cannot write a page to {str(out)!r}; expected a file that ends in .html")
@@ -94,7 +94,7 @@ def page_path(out: str | Path) -> Path:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a file as a whole or not at all."""
     content = text.encode()
     with reporting_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)

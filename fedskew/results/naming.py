@@ -1,4 +1,4 @@
-"""What runs, methods and settings are called: by what tells them apart."""
+"""Names of methods and settings: made of the values in which they differ."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedskew.experiment.config import Config
 from fedskew.methods import make_method
 
 CIRCUMSTANCES = ("seed", "data_dir", "checkpoint_every", "engine", "device", "compile", "eval_local")
-"""Keys that do not make another experiment."""
+"""Keys that may differ between runs of one experiment."""
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """The configuration under dotted keys, less what does not make another experiment."""
+    """The configuration under dotted keys, without the keys that may differ within one experiment."""
     values: dict[str, Any] = {}
     for key, value in config.to_mapping().items():
         if isinstance(value, Mapping):
@@ -26,15 +26,17 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def varied_keys(configs: Sequence[Config]) -> list[str]:
-    """The keys, other than the method's, in which they differ."""
+    """The keys in which the configurations differ, without those of the method."""
     all_values = [flat(config) for config in configs]
     keys = dict.fromkeys(key for values in all_values for key in values if not key.startswith("method."))
     return [key for key in keys if len({key_of(values.get(key)) for values in all_values}) > 1]
 
 
 def labels(configs: Sequence[Config]) -> list[str]:
-    """The method's name, with the parameters by which contenders of that name differ: where there are several, those
-    that are not the method's own."""
+    """One label per configuration: the method's name, with parameters if the method occurs several times.
+
+    If several parameters differ, only those are shown that are not at their defaults.
+    """
     found = []
     for config in configs:
         alike = [other for other in configs if other.method == config.method]
@@ -42,13 +44,13 @@ def labels(configs: Sequence[Config]) -> list[str]:
         differing = [n for n in names if len({key_of(o.method_params.get(n)) for o in alike}) > 1]
         usual = _defaults(config.method) if len(differing) > 1 else {}
         chosen = {name: config.method_params.get(name, usual.get(name)) for name in differing}
-        told = ", ".join(f"{n}={v}" for n, v in chosen.items() if n not in usual or key_of(v) != key_of(usual[n]))
-        found.append(f"{config.method} ({told})" if told else config.method)
+        shown = ", ".join(f"{n}={v}" for n, v in chosen.items() if n not in usual or key_of(v) != key_of(usual[n]))
+        found.append(f"{config.method} ({shown})" if shown else config.method)
     return found
 
 
 def _defaults(method: str) -> dict[str, object]:
-    """Nothing is known of a method that is not entered here."""
+    """Default parameters; none for a method that is not in the catalogue."""
     try:
         return make_method(method).params
     except UserError:
@@ -56,7 +58,7 @@ def _defaults(method: str) -> dict[str, object]:
 
 
 def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
-    """Of the keys that differ, those that name a setting: a rule's parameter only if it differs under that rule."""
+    """The varied keys that name a setting: a partition's parameter only if it varies within that partition."""
     kept = []
     for key in varied:
         by_rule: dict[str, set[str]] = {}
@@ -70,15 +72,15 @@ def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
 
 
 def setting_label(config: Config, varied: Sequence[str]) -> str:
-    """A setting's name: what distinguishes it, or what it is."""
+    """The values that distinguish a setting; without any, its data, split and model."""
     if not varied:
         return setting_name(config)
     values = flat(config)
     apart = [key for key in varied if key in values and key != "partition.rule"]
-    told = [f"{key.removeprefix('partition.')}={values[key]}" for key in apart]
+    shown = [f"{key.removeprefix('partition.')}={values[key]}" for key in apart]
     if "partition.rule" in varied:
-        told.insert(0, _rule_name(config, without={key.removeprefix("partition.") for key in apart}))
-    return ", ".join(told)
+        shown.insert(0, _rule_name(config, without={key.removeprefix("partition.") for key in apart}))
+    return ", ".join(shown)
 
 
 def setting_name(config: Config) -> str:
@@ -100,5 +102,5 @@ _STRENGTHS = ("beta", "shards", "labels_per_client")
 
 
 def key_of(value: Any) -> str:
-    """Equal for equal values, also for lists."""
+    """A key for dictionaries; equal for equal values, also for lists."""
     return json.dumps(value, sort_keys=True, default=str)

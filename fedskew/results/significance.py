@@ -1,9 +1,9 @@
-"""Is a difference between two methods more than chance? Paired over seeds, honest about how few they are.
+"""Significance of a difference between two methods, paired over seeds.
 
-With one seed both methods meet the same split, clients and batches, so their difference on a second seed is a new
-draw: paired differences are what varies. Student's t on them is the test; it assumes that they are roughly normal,
-which a few seeds can neither show nor refute. Several comparisons are corrected by Holm's method; whoever asks about
-the best of several has to count all pairs, for any of them could have come out best.
+With one seed both methods get the same split, clients and batches, so their differences on several seeds are
+independent draws. They are tested with Student's t, which assumes that they are roughly normal; a few seeds can neither
+show nor refute that. Several comparisons are corrected by Holm's method. A claim about the best of several methods
+has to count all pairs, because any method could have come out best.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 LEVEL = 0.05
 NO_SPREAD = 1e-12
-"""Differences of shares of the same test set that spread less than this are the same but for rounding."""
+"""Differences in accuracy on one test set that vary less than this are equal up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -24,25 +24,25 @@ class Difference:
     seeds: int
     mean: float
     low: float | None = None
-    """Of the 95 % interval; None with fewer than two seeds, or where they do not differ at all."""
+    """Lower end of the 95 % interval; None with fewer than two seeds, or if all differences are equal."""
     high: float | None = None
     p: float | None = None
     """Two-sided; after `holm`, corrected."""
     comparisons: int = 1
-    """For which p is corrected."""
+    """The number of comparisons that p is corrected for."""
 
     @property
-    def none(self) -> bool:
+    def is_zero(self) -> bool:
         """Whether the means are the same."""
         return abs(self.mean) < NO_SPREAD
 
     @property
-    def sure(self) -> bool:
+    def significant(self) -> bool:
         return self.p is not None and self.p < LEVEL
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
-    """From the values by seed; None where no seed is common."""
+    """Compare values by seed; None if the two have no seed in common."""
     common = sorted(first.keys() & second.keys())
     if not common:
         return None
@@ -51,7 +51,7 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Differenc
     if n < 2:
         return Difference(n, mean)
     spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1) / n)
-    if spread < NO_SPREAD:  # the same to the last sample: no estimate of chance
+    if spread < NO_SPREAD:  # equal up to rounding: chance cannot be estimated
         return Difference(n, mean, p=1.0 if abs(mean) < NO_SPREAD else None)
     from scipy.stats import t
 
@@ -60,7 +60,7 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Differenc
 
 
 def holm(differences: Sequence[Difference]) -> list[Difference]:
-    """The same with p corrected for their number."""
+    """Correct the p-values for the number of comparisons."""
     order = sorted((d.p, i) for i, d in enumerate(differences) if d.p is not None)
     corrected: dict[int, float] = {}
     floor = 0.0

@@ -1,1 +1,1 @@
-"""Rounds told to tools that people have already: TensorBoard, MLflow, Weights & Biases; always offline."""
+"""Log rounds to TensorBoard, MLflow or Weights & Biases, always offline."""

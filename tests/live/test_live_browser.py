@@ -29,7 +29,7 @@ def test_the_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(server.url)
-        page.get_by_text("nothing is there yet").wait_for()
+        page.get_by_text("no results yet").wait_for()
         fed = fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0))
         fs.run(fed, "fedavg", rounds=2, local_epochs=1, out=tmp_path / "run")
         page.get_by_text("fedavg recognises").wait_for()
@@ -38,5 +38,5 @@ def test_the_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
         page.wait_for_function("document.getElementById('live').textContent === 'finished'")
         assert errors == []
         browser.close()
-    server.let_go()
+    server.finish()
     server.close()

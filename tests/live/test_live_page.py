@@ -50,7 +50,7 @@ def served(tmp_path: Path) -> Iterator[LiveServer]:
 def test_it_waits_for_a_run_that_has_not_begun(served: LiveServer) -> None:
     status, html, _ = get(served.url, "/")
     assert status == 200
-    assert "nothing is there yet" in html
+    assert "no results yet" in html
     assert state(served.url)["standing"] == "waiting"
 
 

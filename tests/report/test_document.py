@@ -100,8 +100,8 @@ def test_a_half_finished_run_is_drawn_as_far_as_it_came(copy: Path) -> None:
     report = document(load_runs([run]))
     told = missing(report)
     assert "not finished: it stands after round 2; the same command continues it" in told
-    assert "no finished run, hence no model" in told
-    assert report.chapters[0].verdict[0].startswith("No run is finished: this is how they stand after round 2")
+    assert "no finished run, so there is no model" in told
+    assert report.chapters[0].verdict[0].startswith("No run is finished; these are the results after round 2")
     assert len(report.figures) > 8
 
 
@@ -200,8 +200,8 @@ def test_experts_of_a_run_from_before_are_drawn_as_far_as_it_tells(copy: Path) -
     assert [figure.key for figure in section.figures] == ["warm-confusion", "activations"]
     assert [row[4:] for row in section.tables[0].rows] == [[None, None]] * len(section.tables[0].rows)
     assert list(section.missing) == [
-        "pkd, seed 0: the probabilities that the groups come from, which that version did not record; run it anew",
-        "pkd, seed 0: how often each expert taught, which that version did not record; run it anew",
+        "pkd, seed 0: the probabilities that the groups are based on: not recorded by that version; run it again",
+        "pkd, seed 0: how often each expert taught: not recorded by that version; run it again",
     ]
 
 
@@ -211,7 +211,7 @@ def test_experts_of_a_federation_that_keeps_its_tallies_are_said_to_be_unknown(c
     path.write_text("".join(json.dumps(row | {"tally": {}}) + "\n" for row in rows))
     section = experts_of(document(load_runs([copy / "pkd-0"]), with_features=False))
     assert [figure.key for figure in section.figures] == ["similarity"]
-    assert list(section.missing) == ["pkd, seed 0: how often experts taught, which the sites keep to themselves"]
+    assert list(section.missing) == ["pkd, seed 0: how often experts taught: the sites do not share it"]
 
 
 @pytest.mark.parametrize("known", [None, 0.1])

@@ -23,23 +23,25 @@ def test_the_best_its_lead_and_the_classes() -> None:
     text = said(*runs)
     assert text.startswith("fedvls is best here: 80.0 % of the test set (mean of 4 seeds)")
     assert "It leads fedavg by 41.0 points" in text
-    assert "paired over 4 seeds): as sure as 4 seeds can be, p < 0.001" in text
-    assert "the classes that gain most: class 1 (+63), class 2 (+57), class 0 (+3, not in every seed)" in text
-    assert "Classes that lose: none by a point or more" in text
+    assert "paired over 4 seeds): significant (p < 0.001" in text
+    assert "these gain most: class 1 (+63), class 2 (+57), class 0 (+3, not with every seed)" in text
+    assert "Classes that lose accuracy: none by a point or more" in text
     assert "Its weakest class is class 2 with 60.0 %; no class is lost" in text
     assert "It costs no more than fedavg" in text
 
 
-def test_one_seed_is_never_sure() -> None:
+def test_one_seed_is_never_significant() -> None:
     text = said(made_up("fedavg", 0, BAD), made_up("fedvls", 0, GOOD))
-    assert "with one seed only: nobody can say whether that is chance" in text
-    assert "sure as" not in text
+    assert "but one seed cannot rule out chance" in text
+    assert "significant" not in text
 
 
-def test_a_difference_within_the_spread_is_not_sure() -> None:
+def test_a_difference_within_the_spread_is_not_significant() -> None:
     runs = [made_up("fedavg", s, [0.5 + d, 0.5]) for s, d in enumerate((0.1, -0.1, 0.05))]
     runs += [made_up("fedvls", s, [0.5 - d, 0.52]) for s, d in enumerate((0.1, -0.1, 0.05))]
-    assert "not sure, so few seeds show large differences only" in said(*runs)
+    text = said(*runs)
+    assert "not significant (p = " in text
+    assert "; with 3 seeds only large differences are detectable" in text
 
 
 def test_fedavg_may_be_the_best() -> None:
@@ -54,7 +56,7 @@ def test_a_bound_is_no_rival() -> None:
     text = said(*runs, made_up("centralised", 0, [0.95, 0.95]))
     assert text.startswith("fedvls is best here: 60.0 % of the test set (mean of 3 seeds)")
     assert "paired over 3 seeds" in text, "though the bound has one only"
-    assert text.endswith("To compare with, no federated method: centralised 95.0 %.")
+    assert text.endswith("Reference bounds, not federated methods: centralised 95.0 %.")
     assert text.count("centralised") == 1
 
 
@@ -79,7 +81,7 @@ def test_the_best_of_several_is_corrected_for_all_pairs() -> None:
 
 def test_half_a_run_is_not_compared_in_cost() -> None:
     text = said(made_up("fedavg", 0, BAD), made_up("fedvls", 0, GOOD, finished=False))
-    assert "Unfinished: fedvls (0 of 1 runs finished, here after round 1)" in text
+    assert "Unfinished: fedvls (0 of 1 runs finished, shown after round 1)" in text
     assert "costs" not in text
 
 
@@ -90,7 +92,7 @@ def test_updates_that_were_left_out_are_told() -> None:
 
 
 def test_a_lost_class_is_named() -> None:
-    assert "lost (below 5 %): class 2" in said(made_up("fedavg", 0, BAD))
+    assert "lost classes (below 5 %): class 2" in said(made_up("fedavg", 0, BAD))
 
 
 def test_unfinished_runs_do_not_count_where_there_are_finished_ones() -> None:
@@ -101,13 +103,13 @@ def test_unfinished_runs_do_not_count_where_there_are_finished_ones() -> None:
 
 def test_while_nothing_is_finished_it_says_how_far_they_are() -> None:
     assert said(made_up("fedavg", 0, BAD, finished=False)).startswith(
-        "No run is finished: this is how they stand after round 1"
+        "No run is finished; these are the results after round 1"
     )
 
 
 def test_methods_with_other_seeds_are_ranked_on_the_common_ones() -> None:
     text = said(made_up("fedavg", 0, BAD), made_up("fedvls", 0, GOOD), made_up("fedvls", 1, [0.0, 0.0, 0.0]))
-    assert "ranked on those that all have (0)" in text
+    assert "ranked on the seeds that all of them have (0)" in text
     assert "fedvls is best here" in text
 
 

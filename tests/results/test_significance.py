@@ -25,7 +25,7 @@ def test_one_seed_says_nothing_of_chance() -> None:
     found = paired({0: 0.9}, {0: 0.1})
     assert found == Difference(1, pytest.approx(0.8))
     assert found is not None
-    assert not found.sure
+    assert not found.significant
 
 
 def test_methods_without_a_common_seed_cannot_be_paired() -> None:
@@ -35,16 +35,16 @@ def test_methods_without_a_common_seed_cannot_be_paired() -> None:
 def test_the_same_result_twice_is_no_difference() -> None:
     found = paired(ONE, ONE)
     assert found is not None
-    assert (found.mean, found.p, found.sure) == (0, 1.0, False)
+    assert (found.mean, found.p, found.significant) == (0, 1.0, False)
 
 
-def test_a_difference_that_varies_by_rounding_only_is_not_sure() -> None:
+def test_a_difference_that_varies_by_rounding_only_is_not_significant() -> None:
     one, other = {0: 0.7, 1: 0.4}, {0: 0.6, 1: 0.3}
     assert one[0] - other[0] != one[1] - other[1], "of floating point"
     found = paired(one, other)
     assert found == Difference(2, pytest.approx(0.1))
     assert found is not None
-    assert not found.sure
+    assert not found.significant
 
 
 def test_holm_multiplies_the_smallest_most_and_keeps_the_order() -> None:

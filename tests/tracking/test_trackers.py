@@ -14,7 +14,7 @@ from fedskew.cli import main
 from fedskew.experiment.round.row import RoundRow
 from fedskew.metrics.confusion import Evaluation
 from fedskew.tracking.choice import TRACKERS, make_trackers
-from fedskew.tracking.tracker import scalars
+from fedskew.tracking.trackers import scalars
 
 ROUNDS = 3
 

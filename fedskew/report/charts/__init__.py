@@ -1,1 +1,1 @@
-"""Charts as data: what they show, in words and as a table; how they look is for `plotly_view` and `matplotlib_view`."""
+"""Charts as data: their values, a description and a table. `plotly_view` and `matplotlib_view` draw them."""

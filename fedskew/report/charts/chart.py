@@ -14,12 +14,12 @@ from fedskew.report.charts.table import Cell, Table
 
 Values = Sequence[float | None]
 MOST_IN_WORDS = 12
-"""Values that a sentence lists one by one."""
+"""A description lists at most this many values."""
 
 
 @dataclass(frozen=True)
 class Chart(ABC):
-    """What all have; `key` names its table and its files."""
+    """What all charts have; `key` names the chart's table and files."""
 
     key: str
     title: str
@@ -35,7 +35,7 @@ class Chart(ABC):
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, with a band where there are several runs behind it."""
+    """A curve, with a band if it is the mean of several runs."""
 
     name: str
     x: Sequence[float]
@@ -43,7 +43,7 @@ class Line:
     low: Values | None = None
     high: Values | None = None
     style: int = 0
-    """Which colour, dash and marker: a method has the same everywhere."""
+    """Index of colour, dash and marker; a method has the same everywhere."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Lines(Chart):
     lines: Sequence[Line]
     y_range: tuple[float, float] | None = None
     thin: bool = False
-    """Many curves, of which none is meant to stand out: no legend."""
+    """Many thin curves without a legend."""
 
     def alt(self) -> str:
         ends = []
@@ -89,7 +89,7 @@ class BarSeries:
 
 @dataclass(frozen=True)
 class Bars(Chart):
-    """Categories beside each other, a bar of each series in every one."""
+    """Categories side by side, each with one bar per series."""
 
     category_label: str
     value_label: str
@@ -99,11 +99,11 @@ class Bars(Chart):
     stacked: bool = False
 
     def alt(self) -> str:
-        said = []
+        parts = []
         for one in self.series:
             pairs = [f"{c} {v:.4g}" for c, v in zip(self.categories, one.values, strict=True) if v is not None]
-            said.append(f"{one.name}: {_some(pairs, ', ')}")
-        return f"Bar chart: {self.value_label} by {self.category_label}. {_some(said)}."
+            parts.append(f"{one.name}: {_some(pairs, ', ')}")
+        return f"Bar chart: {self.value_label} by {self.category_label}. {_some(parts)}."
 
     def table(self) -> Table:
         spread = any(one.errors is not None for one in self.series)
@@ -118,12 +118,12 @@ class Bars(Chart):
 
 
 Scale = Literal["amount", "share", "difference"]
-"""From nothing upwards; from 0 to 100 %; below and above zero."""
+"""Colour scales: amounts from zero, shares from 0 to 100 %, differences around zero."""
 
 
 @dataclass(frozen=True)
 class Heat(Chart):
-    """Rows × columns by colour, or by the size of a bubble."""
+    """Rows × columns, shown by colour or by the size of bubbles."""
 
     row_label: str
     column_label: str
@@ -134,9 +134,9 @@ class Heat(Chart):
     scale: Scale = "amount"
     bubbles: bool = False
     written: bool = False
-    """Whether the cells carry their numbers."""
+    """Whether the cells show their numbers."""
     top: float | None = None
-    """Where the colours of an amount end, for heat maps that are to be compared."""
+    """Upper end of the colour scale, for heat maps that are compared with each other."""
 
     def alt(self) -> str:
         cells = [
@@ -162,7 +162,7 @@ class Heat(Chart):
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points that belong together."""
+    """A group of points."""
 
     name: str
     x: Sequence[float]
@@ -172,7 +172,7 @@ class Cloud:
 
 @dataclass(frozen=True)
 class Points(Chart):
-    """Clouds in the plane, such as a t-SNE; the axes have no meaning of their own."""
+    """Groups of points in the plane, for instance a t-SNE; the axes have no meaning."""
 
     clouds: Sequence[Cloud]
 
@@ -187,7 +187,7 @@ class Points(Chart):
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts that are looked at together: one block of the page, one file for a paper."""
+    """Charts that belong together: one block of the page, one file for a paper."""
 
     key: str
     caption: str
@@ -197,6 +197,6 @@ class Figure:
     """Whether it takes the full width of a page even with a single column."""
 
 
-def _some(said: Sequence[str], join: str = "; ") -> str:
-    more = f"{join}and {len(said) - MOST_IN_WORDS} more" if len(said) > MOST_IN_WORDS else ""
-    return join.join(said[:MOST_IN_WORDS]) + more
+def _some(parts: Sequence[str], join: str = "; ") -> str:
+    more = f"{join}and {len(parts) - MOST_IN_WORDS} more" if len(parts) > MOST_IN_WORDS else ""
+    return join.join(parts[:MOST_IN_WORDS]) + more

@@ -1,4 +1,4 @@
-"""Text in the figures of papers: legends and names on axes that leave room for what is drawn."""
+"""Legends and axis labels of paper figures that leave room for the drawing."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fedskew.report.charts.chart import Chart, Figure, Lines
 
 MOST_LABELS = 30
 MOST_NUMBERS = 10
-"""Numbers on an axis, such as rounds."""
+"""Most numeric labels on an axis, for instance rounds."""
 MOST_INSIDE = 5
-"""Curves whose legend leaves room for them."""
+"""With more curves, the legend goes below the panel."""
 SHARE = 0.8
-"""Of a panel's width that its axis has, about; the rest stands beside it."""
+"""Approximate share of a panel's width that the axis takes."""
 LETTERS = 15
-"""That find room in an inch."""
+"""Letters per inch."""
 LINE = 0.13
-"""Inches of a line of text."""
+"""Height of a line of text in inches."""
 
 
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
-    """One below all panels that show the same series; curves that stand alone have room for their own."""
+    """One legend below all panels if they show the same series, otherwise one per panel."""
     wanted = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
     named = [p for p in wanted if 1 < len(p.get_legend_handles_labels()[1]) <= MOST_LABELS]
     if not named:
@@ -32,9 +32,9 @@ def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
     if len(labels) > 1 or alone:
         for axes in named:
             handles, names = axes.get_legend_handles_labels()
-            told, columns = _legend(names, _panel_inches(axes))
+            shown, columns = _legend(names, _panel_inches(axes))
             below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "ncols": columns} if columns else {}
-            axes.legend(handles, told, frameon=False, **below)
+            axes.legend(handles, shown, frameon=False, **below)
         return
     handles, names = named[0].get_legend_handles_labels()
     fitting = int(LETTERS * picture.get_figwidth() / (8 + max(map(len, names))))  # a sample of each takes the rest
@@ -43,7 +43,7 @@ def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
 
 
 def _legend(names: Sequence[str], inches: float) -> tuple[list[str], int]:
-    """Names as they are written, and in how many columns below the panel; 0: among the curves, which have room."""
+    """The wrapped names and the number of columns below the panel; 0 means inside the panel."""
     room = LETTERS * inches - 8  # a sample of the line takes the rest
     longest = max(map(len, names))
     if len(names) <= MOST_INSIDE and longest <= room / 2:
@@ -54,27 +54,27 @@ def _legend(names: Sequence[str], inches: float) -> tuple[list[str], int]:
 def legend_height(chart: Chart, inches: float) -> float:
     if not isinstance(chart, Lines) or chart.thin or not 1 < len(chart.lines) <= MOST_LABELS:
         return 0.0
-    told, columns = _legend([line.name for line in chart.lines], SHARE * inches)
-    return LINE * sum(name.count("\n") + 1 for name in told) / columns if columns else 0.0
+    shown, columns = _legend([line.name for line in chart.lines], SHARE * inches)
+    return LINE * sum(name.count("\n") + 1 for name in shown) / columns if columns else 0.0
 
 
 def put_names(axes: Any, side: str, names: Sequence[str]) -> None:
-    """Beside one another if they have room, in several lines if their words have, else slanted; of many, some."""
+    """Write labels side by side, wrapped or slanted, whichever fits first; of many labels, only some."""
     numbers = side == "x" and all(map(str.isdigit, names))
     kept = _some(names, MOST_NUMBERS) if len(names) > (MOST_NUMBERS if numbers else MOST_LABELS) else range(len(names))
-    told = [plain(names[i]) for i in kept]
+    shown = [plain(names[i]) for i in kept]
     turn: dict[str, Any] = {}
-    if side == "x" and told:
+    if side == "x" and shown:
         inches = max(0.5, _panel_inches(axes) - _beside(axes))
-        room = LETTERS * inches / len(told)
-        if max(map(len, told)) > room:
-            if max((len(word) for name in told for word in name.split()), default=0) <= room:
-                told = [fill(name, int(room)) for name in told]
+        room = LETTERS * inches / len(shown)
+        if max(map(len, shown)) > room:
+            if max((len(word) for name in shown for word in name.split()), default=0) <= room:
+                shown = [fill(name, int(room)) for name in shown]
             else:
-                slanted = _some(told, int(inches / LINE))
-                kept, told = [kept[i] for i in slanted], [told[i] for i in slanted]
+                slanted = _some(shown, int(inches / LINE))
+                kept, shown = [kept[i] for i in slanted], [shown[i] for i in slanted]
                 turn = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    getattr(axes, f"set_{side}ticks")(kept, labels=told, **turn)
+    getattr(axes, f"set_{side}ticks")(kept, labels=shown, **turn)
 
 
 def _some(names: Sequence[str], most: int) -> Sequence[int]:
@@ -83,7 +83,7 @@ def _some(names: Sequence[str], most: int) -> Sequence[int]:
 
 
 def _beside(axes: Any) -> float:
-    """Inches that the names on the other axis take."""
+    """Inches that the labels on the other axis take."""
     return max((len(label.get_text()) for label in axes.get_yticklabels()), default=0) / LETTERS
 
 
@@ -92,7 +92,7 @@ def _panel_inches(axes: Any) -> float:
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
+    """Escape what matplotlib would read as mathematics."""
     return text.replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""Charts for papers: column width, fonts that stay text, no colour without a second sign."""
+"""Draw charts for papers: column width, fonts as text, and never colour alone."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def save_figure(figure: Figure, target: Path) -> None:
 
 
 def checked_formats(text: str) -> list[str]:
-    """The kinds of files in `svg,pdf`."""
+    """Parse a list of file formats such as `svg,pdf`."""
     kinds = [kind.strip().lower().lstrip(".") for kind in text.split(",") if kind.strip()]
     for kind in kinds:
         if kind not in FORMATS:
@@ -80,7 +80,7 @@ def checked_formats(text: str) -> list[str]:
 
 
 def _no_date(suffix: str) -> dict[str, Any]:
-    """The same figure twice is the same file."""
+    """Settings that make files reproducible."""
     return {"Date": None} if suffix == ".svg" else {"CreationDate": None}
 
 
@@ -117,7 +117,7 @@ def _(chart: Lines, axes: Any) -> None:
             )
     _axes(axes, chart.x_label, chart.y_label)
     if all(float(x).is_integer() for line in chart.lines for x in line.x):
-        axes.xaxis.get_major_locator().set_params(integer=True)  # half a round means nothing
+        axes.xaxis.get_major_locator().set_params(integer=True)  # no half rounds
     axes.grid(alpha=0.3, linewidth=0.5)
     if chart.y_range:
         axes.set_ylim(*chart.y_range)

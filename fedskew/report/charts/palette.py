@@ -1,4 +1,4 @@
-"""Colours that stay apart for colour-blind readers, on white and on black; dash and marker tell series apart, too."""
+"""Colours that colour-blind readers can distinguish, on white and black; series also differ in dash and marker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts for the browser, as the JSON that Plotly draws."""
+"""Charts for the browser, as JSON for Plotly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fedskew.report.charts.palette import colour, dash, marker
 
 Json = dict[str, Any]
 MOST_MARKERS = 40
-"""Points of a curve that are marked one by one."""
+"""Curves with more points have no markers."""
 FEW_ROUNDS = 10
-"""That are numbered one by one: half a round means nothing."""
+"""Up to this many rounds get one tick each, so that no half rounds are shown."""
 
 
 @singledispatch
 def plotly(chart: Chart) -> Json:
-    """`data` and `layout`; colours of text and background are the page's, which knows whether it is dark."""
+    """`data` and `layout`. The page sets the colours of text and background, because it knows its theme."""
     raise TypeError(type(chart).__name__)
 
 
@@ -54,7 +54,7 @@ def _curve(line: Line, thin: bool) -> Json:
 
 
 def _band(line: Line) -> Json:
-    """From the lowest to the highest run, as one closed outline."""
+    """The band from the lowest to the highest run, as one closed outline."""
     known = [i for i, (a, b) in enumerate(zip(line.low or (), line.high or (), strict=True)) if None not in (a, b)]
     low, high = line.low or (), line.high or ()
     return {
@@ -193,5 +193,5 @@ def _layout(x: str, y: str) -> Json:
 
 
 def _safe(text: str) -> str:
-    """Plotly takes some HTML in its texts; a class may be called anything."""
+    """Escape HTML, which Plotly interprets in texts."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

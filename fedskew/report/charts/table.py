@@ -1,4 +1,4 @@
-"""A table of a report: what can be read, copied and saved as CSV."""
+"""A table of a report, which can be saved as CSV."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Table:
                 raise ValueError(f"a row of {len(row)} cells under {len(self.columns)} columns in {self.key}")
 
     def is_numeric(self, column: int) -> bool:
-        """Whether its numbers are to stand under one another; the first column names the rows."""
+        """Whether to align the column as numbers; the first column holds row names."""
         return column > 0 and any(isinstance(row[column], int | float) for row in self.rows)
 
     def csv(self) -> str:
@@ -37,5 +37,5 @@ class Table:
 
 
 def number(value: float | None, digits: int = 2) -> float | None:
-    """Rounded to what is meant; -0.0 is 0."""
+    """Rounded; None for NaN; -0.0 becomes 0."""
     return None if value is None or value != value else round(value, digits) + 0.0

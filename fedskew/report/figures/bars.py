@@ -1,4 +1,4 @@
-"""Figures with bars: by class, by setting, by part of a method."""
+"""Bar charts by class, by setting and by part of a method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 
 def local_update(settings: Sequence[Comparison]) -> Figure:
-    """For each method: what the first client of the last tested round was sent, and what it made of it."""
+    """For each method: the global model and its update by the first client of the last evaluated round."""
     panels: list[Chart] = []
     for setting in settings:
         for c in with_local_models(setting):
@@ -33,11 +33,11 @@ def local_update(settings: Sequence[Comparison]) -> Figure:
                 settings,
             )
             panels.append(Bars(f"update-{c.style}", title, "class", "accuracy %", setting.classes, series, (0, 100)))
-    return Figure("local-update", "Class by class before and after a local update", panels, min(2, len(panels)))
+    return Figure("local-update", "Accuracy by class before and after a local update", panels, min(2, len(panels)))
 
 
 def local_and_aggregated(settings: Sequence[Comparison]) -> Figure:
-    """Accuracy by class: mean over the clients after their update, and of the aggregated model."""
+    """Accuracy by class: mean over the clients after their update, and the aggregated model."""
     panels = []
     for i, setting in enumerate(settings):
         who = with_local_models(setting)
@@ -57,7 +57,7 @@ def local_and_aggregated(settings: Sequence[Comparison]) -> Figure:
                     (0, 100),
                 )
             )
-    return Figure("local-and-global", "Class by class after local updates and after aggregation", panels, 2)
+    return Figure("local-and-global", "Accuracy by class after local updates and after aggregation", panels, 2)
 
 
 def _mean(contender: MethodRuns) -> list[float | None]:
@@ -65,20 +65,20 @@ def _mean(contender: MethodRuns) -> list[float | None]:
 
 
 def titled(title: str, setting: Comparison, settings: Sequence[Comparison]) -> str:
-    """With the setting, where there are several."""
+    """Add the setting to the title if there are several."""
     return f"{setting.label}: {title}" if len(settings) > 1 else title
 
 
 def with_local_models(setting: Comparison) -> list[MethodRuns]:
-    """All but bounds, which have none that are averaged."""
+    """All methods but reference bounds, which average no local models."""
     found = [c for c in setting.methods if not c.is_bound]
     if not found:
-        raise UserError(f"{setting.methods[0].label} is a bound, without local models; expected runs of a method")
+        raise UserError(f"{setting.methods[0].label} is a reference bound without local models; expected a method")
     return found
 
 
 def last_local_row(contender: MethodRuns) -> tuple[Result, RoundRow]:
-    """Of the first run that has one; refuses a method without."""
+    """The last row with local models, from the first run that has one."""
     for run in contender.runs:
         rows = [row for row in run.evaluated if row.local]
         if rows:
@@ -99,7 +99,7 @@ def by_setting(settings: Sequence[Comparison]) -> Figure:
 
 
 def by_part(settings: Sequence[Comparison]) -> Figure:
-    """A bar for each variant of a method, a panel for each setting: an ablation."""
+    """An ablation: a bar per variant of a method, a panel per setting."""
     panels = []
     for i, setting in enumerate(settings):
         labels = [c.label for c in setting.methods]
@@ -120,7 +120,7 @@ def _spread(setting: Comparison, label: str) -> float | None:
 
 
 def around_mean(settings: Sequence[Comparison]) -> Figure:
-    """Accuracy by class minus their mean, with the gap from best to worst."""
+    """Accuracy by class minus the mean, with the gap from best to worst."""
     panels = []
     for i, setting in enumerate(settings):
         for c in setting.methods:
@@ -132,4 +132,4 @@ def around_mean(settings: Sequence[Comparison]) -> Figure:
             title = titled(f"{c.label}, Δ {gap:.1f}", setting, settings)
             series = [BarSeries(c.label, values, style=c.style)]
             panels.append(Bars(f"around-{i}-{c.style}", title, "class", "accuracy − mean", setting.classes, series))
-    return Figure("around-mean", "Class by class around the mean; Δ from worst to best", panels, min(3, len(panels)))
+    return Figure("around-mean", "Accuracy by class around the mean; Δ from worst to best", panels, min(3, len(panels)))

@@ -1,4 +1,4 @@
-"""Every figure of the papers that can be drawn from runs: what it shows, which runs it wants."""
+"""The figures of the papers that can be drawn from runs: what each shows and which runs it needs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Entry:
     name: str
     shows: str
     wants: str
-    """The runs, as options of `fedskew compare` or a grid of `fedskew sweep`."""
+    """The runs it needs, as options of `fedskew compare` or a grid of `fedskew sweep`."""
     draw: Draw
 
 
 _ENTRIES = (
-    Entry("fedvls/1", "class by class: the global model that was sent and one client's update of it (feded: Fig. 1)",
+    Entry("fedvls/1", "accuracy by class of the global model and of one client's update (feded: Fig. 1)",
           "--methods fedavg,fedlc,fedvls --eval-local, with --beta 0.1; another run with --partition iid",
           bars.local_update),
     Entry("fedvls/2", "confusion matrix of one client's model after its update (also Fig. 6)",
@@ -34,7 +34,7 @@ _ENTRIES = (
           "compare once for each --data and --beta", curves.accuracy_by_setting),
     Entry("fedvls/4", "curves for several participations, local epochs, numbers of clients (also Fig. 8)",
           "a sweep over clients_per_round, local_epochs or partition.clients", curves.accuracy_by_setting),
-    Entry("fedvls/5", "as fedvls/1, of all methods", "--methods ... --eval-local", bars.local_update),
+    Entry("fedvls/5", "as fedvls/1, for all methods", "--methods ... --eval-local", bars.local_update),
     Entry("fedvls/7", "samples by client and class, a panel for each split (feded: Fig. 3)",
           "a run for each split", heats.maps),
     Entry("fedvls/9", "accuracy by class after local updates, mean over clients, and after aggregation (feded: Fig. 4)",
@@ -51,7 +51,7 @@ _ENTRIES = (
           "--methods fedavg,fedrs,fedlmd-tf, once for each split", bars.by_setting),
     Entry("fedlmd/6", "accuracy over rounds, a panel for each α", "compare once for each --beta",
           curves.accuracy_by_setting),
-    Entry("fedlmd/7", "accuracy over local epochs and over clients a round",
+    Entry("fedlmd/7", "accuracy over local epochs and over clients per round",
           "a sweep over local_epochs and clients_per_round", sweeps.over_keys),
     Entry("fedlmd/8", "accuracy over the round at which FedLMD-Tf becomes FedLMD",
           "a sweep over method.switch_round of fedlmd-switch", sweeps.over_keys),
@@ -71,7 +71,7 @@ _ENTRIES = (
     Entry("pkd/4", "best and worst class over rounds, a panel for each setting",
           "runs with --clients-per-round 10 and 100, and --partition one-class", curves.best_and_worst),
     Entry("pkd/5", "classes of the confusable group over rounds", "a run of fedavg or pkd", curves.confusable_group),
-    Entry("pkd/6", "how often each class is taken for each other, over rounds", "a run of fedavg",
+    Entry("pkd/6", "how often each class is predicted as each other class, over rounds", "a run of fedavg",
           curves.prediction_flow),
     Entry("pkd/8", "worst class over rounds", "--methods fedavg,pkd", curves.worst_by_setting),
     Entry("pkd/9", "accuracy over rounds and computation, expert activations", "--methods fedavg,pkd",

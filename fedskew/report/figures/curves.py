@@ -36,7 +36,7 @@ def worst_by_setting(settings: Sequence[Comparison]) -> Figure:
 
 
 def best_and_worst(settings: Sequence[Comparison]) -> Figure:
-    """Of each setting's first method, or else its bound: the best and the worst class, round by round."""
+    """Best and worst class over the rounds, for each setting's first method or, without one, its reference bound."""
     panels = []
     for i, setting in enumerate(settings):
         contender = next((c for c in setting.methods if not c.is_bound), setting.methods[0])
@@ -56,7 +56,7 @@ def best_class(run: Result) -> Iterator[Point]:
 
 
 def confusable_group(settings: Sequence[Comparison]) -> Figure:
-    """For each method, the classes that are confused most with one another, round by round."""
+    """Accuracy over the rounds of the classes that each method confuses most."""
     panels = []
     for setting in settings:
         for contender in setting.methods:
@@ -68,7 +68,7 @@ def confusable_group(settings: Sequence[Comparison]) -> Figure:
 
 
 def _group(run: Result) -> list[int]:
-    """PKD's first group, or else the group that it would find in the last confusion matrix."""
+    """PKD's first group, or the group that PKD would find in the last confusion matrix."""
     noted = run.history[-1].notes.get("groups")
     if noted:
         return list(noted[0])
@@ -97,7 +97,7 @@ def prediction_flow(settings: Sequence[Comparison]) -> Figure:
             ]  # fmt: skip
             key, title = f"flow-{contender.style}", titled(contender.label, setting, settings)
             panels.append(Lines(key, title, "round", "predicted as another class, %", drawn, thin=True))
-    return Figure("flow", "How often each class is taken for each other", panels, min(2, len(panels)))
+    return Figure("flow", "How often each class is predicted as each other class", panels, min(2, len(panels)))
 
 
 def _shares(run: Result, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -109,7 +109,7 @@ def _shares(run: Result, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.floa
 
 
 def computation(settings: Sequence[Comparison]) -> Figure:
-    """Accuracy over rounds, over the global model's own computation, over all of it, and how often experts spoke."""
+    """Accuracy over rounds, over the computation of the global model and of all stages, and expert activations."""
     who = [c for setting in settings for c in setting.methods]
     panels = [
         Lines("over-rounds", "rounds", "round", "accuracy %", lines(who, accuracy)),
@@ -121,10 +121,10 @@ def computation(settings: Sequence[Comparison]) -> Figure:
     if found := lines(who, activations):
         panels.append(Lines("activations", "expert activations", "round", "% of sample visits", found))
     for i, setting in enumerate(settings):
-        of_each = [activations_by_expert(c, run, setting) for c in setting.methods if (run := c.first)]
+        by_method = [activations_by_expert(c, run, setting) for c in setting.methods if (run := c.first)]
         panels += [
             replace(chart, key=f"{chart.key}-{i}", title=titled(chart.title, setting, settings))
-            for chart in of_each if chart
+            for chart in by_method if chart
         ]  # fmt: skip
     return Figure("computation", "Accuracy over rounds and computation", panels, 2)
 
@@ -147,5 +147,5 @@ def _over_compute(contender: MethodRuns, all_stages: bool) -> Line:
 def _run(contender: MethodRuns) -> Result:
     run = contender.first
     if run is None:
-        raise UserError(f"{contender.label}: no round was tested in {contender.runs[0].folder}")
+        raise UserError(f"{contender.label}: no round was evaluated in {contender.runs[0].folder}")
     return run

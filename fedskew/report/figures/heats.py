@@ -1,4 +1,4 @@
-"""Figures with maps: who has what, what is predicted, what the models look like inside."""
+"""Heat maps: label counts, predictions, and the insides of models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def maps(settings: Sequence[Comparison]) -> Figure:
     panels = []
     for i, setting in enumerate(settings):
         if setting.label_counts is None:
-            raise UserError(f"{setting.runs[0].folder}: its label counts are not known and the data are not at hand")
+            raise UserError(f"{setting.runs[0].folder}: its label counts are unknown and the data were not found")
         panels.append(partition_map(f"map-{i}", setting.label, setting.label_counts, setting.classes))
     return Figure("maps", "Samples by client and class", panels, min(2, len(panels)), wide=True)
 
@@ -40,14 +40,14 @@ def labels_and_predictions(settings: Sequence[Comparison]) -> Figure:
 
 
 def local_confusion(settings: Sequence[Comparison]) -> Figure:
-    """For each method, how the first client's model of the last round takes classes for one another."""
+    """For each method, the confusion matrix of the first client's model in the last round."""
     panels = []
     for setting in settings:
         for c in with_local_models(setting):
             _, row = last_local_row(c)
             one = (row.local or [])[0]
             if "confusion" not in one:
-                raise UserError(f"{c.label}: the matrices of local models are recorded in the last round of a run only")
+                raise UserError(f"{c.label}: matrices of local models are recorded in the last round of a run only")
             counts = np.array(one["confusion"], np.float64)
             shares = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
             cells = [[number(v, 1) for v in r] for r in shares]
@@ -77,10 +77,10 @@ def insides(settings: Sequence[Comparison]) -> Figure:
 
 
 def _outputs(settings: Sequence[Comparison]) -> Iterator[tuple[Comparison, MethodRuns, ModelOutputs]]:
-    """Of each method's first run; refuses one without a model."""
+    """The outputs of each method's first run; a UserError if it has no model."""
     for setting in settings:
         for contender in setting.methods:
             run = contender.first
             if run is None:
-                raise UserError(f"{contender.label}: no finished run, hence no model")
+                raise UserError(f"{contender.label}: no finished run, so there is no model")
             yield setting, contender, model_outputs(run)

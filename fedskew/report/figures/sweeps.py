@@ -13,14 +13,14 @@ from fedskew.results import Comparison, MethodRuns
 from fedskew.results.naming import flat
 
 MOST_LINES = 12
-"""That one panel can show."""
+"""At most this many curves per panel."""
 
 
 def over_keys(settings: Sequence[Comparison]) -> Figure:
     """A panel for each number that was varied."""
     panels = curves_over(settings)
     if not panels:
-        raise UserError("nothing that is a number differs between these runs; expected runs of a sweep")
+        raise UserError("no numeric setting differs between these runs; expected runs of a sweep")
     return Figure("over-keys", "Accuracy over what was varied", panels, min(2, len(panels)))
 
 

@@ -1,4 +1,4 @@
-"""From a document to one HTML file that needs nothing else.
+"""Render a document as one self-contained HTML file.
 
 Plotly and the charts are packed with gzip, which every browser of the last years unpacks itself; unpacked, Plotly alone
 would fill five megabytes.
@@ -25,7 +25,7 @@ from fedskew.report.document import Document
 
 
 def page(document: Document, live: bool = False) -> str:
-    """The whole page; a live one takes Plotly and new states from its server."""
+    """The whole page; a live page gets Plotly and updates from its server."""
     template = _environment().get_template("page.html")
     return template.render(
         document=document,
@@ -40,13 +40,13 @@ def page(document: Document, live: bool = False) -> str:
 
 
 def body(document: Document) -> Markup:
-    """What is inside the page's <main>."""
+    """The content of the page's <main>."""
     methods = list({c.label: c for chapter in document.chapters for c in chapter.methods}.values())
     return Markup(_environment().get_template("body.html").render(document=document, methods=methods))
 
 
 def charts(document: Document) -> dict[str, Any]:
-    """What the page's program draws and saves."""
+    """The charts and tables for the page's script."""
     drawn = [chart for figure in document.figures for chart in figure.charts]
     tables = [*(chart.table() for chart in drawn), *(t for section in document.sections for t in section.tables)]
     return {"charts": {chart.key: plotly(chart) for chart in drawn}, "tables": {t.key: _table(t) for t in tables}}
@@ -71,12 +71,12 @@ def packed_plotly() -> Markup:
 
 
 def _packed(content: bytes) -> Markup:
-    """Base64 has no character that HTML would take for its own."""
+    """Base64 contains no character that is special in HTML."""
     return Markup(base64.b64encode(gzip.compress(content, 9, mtime=0)).decode())
 
 
 def _text(name: str) -> Markup:
-    """A file of ours, as it is."""
+    """A file of this package."""
     return Markup(files("fedskew.report.page").joinpath(name).read_text(encoding="utf-8"))
 
 

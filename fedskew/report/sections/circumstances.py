@@ -1,4 +1,4 @@
-"""What was run: configuration, command, versions, machine, and what is wrong with a folder."""
+"""What was run: configuration, command, versions, machine, and problems of the run folders."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def circumstances(setting: Comparison) -> Section:
     runs = setting.runs
     tables = [_configuration(setting), _methods(setting), _machines(runs)]
     missing = [f"{run.folder}: {line}" for run in runs for line in _problems(run)]
-    words = ["The configuration is complete: written to a YAML file, fedskew run -c FILE repeats the run."]
+    words = ["The configuration is complete. Save it as a YAML file and repeat the run with fedskew run -c FILE."]
     return Section("circumstances", "What was run", words, tables=tables, missing=missing)
 
 
 def _problems(run: Result) -> list[str]:
-    said = list(run.warnings)
+    problems = list(run.warnings)
     if not run.history:
-        said.append("no round was recorded")
+        problems.append("no round was recorded")
     elif not run.finished:
-        said.append(f"not finished: it stands after round {run.history[-1].round}; the same command continues it")
+        problems.append(f"not finished: it stopped after round {run.history[-1].round}; the same command resumes it")
     if not run.about:
-        said.append("no about.json, so command, versions and machine are not known")
-    return said
+        problems.append("about.json is missing, so command, versions and machine are unknown")
+    return problems
 
 
 def _configuration(setting: Comparison) -> Table:
@@ -36,15 +36,15 @@ def _configuration(setting: Comparison) -> Table:
             continue
         inner = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
         rows += [[name, _text(v)] for name, v in inner.items()]
-    return Table("configuration", "Configuration that the runs share", ["key", "value"], rows)
+    return Table("configuration", "Configuration shared by the runs", ["key", "value"], rows)
 
 
 def _methods(setting: Comparison) -> Table:
     rows: list[list[Cell]] = []
     for c in setting.methods:
         params = c.runs[0].config.method_params
-        told = ", ".join(f"{name}={_text(value)}" for name, value in params.items())
-        rows.append([c.label, told or "none", ", ".join(str(run.seed) for run in c.runs)])
+        listed = ", ".join(f"{name}={_text(value)}" for name, value in params.items())
+        rows.append([c.label, listed or "none", ", ".join(str(run.seed) for run in c.runs)])
     return Table("methods", "Methods, their parameters and seeds", ["method", "parameters", "seeds"], rows)
 
 
@@ -54,11 +54,11 @@ def _machines(runs: list[Result]) -> Table:
         about = run.about
         versions = ", ".join(f"{name} {v}" for name, v in about.get("versions", {}).items())
         machine = about.get("machine", {})
-        told = ", ".join(str(machine[k]) for k in ("cpu", "gpu", "system") if machine.get(k))
+        described = ", ".join(str(machine[k]) for k in ("cpu", "gpu", "system") if machine.get(k))
         parameters = about.get("model", {}).get("parameters")
         rows.append([run.name, about.get("begun"), about.get("command"), versions or None,
-                     told or None, parameters])  # fmt: skip
-    columns = ["run", "begun (UTC)", "command", "versions", "machine", "model's parameters"]
+                     described or None, parameters])  # fmt: skip
+    columns = ["run", "begun (UTC)", "command", "versions", "machine", "model parameters"]
     return Table("machines", "Command, versions and machine of each run", columns, rows)
 
 

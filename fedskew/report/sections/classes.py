@@ -1,4 +1,4 @@
-"""Accuracy class by class: which are served, which are lost, what a method changes; over the rounds, too."""
+"""Accuracy by class: after the last round, compared with FedAvg, and over the rounds."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
 
 MOST_BARS = 20
-"""Classes; more become a heat map."""
+"""Up to this many classes are bars; more are a heat map."""
 MOST_PANELS = 12
 
 
 def classes(setting: Comparison) -> Section:
     who = [c for c in setting.methods if c.tested]
     if not who:
-        return Section("classes", "Classes", missing=["no run was tested yet"])
+        return Section("classes", "Classes", missing=["no run has been evaluated yet"])
     figures = [Figure("by-class", _caption(who), [_now(setting, who)])]
     if (baseline := setting.baseline) in who and len(who) > 1 and baseline is not None:
         gains = _gains(setting, baseline, [c for c in who if c is not baseline])
-        figures.append(Figure("gains", f"What changes against {baseline.label}, in points", [gains]))
+        figures.append(Figure("gains", f"Change compared with {baseline.label}, in points", [gains]))
     panels = [p for c in who[:MOST_PANELS] if (run := c.first) for p in [_over_rounds(c, run, setting)]]
     figures.append(Figure("class-rounds", "Accuracy by class over the rounds, one seed of each method", panels, 3))
     return Section("classes", "Classes", figures=figures)
@@ -40,8 +40,8 @@ def _now(setting: Comparison, who: list[MethodRuns]) -> Chart:
 
 
 def _caption(who: list[MethodRuns]) -> str:
-    said = "Accuracy by class after the last round, mean over the seeds"
-    return f"{said}, ± population standard deviation" if any(len(c.tested) > 1 for c in who) else said
+    caption = "Accuracy by class after the last round, mean over the seeds"
+    return f"{caption}, ± population standard deviation" if any(len(c.tested) > 1 for c in who) else caption
 
 
 def _mean(contender: MethodRuns) -> list[float | None]:

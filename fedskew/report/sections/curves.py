@@ -1,4 +1,4 @@
-"""Accuracy over rounds, over communication and over computation; worst class over rounds."""
+"""Learning curves over rounds, communication and computation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def curves(setting: Comparison) -> Section:
     if costs:
         figures.append(Figure("costs", "Accuracy over what it costs", costs, 2))
     if not any(row.bytes for run in setting.runs for row in run.history):
-        missing.append("communication: these runs are from a version that did not count bytes; run them anew")
+        missing.append("communication: the version that made these runs did not count bytes; run them again")
     if losses := lines(who, loss):
         figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
     band = "Bands reach from the lowest to the highest seed." if any(len(c.runs) > 1 for c in who) else ""
@@ -50,14 +50,14 @@ def loss(run: Result) -> Iterator[Point]:
 
 
 def cost(run: Result, key: str) -> dict[int, float]:
-    """What the run had cost in all, stages of other models included, by evaluated round."""
+    """The total cost up to each evaluated round, including stages that train other models."""
     spent = [row.bytes_moved / 1e6 if key == "bytes" else row.compute for row in run.history]
     sums = {row.round: total for row, total in zip(run.history, accumulate(spent), strict=True)}
     return {row.model_round: sums[row.round] for row in run.evaluated}
 
 
 def _by_cost(contender: MethodRuns, key: str) -> Line | None:
-    """Seeds differ in their costs: accuracy and cost are both means, round by round."""
+    """Seeds differ in their costs, so accuracy and cost are both means, round by round."""
     line = banded(contender, accuracy)
     if line is None:
         return None

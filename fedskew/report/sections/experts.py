@@ -1,4 +1,4 @@
-"""PKD: which classes it grouped, how alike they were, how often each expert taught."""
+"""PKD: the groups of classes, how similar they are, and how often each expert taught."""
 
 from __future__ import annotations
 
@@ -16,40 +16,39 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 Floats = npt.NDArray[np.float64]
 MOST_PANELS = 6
-"""Methods with experts that are shown one by one."""
+"""At most this many methods with experts get panels of their own."""
 MOST_NAMES = 4
-"""Classes that name an expert in a legend."""
+"""At most this many class names describe an expert in a legend."""
 WORDS = (
-    "After the warm-up PKD groups classes to which the global model gives one another's probability on the clients' "
-    "training samples, trains an expert for each group and lets it teach samples whose label and wrong prediction fall "
-    "into its group."
+    "After the warm-up PKD groups classes that the global model confuses on the clients' training samples. It trains "
+    "an expert per group, which teaches the samples whose label and wrong prediction are both in its group."
 )
 
 
 def experts(setting: Comparison) -> Section | None:
-    """None where no method has experts."""
+    """None if no method has experts."""
     who = [c for c in setting.methods if any("groups" in _notes(run) or _has_experts(run) for run in c.runs)]
     if not who:
         return None
     first = [(c, run) for c in who[:MOST_PANELS] if (run := c.first)]
     figures = [
-        *_mapped("similarity", "Probability that classes give one another on training samples, after the warm-up",
+        *_mapped("similarity", "Mutual probability of classes on training samples, after the warm-up",
                  [similarity(c, run, setting) for c, run in first if survey(run) is not None]),
-        *_mapped("warm-confusion", "How often classes were taken for one another on the test set, after the warm-up",
+        *_mapped("warm-confusion", "How often classes were confused on the test set, after the warm-up",
                  [chart for c, run in first if survey(run) is None and (chart := _confused(c, run, setting))]),
         *_taught(who, first, setting),
     ]  # fmt: skip
-    words = [WORDS, *(f"{c.label}, seed {run.seed}: {bar}" for c, run in first if (bar := _bar(run)))]
+    words = [WORDS, *(f"{c.label}, seed {run.seed}: {line}" for c, run in first if (line := _threshold(run)))]
     missing = [line for c in who for line in _unknown(c)]
     return Section("experts", "PKD's experts", words, figures, [_table(who, setting)], missing=missing)
 
 
-def _bar(run: Result) -> str | None:
+def _threshold(run: Result) -> str | None:
     probability = survey(run)
     if probability is None:
         return None
     above = stands_out_above(probability, float(run.config.method_params.get("group_threshold", 2.0)))
-    return f"a pair of classes stands out if they give one another more than {100 * above:.3g} %."
+    return f"a pair of classes stands out if its mutual probability is above {100 * above:.3g} %."
 
 
 def _table(who: Sequence[MethodRuns], setting: Comparison) -> Table:
@@ -59,7 +58,7 @@ def _table(who: Sequence[MethodRuns], setting: Comparison) -> Table:
             for i, group in enumerate(groups(run)):
                 alike, taught = _within(group, survey(run)), _share(_distilling(run), f"expert {i}")
                 rows.append([c.label, run.seed, i, ", ".join(setting.classes[k] for k in group), alike, taught])
-    columns = ["method", "seed", "expert", "classes", "probability of one another, %", "taught, % of sample visits"]
+    columns = ["method", "seed", "expert", "classes", "mutual probability, %", "taught, % of sample visits"]
     return Table("groups", "Groups of weak classes", columns, rows)
 
 
@@ -68,7 +67,7 @@ def _mapped(key: str, caption: str, charts: Sequence[Heat]) -> list[Figure]:
 
 
 def similarity(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
-    """What the groups came from."""
+    """The mutual probabilities that the groups are based on."""
     probability = survey(run)
     assert probability is not None
     title = f"{contender.label}, seed {run.seed}"
@@ -77,7 +76,7 @@ def similarity(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
 
 
 def _confused(contender: MethodRuns, run: Result, setting: Comparison) -> Heat | None:
-    """In place of it, where no survey was made or recorded."""
+    """The mutual confusion, if no mutual probabilities were recorded."""
     warm = [row for row in run.evaluated if row.stage == "warm-up"]
     if not warm:
         return None
@@ -102,13 +101,13 @@ def _taught(who: Sequence[MethodRuns], first: Sequence[tuple[MethodRuns, Result]
 
 
 def activations(run: Result) -> Iterator[Point]:
-    """By all experts together."""
+    """The share of sample visits that any expert taught."""
     for row in _distilling(run):
         yield row.model_round, _share([row], "distilled")
 
 
 def activations_by_expert(contender: MethodRuns, run: Result, setting: Comparison) -> Lines | None:
-    """None where it was not recorded which expert taught."""
+    """None if the run did not record which expert taught."""
     rows = [row for row in _distilling(run) if "expert 0" in row.tally]
     if not rows:
         return None
@@ -127,9 +126,9 @@ def _named(expert: int, group: Sequence[int], setting: Comparison) -> str:
 
 
 def _unknown(contender: MethodRuns) -> Iterator[str]:
-    """What runs from before do not tell."""
+    """Lines on what older runs did not record."""
     lacking = {
-        "the probabilities that the groups come from": [
+        "the probabilities that the groups are based on": [
             run for run in contender.runs if _notes(run).get("groups") and survey(run) is None
         ],
         "how often each expert taught": [
@@ -138,10 +137,10 @@ def _unknown(contender: MethodRuns) -> Iterator[str]:
     }
     for what, runs in lacking.items():
         if runs:
-            yield f"{contender.label}, {_seeds(runs)}: {what}, which that version did not record; run it anew"
+            yield f"{contender.label}, {_seeds(runs)}: {what}: not recorded by that version; run it again"
     silent = [run for run in contender.runs if _has_distilled(run) and not _distilling(run)]
     if silent:
-        yield f"{contender.label}, {_seeds(silent)}: how often experts taught, which the sites keep to themselves"
+        yield f"{contender.label}, {_seeds(silent)}: how often experts taught: the sites do not share it"
 
 
 def _seeds(runs: Sequence[Result]) -> str:
@@ -149,17 +148,17 @@ def _seeds(runs: Sequence[Result]) -> str:
 
 
 def survey(run: Result) -> Floats | None:
-    """[C, C]: how training samples of each true class were predicted after the warm-up; None where no pair is known."""
-    told = next((row.survey for row in run.history if row.survey), None)
-    if told is None:
+    """[C, C]: mean predictions for training samples of each class after the warm-up; None if no pair is known."""
+    found = next((row.survey for row in run.history if row.survey), None)
+    if found is None:
         return None
-    probability = np.array(told["probability"], np.float64)
+    probability = np.array(found["probability"], np.float64)
     pairs = mutual_probability(probability)[np.triu_indices(len(probability), 1)]
     return probability if np.isfinite(pairs).any() else None
 
 
 def groups(run: Result) -> list[list[int]]:
-    """Found, or given by the configuration."""
+    """The groups that PKD found, or those of the configuration."""
     return _notes(run).get("groups") or list(run.config.method_params.get("groups") or [])
 
 
@@ -180,7 +179,7 @@ def _has_distilled(run: Result) -> bool:
 
 
 def _share(rows: Sequence[RoundRow], name: str) -> float | None:
-    """Of all sample visits, in percent."""
+    """Share of all sample visits, in percent."""
     counted = [row for row in rows if name in row.tally]
     if not counted:
         return None

@@ -1,4 +1,4 @@
-"""The insides of the models: t-SNE and PCA of features, distances of classes, mean output probabilities."""
+"""Inside the models: t-SNE and PCA of features, distances between classes, mean output probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 
 MOST_CLASSES = 20
-"""Whose clouds can be told apart; of more, the first ones are drawn."""
+"""More classes cannot be distinguished by colour; only the first ones are drawn."""
 MOST_PANELS = 6
 
 
@@ -20,7 +20,7 @@ def features(setting: Comparison) -> Section:
     for contender in setting.methods[:MOST_PANELS]:
         run = contender.first
         if run is None or not run.finished:
-            missing.append(f"{contender.label}: no finished run, hence no model")
+            missing.append(f"{contender.label}: no finished run, so there is no model")
             continue
         try:
             outputs = model_outputs(run)
@@ -34,10 +34,10 @@ def features(setting: Comparison) -> Section:
         return Section("features", "Features", missing=missing)
     left_out = len(setting.methods) - MOST_PANELS
     if left_out > 0:
-        missing.append(f"{left_out} more methods: the first {MOST_PANELS} are drawn")
+        missing.append(f"{left_out} more methods: only the first {MOST_PANELS} are drawn")
     words = [
-        f"The features before the last layer, of {SHOWN} test samples, the same for all methods. t-SNE keeps "
-        "neighbourhoods, not distances; PCA keeps the two directions of largest variance."
+        f"Features before the last layer of {SHOWN} test samples, the same for all methods. t-SNE preserves "
+        "neighbourhoods, not distances. PCA shows the two directions of largest variance."
     ]
     figures = [
         Figure("tsne", "t-SNE of the features", clouds["tsne"], 3),

@@ -1,4 +1,4 @@
-"""The federation: who holds how much of which class."""
+"""The federation: how many samples of each class each client has."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def federation(setting: Comparison) -> Section:
     counts = setting.label_counts
     sites = next((run.sites for run in setting.runs if run.sites), ())
     if counts is None and sites:
-        words = [f"{len(sites)} sites: {', '.join(sites)}. Their label counts stayed with them, so there is no map."]
+        words = [f"{len(sites)} sites: {', '.join(sites)}. Their label counts stayed with them, so no map is shown."]
         return Section("federation", "The federation", words)
     if counts is None:
         return Section("federation", "The federation", missing=[
-            "the clients' label counts: the folder has no about.json and the data are not at hand; "
-            "set FEDSKEW_DATA, or run anew"])  # fmt: skip
+            "the clients' label counts: the folder has no about.json and the data were not found; "
+            "set FEDSKEW_DATA, or run again"])  # fmt: skip
     run = next(run for run in setting.runs if run.label_counts is not None)
     groups = class_groups(counts)
     words = [
         f"{len(counts)} clients, {counts.shape[1]} classes, {int(counts.sum())} samples; split of seed {run.seed}. "
-        "A class is vacant on a client that has none of it, minority with at most an even share of the client's "
-        "samples, majority with more.",
+        "A class is vacant on a client without samples of it, a minority class if it has at most an even share of the "
+        "client's samples, and a majority class if it has more.",
         f"On average a client lacks {groups['vacant'].mean():.1f} of {counts.shape[1]} classes and has "
-        f"{groups['minority'].mean():.1f} as minority, {groups['majority'].mean():.1f} as majority.",
+        f"{groups['minority'].mean():.1f} minority and {groups['majority'].mean():.1f} majority classes.",
     ]
     clients = [str(k) for k in range(len(counts))]
     shares = [
@@ -43,7 +43,7 @@ def federation(setting: Comparison) -> Section:
         Figure(
             "map", "Samples by client and class", [partition_map("map", "samples", counts, setting.classes)], wide=True
         ),
-        Figure("class-kinds", "How many classes each client has as majority, minority and not at all", [kinds]),
+        Figure("class-kinds", "Majority, minority and vacant classes per client", [kinds]),
     ]
     table = Table(
         "clients",
@@ -59,7 +59,7 @@ def federation(setting: Comparison) -> Section:
 
 
 def class_groups(counts: Counts) -> dict[str, Counts]:
-    """Vacant, minority and majority classes of each client."""
+    """The number of vacant, minority and majority classes per client."""
     totals = counts.sum(axis=1, keepdims=True)
     vacant, majority = counts == 0, counts * counts.shape[1] > totals
     kinds = {"vacant": vacant, "minority": ~vacant & ~majority, "majority": majority}
@@ -69,7 +69,7 @@ def class_groups(counts: Counts) -> dict[str, Counts]:
 def partition_map(
     key: str, title: str, counts: Counts, classes: tuple[str, ...], clients: tuple[str, ...] = ()
 ) -> Heat:
-    """Classes down, clients across, as the papers draw it; a vacant class is empty."""
+    """Classes down, clients across, as in the papers; a vacant class is empty."""
     cells = [[int(v) or None for v in row] for row in counts.T]
     names = list(clients) or [str(k) for k in range(len(counts))]
     bubbles = max(counts.shape) <= BUBBLES_UP_TO

@@ -1,4 +1,4 @@
-"""What a client's training does to the model it was sent, class by class; and how far the updates differ."""
+"""What local training does to the model, class by class, and how far the updates differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedskew.report.sections.section import Point, Section, lines, percent
 from fedskew.results import Comparison, MethodRuns, Result
 
 KINDS = ("vacant", "minority", "majority")
-NEEDED = "local models before and after their update: give --eval-local to fedskew run or compare"
+NEEDED = "local models before and after their update: run with --eval-local"
 
 
 def local(setting: Comparison) -> Section:
@@ -21,9 +21,9 @@ def local(setting: Comparison) -> Section:
     if not who:
         return Section("local", "Local training", missing=[NEEDED])
     words = [
-        "Each client's model is tested before and after its local training. Under label skew the classes that a client "
-        "lacks (vacant) or hardly has (minority) are forgotten; a method against skew keeps them.",
-        "The first two figures average over the clients of the last tested round and over the seeds.",
+        "Each client's model is evaluated before and after its local training. Under label skew it forgets the classes "
+        "that the client lacks (vacant) or has few samples of (minority). A method against skew keeps them.",
+        "The first two figures show means over the clients of the last evaluated round and over the seeds.",
     ]
     figures = [
         Figure("kinds", "Accuracy by kind of class, before and after local training", [_kinds(who)]),
@@ -48,8 +48,8 @@ def local(setting: Comparison) -> Section:
 
 
 def _reason(contender: MethodRuns) -> str:
-    asked = any(run.config.eval_local for run in contender.runs)
-    return "it has no local models that are averaged" if asked and contender.tested else NEEDED
+    requested = any(run.config.eval_local for run in contender.runs)
+    return "it averages no local models" if requested and contender.tested else NEEDED
 
 
 def _rows(run: Result) -> list[RoundRow]:
@@ -84,7 +84,7 @@ def _sent(contender: MethodRuns) -> list[float | None]:
 
 
 def class_means(contender: MethodRuns) -> list[float | None]:
-    """Of the local models after their update, over clients and seeds."""
+    """Class accuracies of the local models after their update, mean over clients and seeds."""
     found = [one["class_accuracy"] for run in contender.tested for row in _rows(run)[-1:] for one in row.local or ()]
     return _means(found)
 

@@ -1,5 +1,4 @@
-"""What the global model predicts: confusion matrices, and the predictions of every round beside the labels that the
-round's clients held."""
+"""What the global model predicts: confusion matrices, and each round's predictions beside its clients' labels."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ WRITTEN_UP_TO = 10
 def confusion(setting: Comparison) -> Section:
     panels = [confusion_chart(c, setting) for c in setting.methods[:MOST_PANELS] if c.tested]
     if not panels:
-        return Section("confusion", "Confusion", missing=["no run was tested yet"])
+        return Section("confusion", "Confusion", missing=["no run has been evaluated yet"])
     words = ["Rows are the true classes, columns the predictions, in percent of the row; mean over the seeds."]
     return Section("confusion", "Confusion", words, [Figure("confusion", "Confusion matrices", panels, 3)])
 
@@ -46,7 +45,7 @@ def confusion_chart(contender: MethodRuns, setting: Comparison) -> Heat:
 
 
 def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """In percent of each row; a row of nothing is nothing."""
+    """In percent of each row; NaN for a row without samples."""
     totals = counts.sum(axis=1, keepdims=True).astype(np.float64)
     shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.divide(
         100.0 * counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0
@@ -57,18 +56,19 @@ def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 def predictions(setting: Comparison) -> Section:
     runs = [(c, run) for c in setting.methods[:MOST_PANELS] if (run := c.first) is not None]
     if not runs:
-        return Section("predictions", "Predictions over the rounds", missing=["no run was tested yet"])
+        return Section("predictions", "Predictions over the rounds", missing=["no run has been evaluated yet"])
     panels: list[Heat] = []
     missing = []
     labels = next((found for _, run in runs if (found := sampled_labels(run, setting))), None)
     if labels is None:
-        missing.append("labels of the sampled clients: the folder does not tell the clients' label counts")
+        missing.append("labels of the sampled clients: the clients' label counts are not in the folder")
     else:
         panels.append(labels)
     panels += [predicted(c, run, setting) for c, run in runs]
     words = [
-        "First the labels that each round's clients held, then what the global model predicts after the round on the "
-        f"test set; seed {runs[0][1].seed}. Where they follow the labels of the round, the model forgets the rest."
+        "First the labels that each round's clients held, then what the global model predicts on the test set after "
+        f"the round; seed {runs[0][1].seed}. If the predictions follow the labels of the round, the model forgets the "
+        "other classes."
     ]
     panels = on_one_scale(panels)
     figure = Figure("predictions", "Labels of the sampled clients and predictions, round by round", panels, 3)
@@ -76,7 +76,7 @@ def predictions(setting: Comparison) -> Section:
 
 
 def on_one_scale(panels: Sequence[Heat]) -> list[Heat]:
-    """With the same colour for the same amount."""
+    """Give all panels the same colour scale."""
     top = max((v for panel in panels for row in panel.values for v in row if v is not None), default=1.0)
     return [replace(panel, top=top) for panel in panels]
 

@@ -1,4 +1,4 @@
-"""The final table, and whether its differences are more than chance."""
+"""The final table, and the significance of its differences."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MEASURES: dict[str, Callable[[Result], float]] = {
 def results(setting: Comparison) -> Section:
     ranking = setting.ranking
     tables = [Table("final", "After the last round", _columns(), [_row(c) for c in ranking])] if ranking else []
-    words = ["Mean ± population standard deviation over the seeds. Best is chosen on the test set, as papers do."]
+    words = ["Mean ± population standard deviation over the seeds. Best is chosen on the test set, as in papers."]
     if len(setting.competing) > 1:
         tables.append(_significance(setting))
         words.append(
-            "The second table pairs the best with each other method, seed by seed; p is two-sided, from Student's t, "
-            "corrected by Holm's method for all pairs of methods, since any of them could have come out best; the "
-            "interval is that of the one pair."
+            "The second table compares the best method with each other method, paired by seed. p is two-sided, from "
+            "Student's t test, and corrected by Holm's method for all pairs of methods, because any of them could have "
+            "come out best. The interval is for the single pair."
         )
         words += _how_many(len(setting.common_seeds))
     missing = [f"{c.label}: no evaluated round in {c.runs[0].folder}" for c in setting.methods if not c.tested]
@@ -36,11 +36,11 @@ def results(setting: Comparison) -> Section:
 
 
 def _how_many(seeds: int) -> list[str]:
-    """What so few seeds can show."""
+    """A note on how little a few seeds can show."""
     if not 2 <= seeds <= 4:
         return []
     freedom = f"{seeds - 1} degree{'s' if seeds > 2 else ''} of freedom"
-    return [f"With {seeds} seeds t has {freedom}: only large and steady differences come out."]
+    return [f"With {seeds} seeds the test has {freedom}: only large and steady differences are significant."]
 
 
 def _columns() -> list[str]:
@@ -72,7 +72,7 @@ def _significance(setting: Comparison) -> Table:
             rows.append([other.label, 0, None, None, None, None, "no seed in common"])
             continue
         bounds = [None if b is None else number(100 * b) for b in (d.low, d.high)]
-        says = "one seed: cannot be told" if d.seeds < 2 else "sure" if d.sure else "not sure"
+        says = "one seed: unknown" if d.seeds < 2 else "significant" if d.significant else "not significant"
         rows.append([other.label, d.seeds, number(100 * d.mean), *bounds, number(d.p, 4), says])
-    columns = ["against", "seeds in common", "difference, points", "95 % from", "to", "p", "says"]
+    columns = ["against", "seeds in common", "difference, points", "95 % from", "to", "p", "result"]
     return Table("significance", f"{best.label}, the best, minus each other method", columns, rows)

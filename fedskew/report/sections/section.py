@@ -1,4 +1,4 @@
-"""A section: words, figures, tables, and what could not be shown."""
+"""A section of the report: text, figures, tables, and notes on what is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True)
 class Section:
-    """Everything of it is optional but its title."""
+    """Everything but key and title is optional."""
 
     key: str
     title: str
@@ -22,9 +22,9 @@ class Section:
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     listing: str = ""
-    """Text to be copied as it is."""
+    """Preformatted text to copy."""
     missing: Sequence[str] = ()
-    """Lines on what the runs do not tell, and how they would."""
+    """Lines on what the runs lack, and how to get it."""
 
 
 def percent(share: float | None) -> float | None:
@@ -32,7 +32,7 @@ def percent(share: float | None) -> float | None:
 
 
 def banded(contender: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
-    """Mean over the runs that speak for the contender, with a band from lowest to highest; at points that all have."""
+    """Mean over the method's runs at the points that all of them have, with a band from the lowest to the highest."""
     curves = [c for run in contender.tested if (c := dict(curve(run)))]
     if not curves:
         return None
@@ -48,7 +48,7 @@ def banded(contender: MethodRuns, curve: Callable[[Result], Iterable[Point]]) ->
 
 
 def lines(contenders: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Point]]) -> list[Line]:
-    """A line for each contender, and one for each of its runs that is under way while others are finished."""
+    """One line per method, and one for each of its unfinished runs if others are finished."""
     found: list[Line | None] = []
     for contender in contenders:
         found.append(banded(contender, curve))

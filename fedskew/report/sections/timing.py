@@ -1,4 +1,4 @@
-"""Where the time went."""
+"""Time by part of a round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from fedskew.report.charts.table import Table, number
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison
 
-PARTS = {"train": "clients' training", "server": "aggregation", "evaluate": "tests", "rest": "checkpoints and the rest"}
+PARTS = {
+    "train": "clients' training",
+    "server": "aggregation",
+    "evaluate": "evaluation",
+    "rest": "checkpoints and other",
+}
 
 
 def timing(setting: Comparison) -> Section:
@@ -18,8 +23,8 @@ def timing(setting: Comparison) -> Section:
     if all(row.time for run in runs for row in run.history if row.round) and any(len(r.history) > 1 for r in runs):
         figures.append(Figure("time", "Seconds by part, mean over the seeds", [_parts(setting)]))
     else:
-        missing.append("time by part: these runs are from a version that did not record it")
-    columns = ["method", "seed", "rounds", "seconds", "seconds a round", "engine", "device", "folder"]
+        missing.append("time by part: the version that made these runs did not record it")
+    columns = ["method", "seed", "rounds", "seconds", "seconds per round", "engine", "device", "folder"]
     rows = [
         [c.label, run.seed, len(run.history) - 1, number(run.seconds, 1),
          number(run.seconds / max(1, len(run.history) - 1), 3),

@@ -1,0 +1,175 @@
+"""Callbacks that log runs to TensorBoard, MLflow and Weights & Biases, without a network connection.
+
+Every tracker logs the same numbers of a round (`scalars`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.config import config_hash, run_name
+from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.result import MEASURES, Result
+from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.state import RunState
+
+FolderOf = Callable[[Prepared], Path]
+EXPERIMENT = "fedskew"
+
+
+def scalars(row: RoundRow) -> dict[str, float]:
+    """The numbers of a round, with prefixes by which the tools group them."""
+    found: dict[str, Any] = {
+        "train/loss": row.loss,
+        "train/lr": row.lr,
+        "train/diverged": len(row.diverged),
+        "cost/compute": row.compute,
+        "cost/seconds": row.seconds,
+        "cost/bytes": row.bytes_moved,
+        "local/drift_diversity": row.drift_diversity,
+    }
+    found |= {f"tally/{name.replace(' ', '_')}": number for name, number in row.tally.items()}
+    if row.is_evaluated:
+        found |= {f"test/{name}": getattr(row.evaluation, name) for name in MEASURES if name != "micro_f1"}
+        found |= {f"class/{c}": a for c, a in enumerate(row.tested.class_accuracy)}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+class Tracker(Callback):
+    """Logs one run after another; a subclass writes to one tool."""
+
+    def __init__(self, folder_of: FolderOf) -> None:
+        self._folder_of = folder_of
+        self._open = False
+
+    def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:  # noqa: ARG002
+        self.begin(prepared, self._folder_of(prepared), state.round)
+        self._open = True
+
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:  # noqa: ARG002
+        self.log(scalars(row), row.round)
+
+    def on_end(self, result: Result) -> None:
+        if self._open:  # a run that was already finished is not logged again
+            self.end(result)
+            self._open = False
+
+    def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
+        """Open the log of a run that starts or resumes after `round`."""
+        raise NotImplementedError
+
+    def log(self, numbers: dict[str, float], round: int) -> None:
+        raise NotImplementedError
+
+    def end(self, result: Result) -> None:
+        raise NotImplementedError
+
+
+class TensorBoard(Tracker):
+    """Writes a `tensorboard` folder into each run folder; `tensorboard --logdir runs` shows them."""
+
+    def __init__(self, folder_of: FolderOf) -> None:
+        super().__init__(folder_of)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError("--log tensorboard needs tensorboard: install fedskew[tracking]") from error
+        self._make: Any = SummaryWriter
+        self._writer: Any = None
+
+    def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
+        self._writer = self._make(str(folder / "tensorboard"), purge_step=round + 1 if round else None)
+        text = "\n".join(f"| {key} | {value} |" for key, value in _flat(prepared).items())
+        self._writer.add_text("configuration", f"| key | value |\n|---|---|\n{text}")
+
+    def log(self, numbers: dict[str, float], round: int) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, round)
+
+    def end(self, result: Result) -> None:  # noqa: ARG002
+        self._writer.close()
+
+
+class MLflow(Tracker):
+    """Writes `mlflow.db` beside the runs; `mlflow ui --backend-store-uri sqlite:///runs/mlflow.db` shows it."""
+
+    def __init__(self, folder_of: FolderOf) -> None:
+        super().__init__(folder_of)
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise UserError("--log mlflow needs MLflow: pip install mlflow") from error
+        self._make: Any = MlflowClient
+        self._client: Any = None
+        self._run = ""
+
+    def begin(self, prepared: Prepared, folder: Path, round: int) -> None:  # noqa: ARG002
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self._client = self._make(f"sqlite:///{(folder.parent / 'mlflow.db').absolute()}")
+        known = self._client.get_experiment_by_name(EXPERIMENT)
+        place = (folder.parent / "mlruns").absolute().as_uri()
+        experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT, place)
+        name = run_name(prepared.config)
+        before = self._client.search_runs([experiment], f"attributes.run_name = '{name}'")
+        if before:
+            self._run = before[0].info.run_id
+            self._client.update_run(self._run, "RUNNING")
+            return
+        self._run = self._client.create_run(experiment, run_name=name).info.run_id
+        for key, value in _flat(prepared).items():
+            self._client.log_param(self._run, key, value)
+
+    def log(self, numbers: dict[str, float], round: int) -> None:
+        for name, value in numbers.items():
+            self._client.log_metric(self._run, name, value, step=round)
+
+    def end(self, result: Result) -> None:  # noqa: ARG002
+        self._client.set_terminated(self._run)
+
+
+class WandB(Tracker):
+    """Writes a `wandb` folder beside the runs, offline; `wandb sync` uploads it if you want that."""
+
+    def __init__(self, folder_of: FolderOf) -> None:
+        super().__init__(folder_of)
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("--log wandb needs Weights & Biases: pip install wandb") from error
+        self._wandb: Any = wandb
+        self._run: Any = None
+
+    def begin(self, prepared: Prepared, folder: Path, round: int) -> None:  # noqa: ARG002
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self._run = self._wandb.init(
+            project=EXPERIMENT,
+            name=run_name(prepared.config),
+            id=config_hash(prepared.config),
+            config=prepared.config.to_mapping(),
+            dir=str(folder.parent),
+            mode="offline",
+            reinit="finish_previous",
+            settings=self._wandb.Settings(silent=True, console="off"),
+        )
+
+    def log(self, numbers: dict[str, float], round: int) -> None:
+        self._run.log(numbers, step=round)
+
+    def end(self, result: Result) -> None:
+        self._run.summary["accuracy"] = result.accuracy
+        self._run.finish()
+
+
+def _flat(prepared: Prepared) -> dict[str, str]:
+    """The configuration with dotted keys and short texts, as the tools expect it."""
+    values: dict[str, str] = {}
+    for key, value in prepared.config.to_mapping().items():
+        if isinstance(value, dict):
+            values |= {f"{key}.{inner}": str(v)[:250] for inner, v in value.items()}
+        else:
+            values[key] = str(value)[:250]
+    return values
