@@ -63,7 +63,7 @@ def test_a_cell_is_rerun_kept_and_not_run_again(
     assert all(r.content["command"] for r in records)
     before = Path("results/fedvls.jsonl").read_bytes()
     assert main(arguments) == 0
-    assert "4 of 4 runs are done already" in capsys.readouterr().err
+    assert "4 of 4 runs are already done" in capsys.readouterr().err
     assert Path("results/fedvls.jsonl").read_bytes() == before
 
     page = results_page("results")
