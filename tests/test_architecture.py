@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,3 +100,38 @@ def _is_safe(call: ast.Call) -> bool:
     if name == "yaml.load":
         return [ast.unparse(argument) for argument in call.args[1:]] == ["_Loader"]  # of yaml_file.py, tested above
     return name not in ("yaml.unsafe_load", "yaml.full_load", "eval", "exec")
+
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def packages() -> set[str]:
+    return {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def test_the_architecture_page_says_where_things_are() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    described, changes = text.split("## To change X, open Y")
+    assert set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", described, re.MULTILINE)))) == packages()
+    rows = re.findall(r"^\| ([^|]+) \| (\[[^|]+) \| ([^|]*) \|$", changes, re.MULTILINE)
+    assert len(rows) == changes.count("\n| ") - 1 >= 18
+    for change, opened, note in rows:
+        files = [REPOSITORY / path for path in re.findall(r"\]\(\.\./([^)]+)\)", opened)]
+        assert files, change
+        for file in files:
+            assert file.is_file(), f"{change}: {file}"
+        beside = [file.parent for file in files]
+        for name in re.findall(r"`([\w/]*(?:\.py|/))`", note):
+            assert any((folder / name).exists() for folder in (PACKAGE, *beside)), f"{change}: {name}"
+        source = "".join(file.read_text(encoding="utf-8") for file in files)
+        for name in re.findall(r"`([A-Z]\w+(?:\.\w+)?)`", note):
+            assert all(re.search(rf"(class|def) {part}\b", source) for part in name.split(".")), f"{change}: {name}"
+
+
+def test_the_picture_shows_every_package_and_the_modules_of_a_round() -> None:
+    drawing = runpy.run_path(str(REPOSITORY / "tools" / "draw_architecture.py"))
+    assert {name for row in drawing["PACKAGES"] for name, _ in row} == packages()
+    for step, module, *_ in drawing["ROUND"]:
+        assert (PACKAGE / module).is_file(), step
+    drawn = drawing["PICTURE"].read_text(encoding="utf-8")
+    assert drawn == drawing["picture"](), "python tools/draw_architecture.py draws it anew"

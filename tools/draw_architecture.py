@@ -32,8 +32,8 @@ ROUND = [
     (
         "train",
         "engine/contract.py",
-        "K models, and what the clients send besides",
-        "an engine; the method's loss, term, direction",
+        "the clients' models, and what they send besides",
+        "an engine; the method's loss, term and direction",
     ),
     (
         "aggregate",
@@ -44,20 +44,20 @@ ROUND = [
     (
         "evaluate",
         "experiment/round/evaluate.py",
-        "the test set, every N rounds; the clients' models",
+        "numbers on the test set, every N rounds",
         "engine/model/evaluation.py; metrics",
     ),
     (
         "record",
         "experiment/round/record.py",
-        "one row of rounds.jsonl",
-        "row.py; callbacks see it, and may stop the run",
+        "a RoundRow: all that is known about the round",
+        "row.py",
     ),
     (
         "checkpoint",
-        "experiment/storage/run_folder.py",
-        "the state from which the run resumes",
-        "state.py; tensors.py, client_files.py",
+        "experiment/recorder.py",
+        "rounds.jsonl and a state from which the run resumes",
+        "storage/run_folder.py; callbacks may stop the run",
     ),
 ]
 """The steps of a round: name, module, what comes out, and what the step calls."""
