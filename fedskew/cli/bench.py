@@ -91,8 +91,8 @@ def _plan(device: str, is_quick: bool, lists: Mapping[str, str | None], budget: 
     from fedskew.engine import choose_device
     from fedskew.experiment.config import checks
     from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, SETTINGS
-    from fedskew.lab.benchmark.measurement import LEVELS
     from fedskew.lab.benchmark.plan import quick, usual
+    from fedskew.lab.benchmark.results import LEVELS
 
     name = str(choose_device(checks.device("device", device)))
     chosen: dict[str, Any] = {

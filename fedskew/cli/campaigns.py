@@ -17,8 +17,9 @@ from fedskew.cli.flags import Settings
 from fedskew.cli.terminal import notice, stderr
 from fedskew.experiment.config.checks import integer, real
 from fedskew.lab.sweep.campaign import Campaign
-from fedskew.lab.sweep.job import Job, Outcome
+from fedskew.lab.sweep.job import Job
 from fedskew.lab.sweep.pool import Watcher
+from fedskew.lab.sweep.records import Outcome
 from fedskew.metrics.summary import mean_std
 
 FAILED = 1

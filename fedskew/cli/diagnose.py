@@ -87,7 +87,7 @@ def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Co
 
 def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Config | None) -> None:
     from fedskew.experiment.config import Config, with_values
-    from fedskew.lab.diagnosis.page import diagnosis_document
+    from fedskew.lab.diagnosis.diagnosis import diagnosis_document
     from fedskew.lab.diagnosis.start import starting_config, to_yaml
     from fedskew.report.page.render import page
     from fedskew.report.writing import write_text

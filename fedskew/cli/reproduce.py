@@ -90,7 +90,7 @@ def _reproduce(
     from fedskew.lab.papers.cells import Choice
     from fedskew.lab.papers.selection import Selection, jobs_of
     from fedskew.lab.sweep.campaign import Campaign
-    from fedskew.lab.sweep.records_file import RecordsFile, read_folder
+    from fedskew.lab.sweep.records import RecordsFile, read_folder
 
     datasets, splits, conditions, chosen = (tuple(split_names(text)) for text in (dataset, split, condition, methods))
     choice = Choice(datasets, splits, conditions, chosen, variant, job_values(settings))
@@ -139,8 +139,7 @@ def _note_missing_methods(selections: Sequence[Selection]) -> None:
 
 def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.lab.papers.rerun import columns, order, rerun
-    from fedskew.lab.papers.tables import json_of, rich_table
+    from fedskew.lab.papers.rerun import columns, json_of, order, rerun, rich_table
 
     reruns = [rerun(cell, range(s.seeds), campaign.known, s.choice) for s in selections for cell in s.cells()]
     if as_json:
@@ -186,7 +185,7 @@ def _results(
     """Write a page that shows paper and rerun side by side, table by table, from the records of all reruns."""
     from fedskew.cli.terminal import stdout
     from fedskew.experiment.storage.atomic import reporting_os_errors
-    from fedskew.lab.papers.map_figure import draw_maps
+    from fedskew.lab.papers.map import draw_maps
     from fedskew.lab.papers.results_page import results_page
 
     if not any(Path(results).rglob("*.jsonl")):

@@ -27,7 +27,8 @@ from fedskew.errors import unknown
 if TYPE_CHECKING:
     from fedskew.lab.sweep.campaign import Campaign
     from fedskew.lab.sweep.grid import Point
-    from fedskew.lab.sweep.job import Job, Outcome
+    from fedskew.lab.sweep.job import Job
+    from fedskew.lab.sweep.records import Outcome
     from fedskew.lab.sweep.search import Search
     from fedskew.lab.sweep.table import Line
 
@@ -73,7 +74,7 @@ def _command(
     from fedskew.experiment.storage.atomic import reporting_os_errors
     from fedskew.lab.sweep.campaign import Campaign
     from fedskew.lab.sweep.grid import read_grid
-    from fedskew.lab.sweep.records_file import Records, RecordsFile
+    from fedskew.lab.sweep.records import Records, RecordsFile
     from fedskew.lab.sweep.search import Search, read_search
 
     if search not in (None, "optuna"):

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, Case, Scale
 from fedskew.lab.benchmark.engines import OwnEngine
 from fedskew.lab.benchmark.limit import Limit
-from fedskew.lab.benchmark.loop import LoopSteps
-from fedskew.lab.benchmark.loop_rounds import LoopRounds
-from fedskew.lab.benchmark.measurement import BARE, LEVELS, LIMIT, LOOP, TUNED_LOOP, Level
+from fedskew.lab.benchmark.loop import LoopRounds, LoopSteps
+from fedskew.lab.benchmark.results import BARE, LEVELS, LIMIT, LOOP, TUNED_LOOP, Level
 from fedskew.lab.benchmark.targets import OVER_LOOP
 from fedskew.lab.benchmark.timing import Contender, Patience, Ready
 

@@ -1,4 +1,4 @@
-"""Runs a benchmark: one group of contenders after another until the time is used up."""
+"""Run a benchmark: one group of contenders after another until the time is up."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from datetime import UTC, datetime
 
 import torch
 
+from fedskew.engine.parallel.pool import usable_cores
 from fedskew.errors import UserError
-from fedskew.lab.benchmark.machine import machine, versions
+from fedskew.experiment.storage import about
 from fedskew.lab.benchmark.plan import Group, Plan, groups
-from fedskew.lab.benchmark.results import Results
-from fedskew.lab.benchmark.timing import Failure, Stopwatch
+from fedskew.lab.benchmark.results import Failure, Results
+from fedskew.lab.benchmark.timing import Stopwatch
 
 Tell = Callable[[int, int, str, str], None]
-"""Is told how many groups are done, of how many, which one is measured, and what of it."""
+"""Receives the number of finished groups, the number of groups, the current group, and the current contender."""
 
 
 class Benchmark:
-    """One benchmark; `results` can be looked at any time, also after an interruption."""
+    """One benchmark; `results` is valid at any time, also after an interruption."""
 
     def __init__(self, plan: Plan, command: str) -> None:
         self._plan, self._groups = plan, groups(plan)
@@ -27,11 +28,11 @@ class Benchmark:
         self._start = time.monotonic()
         self._stopwatch = Stopwatch(self._device, plan.patience, self._is_late)
         now = datetime.now(UTC).replace(microsecond=0).isoformat()
-        self.results = Results(machine(self._device), versions(), command, now)
+        self.results = Results(_machine(self._device), about.versions(), command, now)
         self.results.failures, self.results.notices = self._stopwatch.failures, self._stopwatch.notices
 
     def run(self, tell: Tell, keep: Callable[[Results], None] = lambda _: None) -> Results:
-        """`keep` is given the results after each group: a benchmark that is killed leaves what it has."""
+        """Run all groups. `keep` receives the results after each group, so that a killed benchmark leaves what it has."""
         try:
             for done, group in enumerate(self._groups):
                 if self._is_late():
@@ -45,14 +46,14 @@ class Benchmark:
         return self.results
 
     def _measure(self, group: Group, done: int, tell: Tell) -> None:
-        def say(line: str) -> None:
+        def show(line: str) -> None:
             tell(done, len(self._groups), group.title, line)
 
         contenders = group.contenders
         for together in [contenders] if group.in_turn else [(alone,) for alone in contenders]:
             try:
-                self.results.measurements += self._stopwatch.measure(together, say)
-            except (RuntimeError, UserError) as error:  # such as out of memory: others may be smaller
+                self.results.measurements += self._stopwatch.measure(together, show)
+            except (RuntimeError, UserError) as error:  # such as out of memory; other groups may fit
                 self.results.failures.append(Failure.of(group.title, error))
 
     def _elapsed(self) -> float:
@@ -60,3 +61,10 @@ class Benchmark:
 
     def _is_late(self) -> bool:
         return self._elapsed() > self._plan.budget
+
+
+def _machine(device: torch.device) -> dict[str, str | int]:
+    found: dict[str, str | int] = {**about.machine(str(device)), "device": device.type, "cores": usable_cores()}
+    if device.type == "cuda":
+        found["gpu_memory_bytes"] = torch.cuda.get_device_properties(device).total_memory
+    return found

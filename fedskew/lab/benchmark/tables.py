@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table as RichTable
 
-from fedskew.lab.benchmark.measurement import BARE, Level, Measurement
-from fedskew.lab.benchmark.ratios import growth, rounds_rows, steps_rows
-from fedskew.lab.benchmark.results import Results
-from fedskew.lab.benchmark.targets import targets
+from fedskew.lab.benchmark.results import BARE, Level, Measurement, Results
+from fedskew.lab.benchmark.targets import growth, rounds_rows, steps_rows, targets
 
 Row = tuple[str, ...]
 

@@ -18,7 +18,7 @@ from fedskew.experiment.config import Config
 from fedskew.lab.diagnosis.skew import Floats, Skew, distance
 from fedskew.lab.papers.cells import Cell, missing_method, table_cells
 from fedskew.lab.papers.protocol import papers, protocol
-from fedskew.lab.sweep.records_file import read_folder
+from fedskew.lab.sweep.records import read_folder
 from fedskew.metrics.summary import mean_std
 from fedskew.results.naming import flat
 

@@ -11,8 +11,7 @@ from typing import Any
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config, with_values
 from fedskew.lab.papers.measures import MEASURES
-from fedskew.lab.papers.protocol import Protocol, conditions, protocol
-from fedskew.lab.papers.published import Number, numbers
+from fedskew.lab.papers.protocol import Number, Protocol, conditions, numbers, protocol
 from fedskew.lab.sweep.job import Job
 from fedskew.methods import make_method
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedskew.errors import unknown
-from fedskew.lab.sweep.record import Record, until
+from fedskew.lab.sweep.records import Record, until
 from fedskew.metrics.summary import best, first_round_reaching, mean_of_last, speed_up
 
 _LAST = 50

@@ -1,7 +1,8 @@
-"""A paper's protocol: settings, methods with their hyper-parameters, tables, the variants of its program."""
+"""A paper's protocol and its printed numbers: settings, methods with hyper-parameters, tables, variants."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -11,7 +12,44 @@ from typing import Any
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.yaml_file import parse_yaml
-from fedskew.lab.papers.published import FOLDER
+
+FOLDER = files("fedskew.lab.papers") / "published"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A printed number, in the unit it is printed in; `mean` is None where the paper has no legible number."""
+
+    table: str
+    dataset: str
+    split: str
+    condition: str
+    method: str
+    metric: str
+    mean: float | None
+    std: float | None
+    note: str
+
+    @property
+    def hyperparameter(self) -> str | None:
+        """Its name, if this is no result but a setting."""
+        kind, _, name = self.metric.partition(":")
+        return name if kind == "hyperparameter" else None
+
+
+@cache
+def numbers(paper: str) -> tuple[Number, ...]:
+    """Everything of one paper, in the order of its tables; nothing for a comparison of our own."""
+    path = FOLDER / f"{paper}.csv"
+    if not path.is_file():
+        return ()
+    return tuple(_number(row) for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def _number(row: dict[str, Any]) -> Number:
+    mean, std = row.pop("mean"), row.pop("std")
+    return Number(**row, mean=float(mean) if mean else None, std=float(std) if std else None)
+
 
 PROTOCOLS = files("fedskew.lab.papers") / "protocols"
 

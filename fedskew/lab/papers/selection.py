@@ -22,8 +22,7 @@ from fedskew.experiment.config.checks import integer
 from fedskew.experiment.config.yaml_file import read_yaml
 from fedskew.lab.papers.cells import Cell, Choice, chosen, job, missing_method, table_cells
 from fedskew.lab.papers.protocol import papers, protocol
-from fedskew.lab.sweep.identity import CIRCUMSTANCES
-from fedskew.lab.sweep.job import Job, each_once
+from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, each_once
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from typing import Any
 from fedskew.lab.papers.cells import Cell, Choice, job, missing_method, table_cells
 from fedskew.lab.papers.measures import measure
 from fedskew.lab.papers.protocol import Protocol
-from fedskew.lab.papers.rerun import Rerun, columns, order, rerun
-from fedskew.lab.papers.tables import row
-from fedskew.lab.sweep.record import Record
-from fedskew.lab.sweep.records_file import Records
+from fedskew.lab.papers.rerun import Rerun, columns, order, rerun, row
+from fedskew.lab.sweep.records import Record, Records
 
 
 def table_section(

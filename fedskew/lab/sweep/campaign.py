@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedskew.lab.sweep.job import Job, Outcome, Terms, each_once
+from fedskew.lab.sweep.job import Job, Terms, each_once
 from fedskew.lab.sweep.pool import Watcher, run_jobs, usual_workers
 from fedskew.lab.sweep.ray_pool import run_jobs_on_ray
-from fedskew.lab.sweep.record import Record
-from fedskew.lab.sweep.records_file import Records, RecordsFile
+from fedskew.lab.sweep.records import Outcome, Record, Records, RecordsFile
 
 
 @dataclass

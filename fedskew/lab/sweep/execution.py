@@ -27,9 +27,8 @@ from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.about import machine, versions
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.lab.sweep.federations import shared_federation
-from fedskew.lab.sweep.identity import identity
-from fedskew.lab.sweep.job import Job, Outcome, Terms
-from fedskew.lab.sweep.record import Record
+from fedskew.lab.sweep.job import Job, Terms, identity
+from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.locks import exclusive
 
 Tell = Callable[[int, int, float | None], None]

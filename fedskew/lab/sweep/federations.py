@@ -23,7 +23,7 @@ from fedskew.data.published.places import cache_folder
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation, partition_rule
-from fedskew.lab.sweep.identity import experiment
+from fedskew.lab.sweep.job import experiment
 from fedskew.locks import exclusive
 
 _WORTH_KEEPING = 1.0

@@ -26,8 +26,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.config.checks import integer
 from fedskew.experiment.config.yaml_file import read_yaml
 from fedskew.experiment.preparation import partition_rule
-from fedskew.lab.sweep.identity import CIRCUMSTANCES
-from fedskew.lab.sweep.job import Job
+from fedskew.lab.sweep.job import CIRCUMSTANCES, Job
 from fedskew.methods import make_method
 
 

@@ -1,17 +1,73 @@
-"""One run of a sweep, and what came of it, as JSON between processes."""
+"""One run of a sweep, what makes two runs the same experiment, and the outcome of a run.
+
+A run folder belongs to one machine and one engine, bit for bit; a result does not. Device, engine and number format do
+not count here, nor does the number of rounds: a longer run contains the shorter one, because no random choice depends
+on the number of rounds. (Methods with stages plan by it; for them it counts.)
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from fedskew.experiment.config import Config
-from fedskew.lab.sweep.identity import identity
-from fedskew.lab.sweep.record import Record
+from fedskew.experiment.preparation import partition_rule
+from fedskew.methods import Schedule, make_method
 
-Status = Literal["finished", "stopped", "failed"]
+CIRCUMSTANCES = (
+    "data_dir",
+    "rounds",
+    "engine",
+    "device",
+    "precision",
+    "compile",
+    "eval_every",
+    "eval_local",
+    "mean_last",
+    "checkpoint_every",
+)
+"""Keys that say where, how far and how closely watched a run was, not what it was."""
+
+
+def experiment(config: Config) -> dict[str, Any]:
+    """The keys that decide a run's numbers, defaults of method and partition rule filled in."""
+    mapping = {key: value for key, value in config.to_mapping().items() if key not in CIRCUMSTANCES}
+    method = make_method(config.method, config.method_params)
+    if plans_by_rounds(config):
+        mapping["rounds"] = config.rounds
+    return mapping | {"method": {"name": method.name, **method.params}, "partition": _partition(config)}
+
+
+def plans_by_rounds(config: Config) -> bool:
+    """Whether the method has stages, whose lengths may depend on the number of rounds."""
+    return isinstance(make_method(config.method, config.method_params).objective, Schedule)
+
+
+def identity(config: Config) -> str:
+    """Twelve hex digits, the same for configurations that are the same experiment."""
+    text = json.dumps(_canonical(experiment(config)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _partition(config: Config) -> dict[str, Any]:
+    described = partition_rule(config).describe()
+    if "path" in described:  # the same file lies elsewhere on another machine
+        described["path"] = Path(str(described["path"])).name
+    return {**described, "seed": config.partition_seed}
+
+
+def _canonical(value: Any) -> Any:
+    """1 and 1.0 are one value, a tuple is a list."""
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True)
@@ -73,24 +129,6 @@ def _serving_both(one: Job, other: Job) -> Job:
 
 def _longer(one: Config, other: Config) -> Config:
     return max(one, other, key=lambda config: config.rounds)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a job; one that was stopped or failed may have a record of the rounds it did."""
-
-    status: Status
-    record: Record | None = None
-    reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        content = None if self.record is None else dict(self.record.content)
-        return {"status": self.status, "record": content, "reason": self.reason}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Outcome:
-        record = content["record"]
-        return cls(content["status"], None if record is None else Record(record), content["reason"])
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ import torch
 
 from fedskew.engine.parallel.pool import usable_cores
 from fedskew.lab.sweep.execution import execute
-from fedskew.lab.sweep.job import Job, Outcome, Terms
-from fedskew.lab.sweep.worker_process import WorkerProcess
+from fedskew.lab.sweep.job import Job, Terms
+from fedskew.lab.sweep.records import Outcome
+from fedskew.lab.sweep.worker import WorkerProcess
 
 GPU_WORKERS = 4
 """Processes that share a GPU unless the user says otherwise."""

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from fedskew.errors import UserError
-from fedskew.lab.sweep.job import Job, Outcome, Terms
+from fedskew.lab.sweep.job import Job, Terms
 from fedskew.lab.sweep.pool import GPU_WORKERS, Watcher
+from fedskew.lab.sweep.records import Outcome
 
 LOCAL = "local"
 """Instead of an address: a cluster of this machine alone, for a trial."""

@@ -27,8 +27,8 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.config.checks import integer, real
 from fedskew.experiment.config.yaml_file import read_yaml
 from fedskew.experiment.preparation import partition_rule
-from fedskew.lab.sweep.identity import CIRCUMSTANCES
-from fedskew.lab.sweep.job import Job, Outcome
+from fedskew.lab.sweep.job import CIRCUMSTANCES, Job
+from fedskew.lab.sweep.records import Outcome
 from fedskew.methods import make_method
 
 JOURNAL = "search.jsonl"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.experiment.storage.atomic import replace_file
-from fedskew.lab.sweep.record import Record, until
+from fedskew.lab.sweep.records import Record, until
 from fedskew.metrics.summary import CurveSummary
 
 Line = dict[str, Any]

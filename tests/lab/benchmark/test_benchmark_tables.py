@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from fedskew.errors import UserError
-from fedskew.lab.benchmark.measurement import Measurement
-from fedskew.lab.benchmark.ratios import rounds_rows, steps_rows
-from fedskew.lab.benchmark.results import Results, read_results
+from fedskew.lab.benchmark.results import Failure, Measurement, Results, read_results
 from fedskew.lab.benchmark.tables import markdown, tables
-from fedskew.lab.benchmark.targets import targets
-from fedskew.lab.benchmark.timing import Failure
+from fedskew.lab.benchmark.targets import rounds_rows, steps_rows, targets
 
 
 def measured(contender: str, seconds: float | tuple[float, ...], **what: Any) -> Measurement:

@@ -8,8 +8,7 @@ import torch
 from fedskew.lab.benchmark.cases import METHODS, SETTINGS, Case, Scale
 from fedskew.lab.benchmark.engines import OwnEngine
 from fedskew.lab.benchmark.limit import Limit
-from fedskew.lab.benchmark.loop import STEPS, LoopSteps
-from fedskew.lab.benchmark.loop_rounds import LoopRounds
+from fedskew.lab.benchmark.loop import STEPS, LoopRounds, LoopSteps
 from fedskew.methods import Tensors
 
 ONE_BATCH = Scale(batches=1, epochs=1, tests=50)

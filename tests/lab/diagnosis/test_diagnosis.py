@@ -17,9 +17,8 @@ from fedskew.lab.diagnosis.diagnosis import Diagnosis
 from fedskew.lab.diagnosis.known import KnownSetting, Neighbour, Score, known_settings, nearest
 from fedskew.lab.diagnosis.label_counts import LabelCounts
 from fedskew.lab.diagnosis.skew import Skew
-from fedskew.lab.papers.published import numbers
-from fedskew.lab.sweep.record import Record
-from fedskew.lab.sweep.records_file import RecordsFile
+from fedskew.lab.papers.protocol import numbers
+from fedskew.lab.sweep.records import Record, RecordsFile
 from fedskew.metrics.confusion import Evaluation
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedskew.experiment.config import Config
 from fedskew.lab.papers.measures import MEASURES, NEVER, Reading, measure
-from fedskew.lab.sweep.record import Record
+from fedskew.lab.sweep.records import Record
 
 
 def record(accuracy: list[float], every: int = 1, **more: Any) -> Record:

@@ -12,8 +12,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.papers.cells import Choice, chosen, job, missing_method, table_cells, wanted_rounds
 from fedskew.lab.papers.measures import MEASURES
-from fedskew.lab.papers.protocol import papers, protocol
-from fedskew.lab.papers.published import FOLDER, numbers
+from fedskew.lab.papers.protocol import FOLDER, numbers, papers, protocol
 from fedskew.lab.papers.selection import all_tables, jobs_of, read_plan
 from fedskew.methods import METHODS, make_method
 from fedskew.models import MODELS

@@ -9,11 +9,9 @@ import pytest
 
 from fedskew.experiment.config import Config
 from fedskew.lab.papers.cells import Cell, Choice, job, table_cells
-from fedskew.lab.papers.published import Number
-from fedskew.lab.papers.rerun import Rerun, order, rerun
-from fedskew.lab.papers.tables import json_of, row, title
-from fedskew.lab.sweep.record import Record
-from fedskew.lab.sweep.records_file import Records
+from fedskew.lab.papers.protocol import Number
+from fedskew.lab.papers.rerun import Rerun, json_of, order, rerun, row, title
+from fedskew.lab.sweep.records import Record, Records
 
 
 def again(method: str, printed: float | None, *values: float, metric: str = "best", rounds: int = 200) -> Rerun:

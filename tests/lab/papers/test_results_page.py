@@ -11,14 +11,12 @@ import pytest
 
 from fedskew.cli import main
 from fedskew.lab.papers.cells import Cell, Choice, job, table_cells
-from fedskew.lab.papers.map_data import Spot, guide, spots
-from fedskew.lab.papers.map_figure import draw_maps
+from fedskew.lab.papers.map import Spot, draw_maps, guide, spots
 from fedskew.lab.papers.results_page import results_page
 from fedskew.lab.sweep.execution import execute
 from fedskew.lab.sweep.grid import read_grid
 from fedskew.lab.sweep.job import Terms
-from fedskew.lab.sweep.record import Record
-from fedskew.lab.sweep.records_file import Records, RecordsFile, read_folder
+from fedskew.lab.sweep.records import Record, Records, RecordsFile, read_folder
 
 
 def idx(array: np.ndarray) -> bytes:

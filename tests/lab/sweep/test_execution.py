@@ -14,7 +14,8 @@ from fedskew.experiment.config import run_name
 from fedskew.lab.sweep import execution, federations
 from fedskew.lab.sweep.execution import execute
 from fedskew.lab.sweep.federations import shared_federation, validated
-from fedskew.lab.sweep.job import Job, Outcome, Terms
+from fedskew.lab.sweep.job import Job, Terms
+from fedskew.lab.sweep.records import Outcome
 
 
 def quietly(*_: object) -> None:

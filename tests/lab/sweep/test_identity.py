@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedskew.experiment.config import Config, with_values
-from fedskew.lab.sweep.identity import CIRCUMSTANCES, identity
-from fedskew.lab.sweep.job import Job
+from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, identity
 
 OTHER = {
     "data_dir": "/elsewhere", "rounds": 7, "engine": "plain", "device": "cpu", "precision": "float64",

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedskew.lab.sweep.job import Job, Outcome, Terms
+from fedskew.lab.sweep.job import Job, Terms
 from fedskew.lab.sweep.pool import Watcher, run_jobs
-from fedskew.lab.sweep.worker_process import WorkerProcess
+from fedskew.lab.sweep.records import Outcome
+from fedskew.lab.sweep.worker import WorkerProcess
 
 
 class Noting(Watcher):

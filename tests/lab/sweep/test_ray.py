@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.cli import main
-from fedskew.lab.sweep.records_file import RecordsFile
+from fedskew.lab.sweep.records import RecordsFile
 
 pytest.importorskip("ray")
 

@@ -11,8 +11,7 @@ import pytest
 from fedskew.errors import UserError
 from fedskew.lab.sweep.execution import execute
 from fedskew.lab.sweep.job import Terms, each_once
-from fedskew.lab.sweep.record import Record, until
-from fedskew.lab.sweep.records_file import Records, RecordsFile, read_folder
+from fedskew.lab.sweep.records import Record, Records, RecordsFile, read_folder, until
 
 
 def quietly(*_: object) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedskew.errors import UserError
-from fedskew.lab.sweep.job import Job, Outcome, each_once
-from fedskew.lab.sweep.record import Record
+from fedskew.lab.sweep.job import Job, each_once
+from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.lab.sweep.search import read_search, search_with_optuna
 
 pytest.importorskip("optuna")

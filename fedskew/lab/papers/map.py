@@ -1,0 +1,158 @@
+"""The map of which method helps where: accuracy over FedAvg's, by participation and skew, under one protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.lab.papers.cells import Choice, table_cells
+from fedskew.lab.papers.protocol import conditions, protocol
+from fedskew.lab.papers.rerun import BASELINE, Rerun, columns, rerun
+from fedskew.lab.sweep.records import Records, read_folder
+
+PAPER, TABLE = "fedskew", "map"
+CLOSE = 1.0
+"""Points of accuracy within which two methods count as equally good."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One federation: a dataset, a skew, a share of clients that take part in a round."""
+
+    dataset: str
+    beta: float
+    share: float
+    accuracy: dict[str, float]
+    """By method, in percent."""
+
+    def gain(self, method: str) -> float | None:
+        """Points over FedAvg."""
+        if method not in self.accuracy or BASELINE not in self.accuracy:
+            return None
+        return self.accuracy[method] - self.accuracy[BASELINE]
+
+    @property
+    def ranking(self) -> list[str]:
+        return sorted(self.accuracy, key=lambda method: -self.accuracy[method])
+
+    @property
+    def best(self) -> list[str]:
+        """The best method, and those that come close."""
+        top = self.accuracy[self.ranking[0]]
+        return [method for method in self.ranking if top - self.accuracy[method] <= CLOSE]
+
+
+def seeds_of(records: Records) -> list[int]:
+    return sorted({record.config.seed for record in records})
+
+
+def spots(records: Records, seeds: Sequence[int]) -> list[Spot]:
+    """The federations that have every method; for others, the best method is not known."""
+    clients = int(protocol(PAPER).settings["partition.clients"])
+    cells = table_cells(PAPER, TABLE)
+    by_seed = [columns([rerun(cell, [seed], records, Choice()) for cell in cells]) for seed in seeds]
+    found = []
+    for place in dict.fromkeys(place for one in by_seed for place in one):
+        dataset, split, condition, _ = place
+        share = int(conditions(condition)["participants"]) / clients
+        accuracy = _accuracy([_complete_runs(one[place]) for one in by_seed])
+        found.append(Spot(dataset, float(split.partition(":")[2]), share, accuracy))
+    everyone = {method for spot in found for method in spot.accuracy}
+    return [spot for spot in found if spot.accuracy.keys() == everyone and len(everyone) > 1]
+
+
+def _complete_runs(column: Sequence[Rerun]) -> dict[str, float]:
+    """The accuracy of each method whose run is complete, for one seed."""
+    return {one.cell.method: one.mean.mean for one in column if one.mean is not None and one.shortened is None}
+
+
+def _accuracy(by_seed: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Each method's mean over the seeds that all methods have.
+
+    Another seed means another split, so a mean over other seeds would compare splits instead of methods.
+    """
+    methods = dict.fromkeys(method for one in by_seed for method in one)
+    shared = [one for one in by_seed if one.keys() == methods.keys()]
+    return {method: fmean(one[method] for one in shared) for method in methods} if shared else {}
+
+
+def guide(found: Sequence[Spot]) -> str:
+    """Which method for my federation: a table, straight from the numbers."""
+    lines = ["| dataset | Dirichlet β | clients a round | FedAvg | best, and within a point of it | gain |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for spot in found:
+        baseline = spot.accuracy.get(BASELINE)
+        gain = spot.gain(spot.ranking[0])
+        lines.append(
+            f"| {spot.dataset} | {spot.beta:g} | {spot.share:.0%} | {'' if baseline is None else f'{baseline:.1f}'} "
+            f"| {', '.join(spot.best)} | {'' if gain is None else f'{gain:+.1f}'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+_ACROSS = 5
+_DARK = 0.6
+"""The part of the colour scale beyond which black text is hard to read."""
+
+
+def draw_maps(folder: str | Path) -> list[Path]:
+    """A picture for each dataset that the records have; none without any."""
+    records = read_folder(folder)
+    found = spots(records, seeds_of(records))
+    pictures = []
+    for dataset in dict.fromkeys(spot.dataset for spot in found):
+        path = Path(folder) / f"map-{dataset}.png"
+        _draw([spot for spot in found if spot.dataset == dataset], path)
+        pictures.append(path)
+    return pictures
+
+
+def _draw(found: Sequence[Spot], path: Path) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("a picture needs matplotlib: pip install 'fedskew[report]'") from error
+    methods = [m for m in dict.fromkeys(m for spot in found for m in spot.accuracy) if m != BASELINE]
+    betas = sorted({spot.beta for spot in found})
+    shares = sorted({spot.share for spot in found})
+    gains = [gain for spot in found for m in methods if (gain := spot.gain(m)) is not None]
+    limit = max(1.0, max(map(abs, gains), default=1.0))
+    down = -(-len(methods) // _ACROSS)
+    figure = Figure(figsize=(2.3 * _ACROSS, 2.2 * down + 0.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(down, _ACROSS, squeeze=False, sharex=True, sharey=True)
+    for axis, method in zip(axes.flat, methods, strict=False):
+        picture = _panel(axis, method, found, betas, shares, limit)
+    for axis in axes.flat[len(methods) :]:
+        axis.set_axis_off()
+    figure.colorbar(picture, ax=axes, label=f"points over {BASELINE}", shrink=0.8)
+    figure.supxlabel("clients that take part in a round", fontsize=9)
+    figure.suptitle(f"{found[0].dataset}: gain over {BASELINE}, by skew and participation")
+    figure.savefig(path, dpi=110)
+
+
+def _panel(
+    axis: Any, method: str, found: Sequence[Spot], betas: Sequence[float], shares: Sequence[float], limit: float
+) -> Any:
+    gains = {(spot.beta, spot.share): spot.gain(method) for spot in found}
+    rows = [[_or_nan(gains.get((beta, share))) for share in shares] for beta in betas]
+    picture = axis.imshow(rows, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    for i, row in enumerate(rows):
+        for j, gain in enumerate(row):
+            if not math.isnan(gain):
+                colour = "white" if abs(gain) > _DARK * limit else "black"
+                axis.text(j, i, f"{gain:+.1f}", ha="center", va="center", fontsize=8, color=colour)
+    axis.set_title(method, fontsize=9)
+    axis.set_xticks(range(len(shares)), [f"{share:.0%}" for share in shares])
+    axis.set_yticks(range(len(betas)), [f"β {beta:g}" for beta in betas])
+    return picture
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
