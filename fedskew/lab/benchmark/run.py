@@ -32,7 +32,7 @@ class Benchmark:
         self.results.failures, self.results.notices = self._stopwatch.failures, self._stopwatch.notices
 
     def run(self, tell: Tell, keep: Callable[[Results], None] = lambda _: None) -> Results:
-        """Run all groups. `keep` receives the results after each group, so that a killed benchmark leaves what it has."""
+        """Run all groups. `keep` receives the results after each group, so that a kill loses little."""
         try:
             for done, group in enumerate(self._groups):
                 if self._is_late():
