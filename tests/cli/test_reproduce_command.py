@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.lab.papers import cost
+from fedskew.lab.papers import listing
 
 
 @pytest.fixture(autouse=True)
 def _no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_rate", lambda *_: 1000.0)
+    monkeypatch.setattr(listing, "_rate", lambda *_: 1000.0)
 
 
 def test_the_list_has_every_paper_and_what_its_tables_cost(cli) -> None:

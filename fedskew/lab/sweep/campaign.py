@@ -1,4 +1,4 @@
-"""Jobs with a memory: what has a record is not run again, what comes out is kept at once."""
+"""Run jobs that have no record yet, and save each record at once."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from fedskew.lab.sweep.records import Outcome, Record, Records, RecordsFile
 
 @dataclass
 class Campaign:
-    """Runs jobs that are not done yet and keeps their records."""
+    """Runs jobs that are not done yet and saves their records."""
 
     file_of: Callable[[Job], RecordsFile]
-    """Where a job's record is kept."""
+    """The file for a job's record."""
     known: Records
-    """What was done before."""
+    """Records of earlier runs."""
     folder: Path
-    """For logs and, if `with_folders`, the runs' own folders."""
+    """For logs and, if `with_folders`, run folders."""
     with_folders: bool = True
     workers: int | None = None
-    """None: what suits the machine."""
+    """None: as many as suit the machine."""
     time_limit: float | None = None
-    """Seconds, counted from now, after which runs stop, to be continued by the same command."""
+    """Seconds from now after which runs stop; repeating the command resumes them."""
     command: str = ""
     ray: str | None = None
-    """The address of a Ray cluster to run on, instead of this machine."""
+    """Address of a Ray cluster to run on instead of this machine."""
     failures: dict[str, str] = field(default_factory=dict)
-    """By label, the reason."""
+    """Reasons by label."""
     stopped: list[str] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    """Of everything that was run, by the experiment's identity."""
+    """Outcomes by the identity of the experiment."""
 
     def __post_init__(self) -> None:
         self._deadline = None if self.time_limit is None else time.time() + self.time_limit
 
     def todo(self, jobs: Iterable[Job]) -> list[Job]:
-        """Those without a record of as many rounds as they ask for, each experiment once."""
+        """The jobs without a sufficient record, each experiment once."""
         return each_once(job for job in jobs if not self._is_done(job))
 
     def _is_done(self, job: Job) -> bool:
@@ -49,7 +49,7 @@ class Campaign:
         return done is not None and is_enough(done, job)
 
     def run(self, jobs: Sequence[Job], watcher: Watcher) -> None:
-        """Run what is to do; `failures` and `stopped` say what did not come to its end."""
+        """Run the jobs that are not done; `failures` and `stopped` list those that did not finish."""
         todo = self.todo(jobs)
         if not todo:
             return
@@ -74,7 +74,7 @@ class Campaign:
 
 
 def is_enough(record: Record, job: Job) -> bool:
-    """Whether it has as many rounds as the job wants, and its beginning had."""
+    """Whether the record and its start have as many rounds as the job needs."""
     return record.rounds >= job.config.rounds and (job.start is None or record.start_rounds >= job.start.rounds)
 
 

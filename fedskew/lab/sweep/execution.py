@@ -1,4 +1,4 @@
-"""One job from start to record, in this process."""
+"""Run one job in this process, from preparation to record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import run_name
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.result import Result
 from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.about import machine, versions
@@ -31,92 +30,60 @@ from fedskew.lab.sweep.job import Job, Terms, identity
 from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.locks import exclusive
 
-Tell = Callable[[int, int, float | None], None]
-"""Takes the rounds done, the rounds in all and the last accuracy."""
+Report = Callable[[int, int, float | None], None]
+"""Receives the finished rounds, the total rounds and the last accuracy."""
 
 
 class OutOfTime(Exception):
-    """The sweep's deadline has come; the run's folder, if it has one, can be continued."""
+    """The sweep's deadline has passed; the run can be resumed if it has a folder."""
 
 
-def execute(job: Job, terms: Terms, tell: Tell) -> Outcome:
-    """Run a job; whatever goes wrong is its outcome, so that others can go on."""
-    attempt = Attempt(job, terms, tell)
+def execute(job: Job, terms: Terms, report: Report) -> Outcome:
+    """Run a job. An error is its outcome, so that other jobs can go on."""
+    watch, prepared, folder = _Watch(terms.deadline, report), None, None
     try:
-        return attempt.outcome(run_prepared(attempt.prepare(), attempt.folder, [attempt.watch]))
-    except Exception as error:  # a bug or a full GPU in one run must not end the others
-        return attempt.outcome(error)
-    finally:
-        free()
-
-
-class Attempt:
-    """A job under way."""
-
-    def __init__(self, job: Job, terms: Terms, tell: Tell) -> None:
-        self._job, self._terms = job, terms
-        self._prepared: Prepared | None = None
-        self.watch = _Watch(terms.deadline, tell)
-
-    def prepare(self) -> Prepared:
-        """The run, ready to start, if there is time for it."""
-        self.watch.check_time()
-        self._prepared = _prepared(self._job, self._terms)
-        return self._prepared
-
-    @property
-    def folder(self) -> Path | None:
-        return None if self._prepared is None else _folder(self._job, self._prepared, self._terms)
-
-    def outcome(self, ended: Result | Exception) -> Outcome:
-        """What came of it, from a result or from what went wrong."""
-        try:
-            if isinstance(ended, Result):
-                return self._finished(ended)
-        except Exception as error:
-            ended = error
-        if isinstance(ended, OutOfTime):
-            return Outcome("stopped", self._partial())
-        if isinstance(ended, UserError):
-            return Outcome("failed", reason=str(ended))
-        place = traceback.extract_tb(ended.__traceback__)[-1]
-        said = " ".join(f"{type(ended).__name__}: {ended}".split())[:500]
-        return Outcome("failed", reason=f"{said} ({Path(place.filename).name}, line {place.lineno})")
-
-    def _finished(self, result: Result) -> Outcome:
-        outcome = Outcome("finished", self._record(result.history))
-        if self.folder is not None:
-            _drop_what_only_resuming_needs(self.folder)
+        watch.check_time()
+        prepared = _prepared(job, terms)
+        folder = _folder(job, prepared, terms)
+        result = run_prepared(prepared, folder, [watch])
+        outcome = Outcome("finished", _record(job, prepared, terms, result.history))
+        if folder is not None:
+            _drop_checkpoints(folder)
         return outcome
-
-    def _partial(self) -> Record | None:
-        """What a stopped run knows by now: of all its rounds, if they are on disk."""
-        if self._prepared is None:
-            return None
-        known = self.watch.rows if self.folder is None else RunFolder(self.folder).rounds()
-        reached = any(row.is_evaluated and row.round > 0 for row in known)
-        return self._record(known) if reached else None
-
-    def _record(self, rows: list[RoundRow]) -> Record:
-        assert self._prepared is not None
-        job, config, federation = self._job, self._prepared.config, self._prepared.federation
-        circumstances = {
-            "split": federation.hash[:12],
-            "clients": federation.clients,
-            **({} if job.config.model == config.model else {"asked_model": job.config.model}),
-            **({} if job.start is None else {"start_rounds": job.start.rounds}),
-            "command": self._terms.command,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": dict(machine(config.device)),
-            "versions": dict(versions()),
-        }
-        return Record.of(job.identity, config, rows, circumstances)
+    except OutOfTime:
+        rows = watch.rows if folder is None else RunFolder(folder).rounds()
+        if prepared is None or not any(row.is_evaluated and row.round > 0 for row in rows):
+            return Outcome("stopped")
+        return Outcome("stopped", _record(job, prepared, terms, rows))
+    except UserError as error:
+        return Outcome("failed", reason=str(error))
+    except Exception as error:  # a bug or a full GPU in one run must not end the others
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        return Outcome("failed", reason=f"{message} ({Path(place.filename).name}, line {place.lineno})")
+    finally:
+        _free_gpu_memory()
 
 
-def free() -> None:
-    """What a run held of a GPU, before others need it: its graphs are in cycles."""
+def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow]) -> Record:
+    config, federation = prepared.config, prepared.federation
+    circumstances = {
+        "split": federation.hash[:12],
+        "clients": federation.clients,
+        **({} if job.config.model == config.model else {"asked_model": job.config.model}),
+        **({} if job.start is None else {"start_rounds": job.start.rounds}),
+        "command": terms.command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": dict(machine(config.device)),
+        "versions": dict(versions()),
+    }
+    return Record.from_rows(job.identity, config, rows, circumstances)
+
+
+def _free_gpu_memory() -> None:
+    """Free the memory of a run before the next one needs it: CUDA graphs are in reference cycles."""
     gc.collect()
-    with contextlib.suppress(RuntimeError):  # a GPU on which something went wrong answers no more
+    with contextlib.suppress(RuntimeError):  # after a CUDA error the GPU does not answer
         torch.cuda.empty_cache()
 
 
@@ -134,9 +101,9 @@ _trained_models: dict[str, nn.Module] = {}
 
 
 def _trained(job: Job, terms: Terms) -> nn.Module:
-    """The final model of the run that the job begins with; several jobs of this process may begin with it.
+    """The final model of the run that the job starts from; jobs that start from the same run share it.
 
-    With folders, so may jobs of other processes: one of them trains it, the others wait for it and read it.
+    With folders, jobs of other processes share it, too: one process trains it, the others wait and read it.
     """
     assert job.start is not None
     before = replace(job, config=job.start, start=None)
@@ -152,7 +119,7 @@ def _trained(job: Job, terms: Terms) -> nn.Module:
 
 
 def _folder(job: Job, prepared: Prepared, terms: Terms) -> Path | None:
-    """Apart from those of runs that have the same configuration and yet other data or another beginning."""
+    """The run folder; runs with the same configuration but other test data or start have their own."""
     if terms.folder is None:
         return None
     apart = "" if job.validation is None else f"validation-{job.validation:g}"
@@ -161,11 +128,11 @@ def _folder(job: Job, prepared: Prepared, terms: Terms) -> Path | None:
 
 
 class _Watch(Callback):
-    """Keeps the rows of this process, tells how the run does, and stops it when time is up."""
+    """Keeps the rows of this process, reports progress, and stops the run when time is up."""
 
-    def __init__(self, deadline: float | None, tell: Tell) -> None:
+    def __init__(self, deadline: float | None, report: Report) -> None:
         self.rows: list[RoundRow] = []
-        self._deadline, self._tell = deadline, tell
+        self._deadline, self._report = deadline, report
         self._accuracy: float | None = None
 
     def check_time(self) -> None:
@@ -173,18 +140,18 @@ class _Watch(Callback):
             raise OutOfTime
 
     def on_start(self, prepared: Prepared, state: Any, rounds_ahead: int) -> None:  # noqa: ARG002
-        self._tell(state.round, state.round + rounds_ahead, None)
+        self._report(state.round, state.round + rounds_ahead, None)
 
     def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
         self.rows.append(row)
         if row.is_evaluated:
             self._accuracy = row.accuracy
-        self._tell(row.round, row.round + rounds_ahead, self._accuracy)
+        self._report(row.round, row.round + rounds_ahead, self._accuracy)
         if rounds_ahead:
             self.check_time()
 
 
-def _drop_what_only_resuming_needs(folder: Path) -> None:
-    """Many finished runs of a sweep would fill the disk with checkpoints and client states."""
+def _drop_checkpoints(folder: Path) -> None:
+    """Delete what only resuming needs: finished runs of a large sweep would fill the disk."""
     for name in ("checkpoint", "clients"):
         shutil.rmtree(folder / name, ignore_errors=True)

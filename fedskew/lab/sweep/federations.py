@@ -1,7 +1,7 @@
-"""Datasets and splits that several runs share: each is loaded or drawn once by a process.
+"""Datasets and splits that several runs share: each process loads or draws them once.
 
-A Dirichlet split of many clients takes half a minute to draw (thousands of draws are refused, data/partitions), and
-ten methods on it would draw it ten times. A split that took long is kept in the user's cache for all processes.
+Drawing a Dirichlet split of many clients takes half a minute (thousands of draws are rejected, data/partitions), and
+ten methods would draw it ten times. A split that took long is kept in the user's cache for all processes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _WORTH_KEEPING = 1.0
 
 
 def shared_federation(config: Config, validation: float | None = None) -> Federation:
-    """The federation of a run; with `validation`, its test set is that part of the training data instead.
+    """The federation of a run. With `validation`, that fraction of the training data replaces the test set.
 
-    The part is cut before the split, and the publisher's test set is out of reach of whatever is chosen by it.
+    The fraction is cut before the split, so choices made with it never see the real test set.
     """
     data = json.dumps({"name": config.data, **config.data_params}, sort_keys=True)
     dataset = _dataset(data, config.data_dir, validation)
@@ -49,7 +49,7 @@ def _dataset(data: str, data_dir: str | None, validation: float | None) -> Datas
 
 
 def validated(dataset: Dataset, fraction: float) -> Dataset:
-    """With that part of the training data for a test set."""
+    """The dataset with a fraction of its training data as the test set."""
     kept, held = stratified_holdout(dataset.train.y, fraction, dataset.name)
     return replace(dataset, train=dataset.train.where(kept), test=dataset.train.where(held))
 
@@ -67,18 +67,18 @@ def _federation(key: str, dataset: Dataset, config: Config) -> Federation:
 
 
 def _kept(key: str, dataset: Dataset, config: Config) -> Federation:
-    """From the cache, or drawn; one process draws, the others wait for it."""
+    """Read the split from the cache or draw it; one process draws, the others wait."""
     folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
     path = folder / f"{key}.json"
     with exclusive(folder / f".{key}.lock"):
         if path.is_file():
-            with contextlib.suppress(UserError):  # a damaged one is drawn again
+            with contextlib.suppress(UserError):  # a damaged file is drawn again
                 indices = read_split(path, dataset.train.y)
                 return Federation(dataset, tuple(indices), partition_rule(config).describe(), config.partition_seed)
         began = time.perf_counter()
         drawn = build_federation(config, dataset)
         if time.perf_counter() - began > _WORTH_KEEPING:
-            with contextlib.suppress(UserError):  # a cache that cannot be written is as good as none
+            with contextlib.suppress(UserError):  # go on without a cache if it cannot be written
                 drawn.save_split(path)
         return drawn
 

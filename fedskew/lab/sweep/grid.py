@@ -1,4 +1,4 @@
-"""A grid in YAML: the keys of a configuration, and for some of them several values.
+"""A grid in YAML: a configuration with several values for some keys.
 
     data: fashion-mnist
     partition: {rule: dirichlet, clients: 20}
@@ -9,8 +9,8 @@
       clients_per_round: [2, 8, 20]
     seeds: 3
 
-Every combination is a run. The keys above vary slowest first; seeds vary slowest of all, so that a sweep that is
-stopped has whole grids of the first seeds.
+Every combination is a run. The first key varies slowest. Seeds vary slowest of all, so that a stopped sweep has
+complete grids for the first seeds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Point:
 
     config: Config
     place: Mapping[str, Any]
-    """Its values of the grid's keys, as a reader of the table knows them."""
+    """Its values of the grid's keys, as the table shows them."""
 
     @property
     def job(self) -> Job:
@@ -54,7 +54,7 @@ class Grid:
     seeds: Sequence[int]
 
     def points(self) -> list[Point]:
-        """All runs, each of them checked."""
+        """All runs, checked."""
         found = []
         for seed in self.seeds:
             for values in itertools.product(*self.axes.values()):
@@ -65,7 +65,7 @@ class Grid:
 
 
 def read_grid(path: str | Path, values: Mapping[str, Any], seeds: str | int | None = None) -> Grid:
-    """The grid in a YAML file, with `values` under dotted keys instead of the file's."""
+    """Read a grid from a YAML file; `values` by dotted key override the file."""
     content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: expected a mapping of keys to values, one of them 'grid'")
@@ -89,20 +89,20 @@ def _axes(axes: Any, values: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
         if key in ("seed", "seeds"):
             raise UserError(f"grid.{key}; expected the seeds beside the grid, such as seeds: 3")
         if key in values:
-            raise UserError(f"{key} is set and in the grid; expected one of the two")
+            raise UserError(f"{key} is set and also in the grid; expected one of the two")
         found[str(key)] = listed
     return found
 
 
 def _seeds(base: Config, listed: Any) -> list[int]:
-    """`3` means the three seeds from the configuration's on; a list means itself."""
+    """`3` means three seeds, starting with the configuration's; a list means these seeds."""
     if isinstance(listed, list):
         return [integer(0)("seeds", seed) for seed in listed]
     return list(range(base.seed, base.seed + int(integer(1)("seeds", listed))))
 
 
 def _checked(config: Config, place: Mapping[str, Any]) -> Config:
-    """Names and parameters, before anything runs; whether they suit the data shows when a run begins."""
+    """Check names and parameters before anything runs; whether they fit the data shows when a run starts."""
     try:
         make_method(config.method, config.method_params)
         partition_rule(config)
@@ -112,7 +112,7 @@ def _checked(config: Config, place: Mapping[str, Any]) -> Config:
 
 
 def _shown(value: Any) -> Any:
-    """A method with parameters as one word."""
+    """A value as text; a method with its parameters is one word."""
     if isinstance(value, Mapping):
         named = dict(value)
         name = named.pop("name", None) or named.pop("rule", "")

@@ -31,11 +31,11 @@ CIRCUMSTANCES = (
     "mean_last",
     "checkpoint_every",
 )
-"""Keys that say where, how far and how closely watched a run was, not what it was."""
+"""Keys that say where, how long and how closely a run was evaluated, but do not change what it computes."""
 
 
 def experiment(config: Config) -> dict[str, Any]:
-    """The keys that decide a run's numbers, defaults of method and partition rule filled in."""
+    """The keys that determine a run's numbers, with the defaults of method and partition filled in."""
     mapping = {key: value for key, value in config.to_mapping().items() if key not in CIRCUMSTANCES}
     method = make_method(config.method, config.method_params)
     if plans_by_rounds(config):
@@ -49,20 +49,20 @@ def plans_by_rounds(config: Config) -> bool:
 
 
 def identity(config: Config) -> str:
-    """Twelve hex digits, the same for configurations that are the same experiment."""
+    """Twelve hex digits that identify an experiment."""
     text = json.dumps(_canonical(experiment(config)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _partition(config: Config) -> dict[str, Any]:
     described = partition_rule(config).describe()
-    if "path" in described:  # the same file lies elsewhere on another machine
+    if "path" in described:  # another machine may have the file elsewhere
         described["path"] = Path(str(described["path"])).name
     return {**described, "seed": config.partition_seed}
 
 
 def _canonical(value: Any) -> Any:
-    """1 and 1.0 are one value, a tuple is a list."""
+    """Make 1 and 1.0, and tuples and lists, the same value."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -72,21 +72,21 @@ def _canonical(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be made."""
+    """A run to do."""
 
     config: Config
     label: str
-    """What a user calls it."""
+    """The name that users see."""
     validation: float | None = None
-    """The part of the training data to test on, instead of the test set."""
+    """Test on this fraction of the training data instead of the test set."""
     start: Config | None = None
-    """The run whose final model this one begins with; none: a new model."""
+    """The run whose final model this run starts from; None: a new model."""
     tag: str = ""
-    """What tells it from the same experiment under other circumstances, where those are compared."""
+    """Distinguishes jobs of the same experiment if a grid compares circumstances, such as devices."""
 
     @cached_property
     def identity(self) -> str:
-        """The same for jobs that are the same experiment."""
+        """The same for all jobs of one experiment."""
         begun = "" if self.start is None else f"-after-{identity(self.start)}"
         return identity(self.config) + begun + (f"-{self.tag}" if self.tag else "")
 
@@ -112,16 +112,16 @@ class Job:
 
 
 def each_once(jobs: Iterable[Job]) -> list[Job]:
-    """Each experiment once, in the place of its first job: a run that serves all who want it."""
+    """Merge jobs of the same experiment into one run that serves all of them, in order of first appearance."""
     found: dict[str, Job] = {}
     for job in jobs:
         before = found.get(job.identity)
-        found[job.identity] = job if before is None else _serving_both(before, job)
+        found[job.identity] = job if before is None else _merged(before, job)
     return list(found.values())
 
 
-def _serving_both(one: Job, other: Job) -> Job:
-    """With the more rounds of the two, at its beginning too, its clients looked at if either wants that."""
+def _merged(one: Job, other: Job) -> Job:
+    """The longer run from the longer start, with local evaluation if either job needs it."""
     config = replace(_longer(one.config, other.config), eval_local=one.config.eval_local or other.config.eval_local)
     start = None if one.start is None or other.start is None else _longer(one.start, other.start)
     return replace(one, config=config, start=start)
@@ -133,14 +133,14 @@ def _longer(one: Config, other: Config) -> Config:
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for all jobs of a sweep."""
+    """Conditions for all jobs of a sweep."""
 
     folder: str | None = None
-    """Where the runs' folders lie; none: nothing but records is kept, and a stopped run begins again."""
+    """Parent of the run folders; None: keep only records, and start stopped runs over."""
     deadline: float | None = None
-    """When to stop, in seconds of the epoch."""
+    """When to stop, in seconds since the epoch."""
     alone: bool = True
-    """Whether a run has the machine for itself; if not, it takes no second process."""
+    """Whether a run has the machine to itself; if not, it starts no worker processes."""
     command: str = ""
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Jobs over the machines of a Ray cluster, an extra: Ray places them, fedskew must be installed on every machine."""
+"""Run jobs on a Ray cluster, an extra; fedskew must be installed on every machine."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fedskew.lab.sweep.pool import GPU_WORKERS, Watcher
 from fedskew.lab.sweep.records import Outcome
 
 LOCAL = "local"
-"""Instead of an address: a cluster of this machine alone, for a trial."""
-_PATIENCE = 5.0
+"""Instead of an address: a cluster of this machine only, to try it out."""
+_TIMEOUT = 5.0
 """Seconds."""
 
 
 def run_jobs_on_ray(jobs: Sequence[Job], terms: Terms, address: str, watcher: Watcher) -> None:
-    """Run them all, the first ones first. A GPU is shared by several, as on one machine."""
+    """Run all jobs, starting them in order; several share a GPU."""
     ray = _connected(address)
     try:
         task = ray.remote(max_retries=0, **_share(ray))(_execute)
         plain = json.dumps(replace(terms, alone=False).to_json())
-        under_way = {task.remote(json.dumps(job.to_json()), plain): job for job in jobs}
-        while under_way:
-            (done, *_), _ = ray.wait(list(under_way))
-            job = under_way.pop(done)
+        running = {task.remote(json.dumps(job.to_json()), plain): job for job in jobs}
+        while running:
+            (done, *_), _ = ray.wait(list(running))
+            job = running.pop(done)
             watcher.on_outcome(job, _outcome(ray, done))
     finally:
         ray.shutdown()
@@ -40,7 +40,7 @@ def _connected(address: str) -> Any:
         import ray
     except ImportError as error:
         raise UserError("--ray needs Ray: pip install 'fedskew[ray]'") from error
-    _require_somebody(address)
+    _require_server(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except Exception as error:  # Ray has many kinds of failure to connect
@@ -48,25 +48,25 @@ def _connected(address: str) -> Any:
     return ray
 
 
-def _require_somebody(address: str) -> None:
-    """Ray itself tries for minutes."""
+def _require_server(address: str) -> None:
+    """Refuse an address without a server at once; Ray itself tries for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return
     try:
-        socket.create_connection((host, int(port)), _PATIENCE).close()
+        socket.create_connection((host, int(port)), _TIMEOUT).close()
     except (OSError, ValueError) as error:
         raise UserError(f"no Ray cluster at {address!r} ({error}); expected HOST:PORT, or {LOCAL!r}") from error
 
 
 def _share(ray: Any) -> dict[str, float]:
-    """What one run takes: a CPU core, and where there are GPUs, a part of one."""
+    """The resources of one run: a CPU core and, if there are GPUs, a part of one."""
     gpus = ray.cluster_resources().get("GPU", 0)
     return {"num_cpus": 1, **({"num_gpus": 1 / GPU_WORKERS} if gpus else {})}
 
 
 def _execute(job: str, terms: str) -> str:
-    """On some machine of the cluster; JSON in, JSON out."""
+    """Runs on a machine of the cluster; JSON in, JSON out."""
     from fedskew.lab.sweep.execution import execute
 
     outcome = execute(Job.from_json(json.loads(job)), Terms(**json.loads(terms)), lambda *_: None)

@@ -24,7 +24,7 @@ from fedskew.metrics.summary import Curve, CurveSummary
 
 FORMAT = 1
 _DIGITS = 5
-"""Of an accuracy: test sets have some ten thousand samples."""
+"""Digits of an accuracy; test sets have about ten thousand samples."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ class Record:
     content: Mapping[str, Any]
 
     @classmethod
-    def of(cls, experiment: str, config: Config, rows: Sequence[RoundRow], circumstances: Mapping[str, Any]) -> Record:
-        """From a run's rows; `experiment` is its identity, `circumstances` say where, when and how it ran."""
+    def from_rows(
+        cls, experiment: str, config: Config, rows: Sequence[RoundRow], circumstances: Mapping[str, Any]
+    ) -> Record:
+        """Summarise a run; `experiment` is its identity, `circumstances` say where, when and how it ran."""
         evaluated = [row for row in rows if row.is_evaluated]
         if not evaluated:
-            raise ValueError("a run without any evaluation")
+            raise ValueError("the run has no evaluation")
         return cls(
             {
                 "format": FORMAT,
@@ -63,12 +65,12 @@ class Record:
     @classmethod
     def from_json(cls, content: Any) -> Record:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise UserError(f"not the record of a run; expected a JSON object with format {FORMAT}")
+            raise UserError(f"not a record of a run; expected a JSON object with format {FORMAT}")
         record = cls(content)
         try:
-            record.config, record.curve, record.seconds, record.identity  # noqa: B018 - read, to find what is missing
+            record.config, record.curve, record.seconds, record.identity  # noqa: B018 - raises if anything is missing
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"the record of a run is damaged: {type(error).__name__}: {error}") from error
+            raise UserError(f"damaged record of a run: {type(error).__name__}: {error}") from error
         return record
 
     @cached_property
@@ -77,18 +79,18 @@ class Record:
 
     @cached_property
     def identity(self) -> str:
-        """Of the experiment, as this version of fedskew tells experiments apart.
+        """The identity of the experiment, as this version of fedskew computes it.
 
-        Made anew from the configuration: a parameter that a method has got since then has its default in both. What
-        follows the first digits (another beginning, circumstances that were compared) is kept.
+        It is recomputed from the configuration, so that a parameter that a method has gained since then gets its
+        default. The suffix (another start, compared circumstances) is kept.
         """
-        asked = replace(self.config, model=self.content.get("asked_model", self.config.model))
+        requested = replace(self.config, model=self.content.get("asked_model", self.config.model))
         _, dash, apart = str(self.content["experiment"]).partition("-")
-        return identity(asked) + dash + apart
+        return identity(requested) + dash + apart
 
     @property
     def rounds(self) -> int:
-        """Of the global model, as far as the run came."""
+        """Rounds of the global model so far."""
         return int(self.content["rounds"][-1])
 
     @property
@@ -104,7 +106,7 @@ class Record:
         return self._points("worst_class")
 
     def domain_curve(self, domain: str) -> list[tuple[int, float]] | None:
-        """None where the data have no such domain."""
+        """Accuracy on one domain; None if the data lacks it."""
         series = self.content.get("domains", {}).get(domain)
         if series is None:
             return None
@@ -112,12 +114,12 @@ class Record:
 
     @property
     def compute_curve(self) -> list[tuple[float, float]]:
-        """(computation so far, worst class) at every evaluation, the experts' computation included."""
+        """(computation so far, worst class) at every evaluation, including the experts' computation."""
         return list(zip(self.content["compute"], self.content["worst_class"], strict=True))
 
     @property
     def class_accuracy(self) -> list[float]:
-        """Of the last model; classes without test samples are left out."""
+        """Class accuracies of the last model, without classes that have no test samples."""
         return [a for a in self.content["class_accuracy"] if a is not None]
 
     @property
@@ -126,12 +128,12 @@ class Record:
 
     @property
     def start_rounds(self) -> int:
-        """How long the model was trained that the run began with; 0 for a new one."""
+        """Rounds for which the start model was trained; 0 for a new model."""
         return int(self.content.get("start_rounds", 0))
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to the end that its configuration says."""
+        """Whether the run has all rounds of its configuration."""
         return self.rounds >= self.config.rounds
 
     def summary(self) -> CurveSummary:
@@ -142,7 +144,7 @@ class Record:
 
 
 def until(curve: Curve, rounds: int) -> list[tuple[int, float]]:
-    """The part of a curve that a shorter run would have had."""
+    """The part of a curve that a run of so many rounds has."""
     return [point for point in curve if point[0] <= rounds]
 
 
@@ -155,13 +157,13 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _domains(evaluated: Sequence[RoundRow]) -> dict[str, list[float | None]]:
-    """The accuracy on each domain's test samples, where the data have domains."""
+    """Accuracy per domain, if the data has domains."""
     names = evaluated[-1].domain_accuracy or {}
     return {name: [_rounded((row.domain_accuracy or {}).get(name)) for row in evaluated] for name in names}
 
 
 def _compute(rows: Sequence[RoundRow]) -> list[float]:
-    """The computation up to each evaluation of the global model."""
+    """Computation up to each evaluation of the global model."""
     total, at = 0.0, []
     for row in rows:
         total += row.compute
@@ -171,7 +173,7 @@ def _compute(rows: Sequence[RoundRow]) -> list[float]:
 
 
 def _stages(rows: Sequence[RoundRow]) -> dict[str, dict[str, float]]:
-    """By stage: rounds, computation, sample visits, and whatever the method counts of them."""
+    """Rounds, computation, sample visits and the method's own counts per stage."""
     stages: dict[str, dict[str, float]] = {}
     for row in rows:
         if row.round == 0:
@@ -186,7 +188,7 @@ def _stages(rows: Sequence[RoundRow]) -> dict[str, dict[str, float]]:
 
 
 def _local(rows: Sequence[RoundRow]) -> dict[str, Any] | None:
-    """The last round's clients before and after their update, where the run looked at them (`eval_local`)."""
+    """The last round's clients before and after their update, if the run evaluated them (`eval_local`)."""
     watched = [row for row in rows if row.local is not None]
     if not watched:
         return None
@@ -206,7 +208,7 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job; one that was stopped or failed may have a record of the rounds it did."""
+    """How a job ended; a stopped job may have a record of its rounds."""
 
     status: Status
     record: Record | None = None
@@ -223,7 +225,7 @@ class Outcome:
 
 
 class RecordsFile:
-    """A file of records; a torn last line, which a kill may leave, is passed over."""
+    """A file of records; an incomplete last line, which a kill may leave, is ignored."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -250,7 +252,7 @@ class RecordsFile:
             except ValueError:
                 if number >= len(lines) - 1 or not line.endswith("}"):
                     continue
-                raise UserError(f"{self.path} line {number}: not JSON; expected the record of a run") from None
+                raise UserError(f"{self.path} line {number}: not JSON; expected a record of a run") from None
             try:
                 yield Record.from_json(content)
             except UserError as error:
@@ -258,9 +260,9 @@ class RecordsFile:
 
 
 class Records:
-    """Records by experiment; of several of one experiment, the one that ran longest, then the latest.
+    """Records by experiment; if an experiment has several, the longest counts, then the latest.
 
-    A job that wants clients looked at (`eval_local`) is served by records of runs that did, and by no others.
+    A job with local evaluation (`eval_local`) is served only by records that have it.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -276,15 +278,15 @@ class Records:
                 records[record.identity] = record
 
     def get(self, job: Job) -> Record | None:
-        """Of that experiment, however far it ran."""
+        """The record of the job's experiment, however long it ran."""
         return (self._watched if job.config.eval_local else self._by_identity).get(job.identity)
 
     def longest(self, job: Job) -> Record | None:
-        """The same, or else one with fewer rounds, of a method that plans by them."""
+        """Like `get`; for a method that plans by the number of rounds, also a record with fewer rounds."""
         if (found := self.get(job)) or not plans_by_rounds(job.config):
             return found
-        wanted = job.config.rounds
-        fewer = sorted({r.config.rounds for r in self if r.config.rounds < wanted}, reverse=True)
+        rounds_needed = job.config.rounds
+        fewer = sorted({r.config.rounds for r in self if r.config.rounds < rounds_needed}, reverse=True)
         shorter = (replace(job, config=replace(job.config, rounds=rounds)) for rounds in fewer)
         return next((found for one in shorter if (found := self.get(one))), None)
 
@@ -296,5 +298,5 @@ class Records:
 
 
 def read_folder(folder: str | Path) -> Records:
-    """All records in the *.jsonl files of a folder."""
+    """Read all records in the *.jsonl files of a folder."""
     return Records(record for path in sorted(Path(folder).glob("*.jsonl")) for record in RecordsFile(path).read())

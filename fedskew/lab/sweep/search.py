@@ -1,4 +1,4 @@
-"""Hyper-parameters searched by Optuna, an extra: judged on a part of the training data, never on the test set.
+"""Hyper-parameter search with Optuna, an extra, on a part of the training data, never on the test set.
 
     method: fedvls
     rounds: 30
@@ -8,8 +8,8 @@
       local_epochs: {low: 1, high: 10}
     validation: 0.2
 
-A list is a choice, two whole numbers are a range of whole numbers, others a range of numbers. The validation part is
-cut from the training data before they are split among the clients. What was tried is kept in a journal of JSON lines.
+A list is a choice; `low` and `high` are a range, of whole numbers if both are whole. The validation part is cut from
+the training data before the split. A journal of JSON lines keeps all trials.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from fedskew.methods import make_method
 JOURNAL = "search.jsonl"
 _VALIDATION = 0.2
 _NO_MATTER = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every", "mean_last"))
-"""Keys that do not change how a point is judged."""
+"""Keys that do not change the score of a point."""
 
 Run = Callable[[Sequence[Job]], Mapping[str, Outcome]]
-"""Runs jobs; their outcomes by identity: two trials may be the same point."""
+"""Runs jobs and returns outcomes by identity; two trials may be the same point."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, from where, and how it is judged."""
+    """The search space, the base configuration, and how points are scored."""
 
     base: Config
     space: Mapping[str, Any]
@@ -51,14 +51,14 @@ class Search:
 
     @property
     def name(self) -> str:
-        """Another one as soon as trials of before and from now on could not be compared."""
+        """Identifies the search; it changes if new trials could not be compared with old ones."""
         base = {key: value for key, value in self.base.to_mapping().items() if key not in _NO_MATTER}
         judged = [base, self.space, list(self.seeds), self.validation]
         return hashlib.sha256(json.dumps(judged, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
-        """The runs that judge a point: one for each seed. Points that differ in how far or how closely watched they
-        are run are other points all the same."""
+        """The runs that score a point, one per seed. Points that differ only in rounds or evaluation are different
+        points, too."""
         tag = ",".join(f"{key}={value}" for key, value in values.items() if key in CIRCUMSTANCES)
         return [
             Job(
@@ -97,7 +97,7 @@ def read_search(path: str | Path, values: Mapping[str, Any], seeds: str | int | 
 
 
 def _check(search: Search) -> None:
-    """Every key with one of its values, before anything runs."""
+    """Check every key with one of its values before anything runs."""
     some = {key: _some(key, values) for key, values in search.space.items()}
     config = search.jobs(0, some)[0].config
     make_method(config.method, config.method_params)
@@ -129,7 +129,7 @@ class Found:
 
 
 def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, run: Run) -> Found:
-    """Try points until there are so many, counting those that the folder's journal has; then name the best."""
+    """Try points until there are `trials`, including those in the folder's journal; return the best."""
     optuna = _optuna()
     folder.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
@@ -138,10 +138,10 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL)
     while (done := len(study.get_trials(states=finished))) < trials:
         study.sampler = optuna.samplers.TPESampler(seed=search.base.seed + done, constant_liar=True)
-        asked = [study.ask() for _ in range(min(at_once, trials - done))]
-        points = [_point(trial, search.space) for trial in asked]
-        outcomes = run([job for t, p in zip(asked, points, strict=True) for job in search.jobs(t.number, p)])
-        for trial, point in zip(asked, points, strict=True):
+        new = [study.ask() for _ in range(min(at_once, trials - done))]
+        points = [_point(trial, search.space) for trial in new]
+        outcomes = run([job for t, p in zip(new, points, strict=True) for job in search.jobs(t.number, p)])
+        for trial, point in zip(new, points, strict=True):
             ended = [outcomes[job.identity] for job in search.jobs(trial.number, point)]
             if not any(outcome.status == "stopped" for outcome in ended):
                 trial.set_user_attr("values", point)
@@ -155,7 +155,7 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
 def _best(study: Any, optuna: Any) -> Found:
     complete = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     if not complete:
-        raise UserError("no trial came to its end; give it more time, or see why they failed")
+        raise UserError("no trial finished; increase --time-limit, or look at why trials failed")
     best = max(complete, key=lambda trial: trial.value)
     failed = len(study.get_trials(states=(optuna.trial.TrialState.FAIL,)))
     return Found(dict(best.user_attrs["values"]), float(best.value), len(complete), failed)
@@ -175,7 +175,7 @@ def _suggested(trial: Any, key: str, values: Any) -> Any:
 
 
 def _accuracy(outcomes: Sequence[Outcome]) -> float | None:
-    """Mean over the seeds of the mean of the last rounds; None if any run failed."""
+    """Mean over seeds of the mean accuracy of the last rounds; None if a run failed."""
     records = [o.record for o in outcomes if o.status == "finished" and o.record is not None]
     if len(records) < len(outcomes):
         return None

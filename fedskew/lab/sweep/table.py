@@ -1,4 +1,4 @@
-"""The results of a sweep as one tidy table: a row a run, a column a value."""
+"""The results of a sweep as one tidy table: one row per run, one column per value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Line = dict[str, Any]
 
 
 def line(place: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Line:
-    """A run's row; `rounds` are those it was asked for, of which a longer run has more."""
+    """The row of a run, cut off at `rounds` if the record is longer."""
     measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, rounds)
     return {**place, "status": status, **measured}
 
@@ -48,7 +48,7 @@ def write_csv(lines: Sequence[Line], path: Path) -> None:
 
 
 def write_parquet(lines: Sequence[Line], path: Path) -> bool:
-    """False without pyarrow, which is an extra."""
+    """Write a Parquet file; return False without pyarrow, which is an extra."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -64,7 +64,7 @@ def _columns(lines: Sequence[Line]) -> list[str]:
 
 
 def _one_type(values: list[Any]) -> list[Any]:
-    """A column of a Parquet file has one type; where the values differ, it is text."""
+    """A Parquet column has one type; mixed values become text."""
     kinds = {float if isinstance(v, float | int) and not isinstance(v, bool) else type(v) for v in values}
     return values if len(kinds - {type(None)}) <= 1 else [None if v is None else str(v) for v in values]
 

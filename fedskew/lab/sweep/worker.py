@@ -1,4 +1,4 @@
-"""A worker process, seen from both sides: it receives jobs and sends reports as lines of JSON.
+"""A worker process, seen from both sides: it receives one job at a time and reports, as lines of JSON.
 
 It is started as `python -m fedskew.lab.sweep.worker`, never by fork: a process that has used a GPU cannot be forked,
 and a crash stays in one process.
@@ -18,70 +18,17 @@ from typing import Any, TextIO
 import fedskew
 from fedskew.lab.sweep.job import Job, Terms
 
-_APART = 0.25
-"""Seconds between two lines about the progress of one run."""
-
-
-def main() -> None:
-    """Serve until the other side hangs up."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is not an answer
-    try:
-        _serve(sys.stdin, answers)
-    except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(130)  # the parent tells the user; what was on disk stays good
-
-
-def _serve(jobs: TextIO, answers: TextIO) -> None:
-    from fedskew.lab.sweep.execution import execute
-    from fedskew.lab.sweep.job import Job, Terms
-
-    def answer(content: dict[str, Any]) -> None:
-        answers.write(json.dumps(content) + "\n")
-        answers.flush()
-
-    last_report = 0.0
-
-    def report(done: int, total: int, accuracy: float | None) -> None:
-        nonlocal last_report
-        if time.monotonic() - last_report > _APART:
-            last_report = time.monotonic()
-            answer({"done": done, "total": total, "accuracy": accuracy})
-
-    for line in jobs:
-        asked = json.loads(line)
-        outcome = execute(Job.from_json(asked["job"]), Terms(**asked["terms"]), report)
-        spent = outcome.status == "failed" and not _gpu_answers()
-        answer({"outcome": outcome.to_json(), "spent": spent})
-
-
-def _gpu_answers() -> bool:
-    """An operation that went wrong on a GPU leaves a process that can use it no more."""
-    import torch
-
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return True
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return False
-    return True
-
-
-if __name__ == "__main__":
-    main()
-
-
-_LAST_LINES = 2000
-"""Characters of a log in which the reason of a crash is looked for."""
+_SECONDS_BETWEEN_REPORTS = 0.25
+_LOG_TAIL = 2000
+"""Characters at the end of a log that may explain a crash."""
 
 
 class WorkerProcess:
-    """One process; `stream` becomes readable when it says something or dies."""
+    """A worker, seen from the sweep. `stream` becomes readable when the worker reports or dies."""
 
     def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
         self.job: Job
-        """The job that it was given last."""
+        """The job it received last."""
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         package = str(Path(fedskew.__file__).parent.parent)
@@ -99,32 +46,32 @@ class WorkerProcess:
         self._jobs, self.stream = self._process.stdin, self._process.stdout
         self._unread = b""
 
-    def give(self, job: Job, terms: Terms) -> None:
+    def send(self, job: Job, terms: Terms) -> None:
         self.job = job
-        asked = {"job": job.to_json(), "terms": terms.to_json()}
+        request = {"job": job.to_json(), "terms": terms.to_json()}
         try:
-            self._jobs.write(json.dumps(asked).encode() + b"\n")
+            self._jobs.write(json.dumps(request).encode() + b"\n")
             self._jobs.flush()
-        except OSError:  # it died; its stream says so
+        except OSError:  # the worker died; its stream reports that
             return
 
-    def said(self) -> Iterator[dict[str, Any]]:
-        """What it has said since; raises EOFError at its death."""
+    def reports(self) -> Iterator[dict[str, Any]]:
+        """Read the new reports; raise EOFError if the worker died."""
         content = os.read(self.stream.fileno(), 1 << 20)
         if not content:
             raise EOFError
         *lines, self._unread = (self._unread + content).split(b"\n")
         yield from (json.loads(line) for line in lines)
 
-    def why_it_died(self) -> str:
+    def cause_of_death(self) -> str:
         code = self._process.wait()
         how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        text = self._log.read_text(encoding="utf-8", errors="replace")[-_LAST_LINES:].strip()
+        text = self._log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip()
         last = text.splitlines()[-1] if text else ""
         return f"its process was {how}" + (f": {last}" if last else "")
 
     def dismiss(self) -> None:
-        """Let it end, as it has nothing to do."""
+        """Let the worker end; it has no job."""
         try:
             self._jobs.close()
         except OSError:
@@ -133,8 +80,57 @@ class WorkerProcess:
         self.stream.close()
 
     def kill(self) -> None:
-        """At once; a run's folder survives that."""
+        """End the worker at once; its run folder can be resumed."""
         self._process.kill()
         self._process.wait()
         self.stream.close()
         self._jobs.close()
+
+
+def main() -> None:
+    """Run jobs until stdin is closed."""
+    reports = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep what libraries print out of the reports
+    try:
+        _serve(sys.stdin, reports)
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(130)  # the parent informs the user; the files on disk are valid
+
+
+def _serve(jobs: TextIO, reports: TextIO) -> None:
+    from fedskew.lab.sweep.execution import execute
+
+    def report(content: dict[str, Any]) -> None:
+        reports.write(json.dumps(content) + "\n")
+        reports.flush()
+
+    last_report = 0.0
+
+    def report_progress(done: int, total: int, accuracy: float | None) -> None:
+        nonlocal last_report
+        if time.monotonic() - last_report > _SECONDS_BETWEEN_REPORTS:
+            last_report = time.monotonic()
+            report({"done": done, "total": total, "accuracy": accuracy})
+
+    for line in jobs:
+        request = json.loads(line)
+        outcome = execute(Job.from_json(request["job"]), Terms(**request["terms"]), report_progress)
+        broken = outcome.status == "failed" and not _gpu_works()
+        report({"outcome": outcome.to_json(), "broken": broken})
+
+
+def _gpu_works() -> bool:
+    """Whether this process can still use its GPU; after a CUDA error it cannot."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -123,7 +123,7 @@ def test_results_of_reruns_are_found(tmp_path: Path) -> None:
         right = round(1000 * accuracy)
         evaluation = Evaluation(np.array([[right, 1000 - right], [0, 0]]))
         rows = [RoundRow(round=1, model_round=1, evaluation=evaluation, seconds=1.0, compute=1.0, visits=1)]
-        RecordsFile(tmp_path / "r.jsonl").append(Record.of(f"{method}{seed}", config, rows, {}))
+        RecordsFile(tmp_path / "r.jsonl").append(Record.from_rows(f"{method}{seed}", config, rows, {}))
     setting = next(s for s in known_settings(tmp_path) if s.label == "cifar10, dirichlet 0.05, 10 clients")
     (score,) = [s for s in setting.scores if s.method == "fedvls" and s.seeds]
     assert score.gain == pytest.approx(12.5)
@@ -144,7 +144,7 @@ def test_of_an_ablation_s_variants_the_one_that_was_run_most_counts(tmp_path: Pa
         right = round(1000 * accuracy)
         evaluation = Evaluation(np.array([[right, 1000 - right], [0, 0]]))
         rows = [RoundRow(round=1, model_round=1, evaluation=evaluation, seconds=1.0, compute=1.0, visits=1)]
-        RecordsFile(tmp_path / "r.jsonl").append(Record.of(f"{method}{weight}{seed}", config, rows, {}))
+        RecordsFile(tmp_path / "r.jsonl").append(Record.from_rows(f"{method}{weight}{seed}", config, rows, {}))
     setting = next(s for s in known_settings(tmp_path) if s.clients == 7)
     assert {s.method: round(s.gain) for s in setting.scores} == {"fedavg": 0, "fedvls": 10}
 

@@ -74,5 +74,5 @@ def test_number_formats_that_are_compared_are_runs_of_their_own(grid: Path) -> N
 
 
 def test_a_key_is_in_the_grid_or_set(grid: Path) -> None:
-    with pytest.raises(UserError, match=r"partition.beta is set and in the grid"):
+    with pytest.raises(UserError, match=r"partition.beta is set and also in the grid"):
         read_grid(grid, {"partition.beta": 0.3})

@@ -61,7 +61,7 @@ def test_two_processes_may_begin_with_the_same_trained_model(tiny_job, tmp_path:
 
 def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Path, monkeypatch) -> None:
     killed: list[int] = []
-    give = WorkerProcess.give
+    give = WorkerProcess.send
 
     def give_and_kill(self: WorkerProcess, job: Job, terms: Terms) -> None:
         give(self, job, terms)
@@ -69,7 +69,7 @@ def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Pa
             killed.append(self._process.pid)
             os.kill(self._process.pid, 9)
 
-    monkeypatch.setattr(WorkerProcess, "give", give_and_kill)
+    monkeypatch.setattr(WorkerProcess, "send", give_and_kill)
     watcher = Noting()
     jobs = [tiny_job("doomed"), tiny_job("a", seed=1), tiny_job("b", seed=2), tiny_job("c", seed=3)]
     run_jobs(jobs, Terms(), 2, watcher, tmp_path / "logs")
@@ -81,7 +81,7 @@ def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Pa
 
 def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path: Path, monkeypatch) -> None:
     processes: dict[str, int] = {}
-    give, said = WorkerProcess.give, WorkerProcess.said
+    give, said = WorkerProcess.send, WorkerProcess.reports
 
     def noted(self: WorkerProcess, job: Job, terms: Terms) -> None:
         processes[job.label] = self._process.pid
@@ -89,11 +89,11 @@ def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path
 
     def as_if_spent(self: WorkerProcess) -> Iterator[dict[str, Any]]:
         for line in said(self):
-            assert line.get("spent", False) is False
-            yield line | {"spent": True} if "spent" in line else line
+            assert line.get("broken", False) is False
+            yield line | {"broken": True} if "broken" in line else line
 
-    monkeypatch.setattr(WorkerProcess, "give", noted)
-    monkeypatch.setattr(WorkerProcess, "said", as_if_spent)
+    monkeypatch.setattr(WorkerProcess, "send", noted)
+    monkeypatch.setattr(WorkerProcess, "reports", as_if_spent)
     watcher = Noting()
     run_jobs([tiny_job(str(seed), seed=seed) for seed in range(3)], Terms(), 2, watcher, tmp_path / "logs")
     assert [outcome.status for outcome in watcher.ended.values()] == ["finished"] * 3

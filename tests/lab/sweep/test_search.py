@@ -107,7 +107,7 @@ def test_what_was_tried_in_another_search_does_not_count(file: Path, tmp_path: P
 
 def test_a_search_that_is_stopped_counts_no_unfinished_trial(file: Path, tmp_path: Path) -> None:
     search = read_search(file, {})
-    with pytest.raises(UserError, match="no trial came to its end"):
+    with pytest.raises(UserError, match="no trial finished"):
         search_with_optuna(
             search, 4, 2, tmp_path / "s", lambda jobs: {job.identity: Outcome("stopped") for job in jobs}
         )
