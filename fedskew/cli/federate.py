@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from functools import wraps
 from importlib.util import find_spec
@@ -244,16 +245,19 @@ def _check(app: str, site: SiteConfig, held: Federation) -> None:
 
 def _connect(file: Path, superlink: str, folder: Path) -> None:
     from fedskew.cli.terminal import notice
+    from fedskew.flower import supernode
     from fedskew.flower.credentials import NodeKeys
     from fedskew.flower.processes import free_ports
-    from fedskew.flower.supernode import require_keys, require_trusted_server, run_supernode, supernode_command
 
     keys = NodeKeys(folder)
-    require_keys(keys)
-    require_trusted_server(superlink, keys)
-    command = supernode_command(file, superlink, keys, free_ports(1)[0])
+    supernode.require_keys(keys)
+    expires = supernode.require_trusted_server(superlink, keys)
+    if warning := supernode.expiry_warning(superlink, expires):
+        notice(warning)
+    threading.Thread(target=supernode.watch_certificate, args=(superlink, keys, notice), daemon=True).start()
+    command = supernode.supernode_command(file, superlink, keys, free_ports(1)[0])
     notice(" ".join(command))
-    run_supernode(command, keys)
+    supernode.run_supernode(command, keys)
 
 
 def _certs(

@@ -1,8 +1,8 @@
-"""What a site keeps between rounds, on its own disk: Flower's state of a node is lost when the node restarts.
+"""State that a site keeps between rounds, on its disk: Flower loses a node's state when the node restarts.
 
-`RUN/MODEL.round-17.safetensors` is what the site kept after that model's round 17. The server says which round it last
-heard of, so that a reply that never arrived, or a server that went back to an older checkpoint, leaves both sides with
-the same past.
+`RUN/MODEL.round-17.safetensors` is the site's state after round 17 of that model. The server names the last round whose
+reply it received. So both sides agree on the past, even if a reply never arrived or the server resumed from an older
+checkpoint.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ _RUN = re.compile(r"[A-Za-z0-9]+")
 _ROUND = re.compile(r".*\.round-(\d+)\.safetensors")
 
 
+class StateUnusable(UserError):
+    """The site's state cannot be read or written; the text names files of the site, so it must not leave the site."""
+
+
 class SiteState:
     """The states of one run at one site."""
 
@@ -30,7 +34,7 @@ class SiteState:
         self._folder = folder / run
 
     def read(self, model: str, round: int) -> Tensors | None:
-        """What was kept after that round; None if it is not here."""
+        """The state after that round; None if it is not here."""
         path = self._path(model, round)
         if not path.exists():
             return None
@@ -38,13 +42,18 @@ class SiteState:
             with reporting_os_errors("read", path):
                 return read_tensors(path)[0]
         except Unreadable as error:
-            raise UserError(f"cannot use {path}: {error}; delete it to let the site start afresh") from error
+            raise StateUnusable(f"cannot use {path}: {error}; delete it to let the site start afresh") from error
+        except UserError as error:
+            raise StateUnusable(str(error)) from error
 
     def write(self, model: str, round: int, state: Tensors, oldest: int) -> None:
-        """Keep the state of a round, and of those before it all that a server may go back to from `oldest` on."""
-        with reporting_os_errors("write", self._folder):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is kept was made of the site's data
-        write_tensors(self._path(model, round), state, {"model": model, "round": round})
+        """Keep the state after a round, and all states that a server may resume from, from round `oldest` on."""
+        try:
+            with reporting_os_errors("write", self._folder):
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the state was made from the site's data
+            write_tensors(self._path(model, round), state, {"model": model, "round": round})
+        except UserError as error:
+            raise StateUnusable(str(error)) from error
         kept = sorted(self._rounds(model))
         for number, newer in pairwise(kept):
             if newer <= oldest:

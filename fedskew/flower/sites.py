@@ -50,6 +50,8 @@ class _Node:
     asked_at: float = 0.0
     client: int | None = None
     refused: str | None = None
+    refused_here: bool = False
+    """Whether the server refused the site, which then learns the reason by the next greeting."""
 
 
 class Sites:
@@ -100,7 +102,8 @@ class Sites:
         for number, node in self._nodes.items():
             again = node.refused is not None and now - node.asked_at > _ASK_AGAIN_SECONDS
             if (node.asked is None and node.client is None and node.refused is None) or again:
-                (node.asked,) = self._grid.push_messages([self._message("hello", number, {}, None, _HELLO_SECONDS)])
+                facts = {"refused": node.refused} if node.refused_here else {}
+                (node.asked,) = self._grid.push_messages([self._message("hello", number, facts, None, _HELLO_SECONDS)])
                 node.asked_at = now
 
     def _take_greetings(self) -> None:
@@ -110,9 +113,12 @@ class Sites:
         for message in self._grid.pull_messages(list(pending)):
             number, node = pending[message.metadata.reply_to_message_id]
             node.asked = None
-            refusal = self._introduced(number, node, _read(message))
+            reply = _read(message)
+            refusal = self._introduced(number, node, reply)
             if refusal and refusal != node.refused:
                 self.say(f"{node.name or f'node {number}'} is not let in: {refusal}")
+                node.refused_here = isinstance(reply, Reply)
+                node.asked_at = -_ASK_AGAIN_SECONDS if node.refused_here else node.asked_at  # let it know at once
             node.refused = refusal
 
     def _introduced(self, number: int, node: _Node, reply: Reply | Failure) -> str | None:

@@ -1,4 +1,4 @@
-"""A site's SuperNode: how it is started, and what can be known to go wrong before it is."""
+"""A site's SuperNode: the checks before it starts, its command, and how it is watched."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.flower.credentials import NodeKeys
-from fedskew.flower.processes import environment
+from fedskew.flower.processes import environment, last_message, log_line
 
 _CONNECT_SECONDS = 10.0
+_REASON_SECONDS = 5.0
+_GRACE_SECONDS = 30.0
+_DAY_SECONDS = 24 * 3600.0
+_WARNING_DAYS = 30
 
 
 def node_config(site: Path) -> str:
-    """What a SuperNode tells its ClientApps: where the site's own configuration lies."""
+    """The node configuration, by which a SuperNode's ClientApps find the site's configuration."""
     return f"site={json.dumps(str(site.resolve()))}"
 
 
 def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int, config: str | None = None) -> list[str]:
-    """The command that connects a site; `port` is one on this machine's loopback that Flower uses within the site."""
+    """The command that connects a site; Flower uses `port` of the loopback interface within the site."""
     command = ["flower-supernode", "--superlink", superlink]
     if keys.authority.exists():
         command += ["--root-certificates", str(keys.authority.resolve())]
@@ -41,42 +49,95 @@ def require_keys(keys: NodeKeys) -> None:
         raise UserError(f"{keys.private} can be read by others: whoever has it is this site; chmod 600 {keys.private}")
 
 
-def require_trusted_server(superlink: str, keys: NodeKeys) -> None:
-    """Refuse a server that is not there, does not speak TLS, or that the site's authority does not vouch for."""
+def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
+    """Refuse a server that is absent, does not speak TLS, or has a certificate that the site's authority did not sign.
+
+    Returns when the server's certificate expires.
+    """
     host, port = _address(superlink)
     authority = str(keys.authority) if keys.authority.exists() else None
     context = ssl.create_default_context(cafile=authority)
     try:
-        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain:
-            context.wrap_socket(plain, server_hostname=host).close()
+        with (
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            shown = secure.getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
-        vouching = authority or "an authority of this system"
+        signer = authority or "an authority of this system"
         raise UserError(
-            f"the certificate of {superlink} is refused ({error.verify_message}); expected one signed by {vouching}"
+            f"the certificate of {superlink} is refused ({error.verify_message}); expected one signed by {signer}"
         ) from error
     except (ssl.SSLError, ConnectionResetError) as error:
         raise UserError(f"{superlink} does not speak TLS; expected a SuperLink or proxy with a certificate") from error
     except OSError as error:
         raise UserError(f"{superlink} cannot be reached ({error.strerror or error}); expected a SuperLink") from error
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC)
+
+
+def expiry_warning(superlink: str, expires: datetime) -> str | None:
+    """A warning in the last 30 days of the server's certificate."""
+    left = expires - datetime.now(UTC)
+    if left >= timedelta(days=_WARNING_DAYS):
+        return None
+    return (
+        f"warning: the certificate of {superlink} expires on {expires:%Y-%m-%d}, in less than {left.days + 1} days; "
+        "its operator renews it by repeating `fedskew federate certs`, and restarts the SuperLink and the proxy"
+    )
+
+
+def watch_certificate(superlink: str, keys: NodeKeys, log: Callable[[str], None]) -> None:
+    """Once a day, log a warning if the server's certificate is refused or expires soon."""
+    while True:
+        time.sleep(_DAY_SECONDS)
+        try:
+            warning = expiry_warning(superlink, require_trusted_server(superlink, keys))
+        except UserError as error:
+            warning = f"warning: {error}"
+        if warning:
+            log(warning)
 
 
 def run_supernode(command: list[str], keys: NodeKeys) -> None:
-    """Run it until it ends or is asked to; what it started ends with it."""
+    """Run a SuperNode until it ends, is asked to end, or gives up on the server; end its processes with it."""
     whole = environment({})
     program = shutil.which(command[0], path=whole["PATH"]) or command[0]
-    process = subprocess.Popen([program, *command[1:]], stderr=subprocess.PIPE, env=whole, start_new_session=True)
+    process = subprocess.Popen(
+        [program, *command[1:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=whole,
+        umask=0o077,
+        start_new_session=True,
+    )
+    asked_to_end = False
+
+    def end(received: int, _: object) -> None:
+        nonlocal asked_to_end
+        asked_to_end = True
+        process.send_signal(received)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: process.send_signal(received))
-    refused = False
+        signal.signal(number, end)
+    refused, lost = False, ""
     try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            refused = refused or _REFUSED in line
-            sys.stderr.buffer.write(line)
+        assert process.stdout is not None
+        for raw in process.stdout:
+            line = raw.decode(errors="replace")
+            sys.stderr.write(line if sys.stderr.isatty() else log_line(line))
             sys.stderr.flush()
-            if b"Finished server process" in line:  # its helper may hold on to the pipe
+            refused = refused or _REFUSED in line
+            if lost:  # the line after Flower gave up names the reason
+                lost = last_message(line)
                 break
-        status = process.wait()
+            if _GAVE_UP in line and not asked_to_end:
+                lost = "Flower gave up"  # and stays alive for ever, without trying again
+                threading.Timer(_REASON_SECONDS, process.terminate).start()
+            if "Finished server process" in line:  # its helper may hold on to the pipe
+                break
+        if lost:
+            process.terminate()
+        status = _wait(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -85,11 +146,21 @@ def run_supernode(command: list[str], keys: NodeKeys) -> None:
             f"the server refuses the key {keys.private}: it is not registered there, or its last connection is less "
             f"than a minute old; its operator runs `flwr supernode register {keys.public.name} --name NAME`"
         )
+    if lost:
+        raise UserError(f"the SuperNode lost its server and gave up ({lost}); start this command again once it is back")
     if status:
         raise UserError(f"the SuperNode ended with status {status}; its last lines say why")
 
 
-_REFUSED = b"Failed to activate SuperNode"
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+_REFUSED, _GAVE_UP = "Failed to activate SuperNode", "Giving up reconnection"
 
 
 def _address(superlink: str) -> tuple[str, int]:

@@ -23,7 +23,8 @@ from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.runtime import socket_path
 from fedskew.flower.site import Answer, Site
 from fedskew.flower.site_config import load_site
-from fedskew.flower.wire import Facts, Garbled
+from fedskew.flower.site_state import StateUnusable
+from fedskew.flower.wire import Facts, Garbled, one_line
 
 _PATIENCE = 600.0
 """Seconds that a ClientApp may take to send or to receive: one that hangs must not keep the next ones out for ever."""
@@ -89,19 +90,26 @@ class _Desk:
             return self._refusal(str(error), "its configuration or data cannot be read; the site's own log says why")
         except Exception as error:
             return self._failure(error)
+        if facts.get("kind") == "hello" and facts.get("refused"):
+            self._log(f"the server does not let this site in: {one_line(str(facts['refused']))}")
         try:
             return site.answer(facts, payload)
+        except StateUnusable as error:
+            return self._refusal(str(error), "its state cannot be read or written; the site's own log says why")
         except (UserError, Garbled) as error:
             return self._refusal(str(error), str(error))
         except Exception as error:
             return self._failure(error)
 
     def _refusal(self, problem: str, told: str) -> Answer:
-        """In the site's own log once: a server asks again and again."""
+        self._log(f"the server's question is refused: {problem}")
+        return {"refused": told}, b""
+
+    def _log(self, problem: str) -> None:
+        """Write a problem to the site's log once, since a server asks again and again."""
         if problem != self._problem:
             self._problem = problem
-            print(f"fedskew: the server's question is refused: {problem}", file=sys.stderr, flush=True)
-        return {"refused": told}, b""
+            print(f"fedskew: {problem}", file=sys.stderr, flush=True)
 
     def _failure(self, error: Exception) -> Answer:
         """Its text may have anything in it, also data: that stays here."""

@@ -235,6 +235,21 @@ def test_a_site_is_let_in_or_told_why_not(
     assert result.history[-1].clients == [0, 2]
 
 
+def test_a_site_that_the_server_refuses_learns_the_reason(data: Path, split: Federation, tmp_path: Path) -> None:
+    questions: list[Facts] = []
+
+    def misname(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if site == "site-1" and asked["kind"] == "hello":
+            questions.append(asked)
+            return facts | {"site": "site-0"}, answer
+        return facts, answer
+
+    here = case(tmp_path, split, data, settings("fedavg"), misname, minimum=2)
+    run_federation(here.grid, here.context)
+    assert "refused" not in questions[0]
+    assert questions[1]["refused"] == "its key belongs to 'site-1', but its site.yaml says 'site-0'"
+
+
 def test_tests_and_surveys_that_cannot_be_are_left_out(
     data: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -89,8 +89,9 @@ def _assert_as_simulated(real: Real, method: str, config: Config) -> None:
     assert rounds(folder)[-1]["clients"] == [0, 1, 2]
 
 
-def test_strangers_are_refused_in_words(tmp_path: Path) -> None:
-    real = Real(tmp_path)
+def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(tmp_path: Path) -> None:
+    """A site refuses a foreign certificate, the server a foreign key; a certificate that changes ends the site."""
+    real = Real(tmp_path, days=10)
     strangers = make_credentials(tmp_path / "strangers", NAMES)
     ours, theirs = real.local.keys.node("site-1"), strangers.node("site-1")
     mixed = tmp_path / "mixed"
@@ -100,20 +101,33 @@ def test_strangers_are_refused_in_words(tmp_path: Path) -> None:
     (mixed / "node.key").chmod(0o600)
     superlink = f"localhost:{real.local.port}"
 
-    def connect(keys: Path) -> subprocess.CompletedProcess[str]:
+    def connect(keys: Path) -> subprocess.Popen[str]:
         site = str(real.local.site_file("site-1"))
         command = [sys.executable, "-m", "fedskew", "federate", "site", site, "--superlink", superlink]
-        return subprocess.run(
-            [*command, "--keys", str(keys)], capture_output=True, text=True, check=False, timeout=PATIENCE
-        )
+        with (tmp_path / f"{keys.parent.name}-{keys.name}.log").open("w") as log:
+            return subprocess.Popen([*command, "--keys", str(keys)], stderr=log, text=True)
+
+    def refusal(keys: Path) -> str:
+        assert connect(keys).wait(PATIENCE) == 2
+        return (tmp_path / f"{keys.parent.name}-{keys.name}.log").read_text()
 
     with real.local as local:
         local.start_superlink()
-        wrong_authority, unknown_key = connect(theirs.folder), connect(mixed)
-    assert wrong_authority.returncode == 2
-    assert f"the certificate of {superlink} is refused" in wrong_authority.stderr
-    assert unknown_key.returncode == 2
-    assert f"error: the server refuses the key {mixed / 'node.key'}: it is not registered there" in unknown_key.stderr
+        assert f"the certificate of {superlink} is refused" in refusal(theirs.folder)
+        problem = f"error: the server refuses the key {mixed / 'node.key'}: it is not registered there"
+        assert problem in refusal(mixed)
+
+        local.register()
+        site, log = connect(ours.folder), tmp_path / "sites-site-1.log"
+        until(lambda: "SuperNode ID" in log.read_text(), "the site's connection", local)
+        assert f"warning: the certificate of {superlink} expires on" in log.read_text()
+        local.keys = strangers
+        local.start_superlink()
+        assert site.wait(PATIENCE) == 2
+    ending = log.read_text().splitlines()[-1]
+    assert ending.startswith("error: the SuperNode lost its server and gave up (")
+    assert "CERTIFICATE_VERIFY_FAILED" in ending
+    assert not any("\x1b" in line for line in log.read_text().splitlines())
 
 
 def test_faults(tmp_path: Path) -> None:

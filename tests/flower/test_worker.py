@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import small_data
+from in_process import case, small_data
 
-from fedskew.data import load
+from fedskew.data import Dirichlet, federation, load
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.contract import Contract
 from fedskew.flower.frames import receive_frame, send_frame
+from fedskew.flower.local_federation import write_site
 from fedskew.flower.planning import resolved
 from fedskew.flower.runtime import socket_path
+from fedskew.flower.server_app import run_federation
+from fedskew.flower.worker import _Desk
 
 PATIENCE = 120.0
 
@@ -123,6 +126,30 @@ def test_what_a_site_s_own_files_say_stays_in_its_own_log(running: Running, tmp_
     assert "KeyError: 'config'" in (tmp_path / "log").read_text()
 
 
+def test_a_state_folder_that_cannot_be_written_is_named_in_the_site_s_log_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = small_data(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+    values = {"method": "scaffold", "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    here = case(tmp_path, split, data, with_values(Config(), values), minimum=2)
+    folder = tmp_path / "site-1"
+    own = {"name": "site-1", "data": str(data), "split": str(tmp_path / "split.json"), "client": 1, "device": "cpu"}
+    write_site(folder / "site.yaml", own)
+    (folder / "state").write_text("a file where a folder should be")
+    here.grid._sites[1001] = ("site-1", _Desk(folder / "site.yaml"))  # type: ignore[assignment]
+    row = run_federation(here.grid, here.context).history[-1]
+    assert row.failed == {"site-1": "its state cannot be read or written; the site's own log says why"}
+    assert str(folder / "state") in capsys.readouterr().err
+
+
+def test_a_site_that_the_server_does_not_let_in_logs_the_reason(running: Running, tmp_path: Path) -> None:
+    assert running.asked(refused="its key belongs to 'b'\x1b[31m")["samples"] == 180
+    assert (
+        "fedskew: the server does not let this site in: its key belongs to 'b' [31m" in (tmp_path / "log").read_text()
+    )
+
+
 def test_it_leaves_the_socket_of_a_successor_alone(running: Running) -> None:
     """Two ClientApps at once may each start a worker; the later one has the place."""
     assert running.asked()["samples"] == 180
@@ -149,10 +176,10 @@ def test_it_ends_when_it_is_idle_for_as_long_as_its_site_says(running: Running) 
 def test_it_gives_way_when_the_app_brings_other_code(running: Running, tmp_path: Path) -> None:
     for version in ("one", "two"):
         (tmp_path / version).mkdir()
-        (tmp_path / version / "own_models.py").write_text(
+        (tmp_path / version / "federation_app.py").write_text(
             "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
         )
-    config = {**running.terms["config"], "model": "own_models:make"}
+    config = {**running.terms["config"], "model": "federation_app:make"}
     own = {"terms": {**running.terms, "config": config}}
     assert running.asked(**own, paths=[str(tmp_path / "one")])["samples"] == 180
     assert running.asked(**own, paths=[str(tmp_path / "one")])["samples"] == 180

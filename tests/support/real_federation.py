@@ -23,12 +23,12 @@ NAMES = ("site-1", "site-2", "site-3")
 class Real:
     """Three sites with the clients of a small split."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, days: int = 365) -> None:
         self.folder = folder
         self.data = small_data(folder)
         self.split: Federation = federation(str(self.data), Dirichlet(beta=0.5, clients=3), seed=0)
         self.split.save_split(folder / "split.json")
-        self.local = LocalFederation(folder, folder, make_credentials(folder / "keys", NAMES), NAMES)
+        self.local = LocalFederation(folder, folder, make_credentials(folder / "keys", NAMES, days=days), NAMES)
         for client, name in enumerate(NAMES):
             write_site(self.local.site_file(name), self._site(client, name))
 
