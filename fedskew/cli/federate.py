@@ -58,7 +58,7 @@ def add_to(app: typer.Typer) -> None:
     add_command(
         group, "site", _with_flower(_site),
         "fedskew federate site site.yaml --check my-federation",
-        "fedskew federate site site.yaml --superlink fl.example.org:8000 --keys keys/sites/north",
+        "fedskew federate site site.yaml --check my-federation --superlink fl.example.org:9092 --keys keys/sites/north",
         group="federate",
     )  # fmt: skip
     add_command(
@@ -203,6 +203,7 @@ def _site(
 
     The data, the keys and the server's certificate are checked before connecting.
     """
+    from fedskew.cli.terminal import notice
     from fedskew.flower.site_config import load_site
 
     config = load_site(file)
@@ -212,6 +213,8 @@ def _site(
         _check(check, config, held)
     if superlink is None:
         return
+    if check is None:
+        notice("the data are not checked against the federation yet: add --check APP, or the server's greeting does it")
     if keys is None:
         raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
     _connect(Path(file), superlink, Path(keys))
@@ -235,6 +238,8 @@ def _check(app: str, site: SiteConfig, held: Federation) -> None:
     if site.name not in settings.sites:
         raise UserError(f"the site is called {site.name!r}; expected one of {', '.join(settings.sites)}")
     contract.admit(held.dataset)
+    for line in contract.warnings(held.dataset):
+        notice(f"warning: {line}")
     for line in disclosures(settings, config):
         stdout().print(line, soft_wrap=True, markup=False)
     if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):

@@ -1,4 +1,4 @@
-"""The Flower app of a federation: a folder that `flwr run` accepts, and what its operators must know."""
+"""The Flower app of a federation: a folder that `flwr run` accepts, with instructions for its operators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import KEYS, Config
 from fedskew.experiment.storage.atomic import reporting_os_errors
 from fedskew.flower.contract import Contract
+from fedskew.flower.disclosure import disclosures
 from fedskew.flower.operators_guide import GUIDE, SITE
 from fedskew.flower.settings import FederationSettings
 
 PACKAGE = "federation_app"
 _ELSEWHERE = ("data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local")
-"""Keys of a simulated run that a federation has no use for, or that are written apart."""
+"""Keys of a simulated run that a federation does not use, or that are written separately."""
 
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
@@ -37,12 +38,17 @@ def _files(name: str, settings: FederationSettings, contract: Contract, config: 
     project = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "federation"
     return {
         "pyproject.toml": _pyproject(project, settings, contract, config),
-        "README.md": GUIDE.format(name=project, sites=", ".join(settings.sites), first=settings.sites[0]),
+        "README.md": _guide(project, settings, config),
         "site.example.yaml": SITE.format(first=settings.sites[0], shape=list(contract.shape), kind=contract.kind),
         f"{PACKAGE}/__init__.py": '"""Own methods and models may lie here, as federation_app.module:Class."""\n',
         f"{PACKAGE}/server_app.py": _APP.format(side="server"),
         f"{PACKAGE}/client_app.py": _APP.format(side="client"),
     }
+
+
+def _guide(project: str, settings: FederationSettings, config: Config) -> str:
+    leaves = "\n".join(f"- {line}" for line in disclosures(settings, config))
+    return GUIDE.format(name=project, sites=", ".join(settings.sites), first=settings.sites[0], disclosures=leaves)
 
 
 _APP = '''"""What Flower starts on the {side}."""
@@ -103,7 +109,7 @@ def _key(key: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Flower takes text, numbers and truth values: nothing is empty text, a list is text, too."""
+    """Flower accepts text, numbers and booleans: None becomes empty text, and a list becomes text too."""
     if value is None:
         return '""'
     if isinstance(value, bool | int | float):

@@ -17,6 +17,8 @@ from fedskew.data.dataset import Dataset, Kind, Samples
 from fedskew.errors import UserError
 
 _SHOWN = 8
+_FAR = 5.0
+"""Standard deviations between a site's mean of a column and the contract's from which a warning is given."""
 
 Array = npt.NDArray[np.generic]
 Scaling = tuple[tuple[float, float], ...]
@@ -114,6 +116,19 @@ class Contract:
             std=self.std if self.kind == "image" else dataset.std,
             scaling=self.scaling or dataset.scaling,
         )
+
+    def warnings(self, dataset: Dataset) -> list[str]:
+        """Columns of a table that lie so far from the contract's that they may be in other units."""
+        if not self.scaling or not dataset.scaling or len(dataset.scaling) != len(self.scaling):
+            return []
+        names = self.columns or tuple(f"number {place}" for place in range(1, len(self.scaling) + 1))
+        own = self._ordered(dataset).scaling
+        return [
+            f"column {name!r} has mean {mean:.4g}, but the federation's contract has {expected:.4g} ± {std:.4g}: "
+            "is it in other units?"
+            for name, (mean, _), (expected, std) in zip(names, own, self.scaling, strict=True)
+            if abs(mean - expected) > _FAR * std
+        ]
 
     def _ordered(self, dataset: Dataset) -> Dataset:
         """With the columns of a table in the contract's order."""

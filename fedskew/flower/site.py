@@ -52,8 +52,8 @@ _KNOWN = {
 class Site:
     """One site; data and model stay in memory from message to message."""
 
-    def __init__(self, config: SiteConfig) -> None:
-        self._config = config
+    def __init__(self, config: SiteConfig, log: Callable[[str], object] = str) -> None:
+        self.config, self._log = config, log
         self._federation = config.federation()
         self._places: dict[str, Workplace] = {}
 
@@ -77,18 +77,20 @@ class Site:
     def _place(self, terms: Facts) -> Workplace:
         key = json.dumps(terms, sort_keys=True)
         if key not in self._places:
-            self._places = {key: Workplace(self._config, self._federation, terms)}
+            self._places = {key: Workplace(self.config, self._federation, terms)}
+            for warning in Contract.from_json(terms["contract"]).warnings(self._federation.dataset):
+                self._log(f"warning: {warning}")
         return self._places[key]
 
     def _census(self, place: Workplace, facts: Facts, _: bytes) -> Answer:
         if facts.get("labels") is not None:
             require_declared("census of labels", place.method)
-        return {"site": self._config.name, "samples": int(place.held(facts.get("labels")).sizes[0])}, b""
+        return {"site": self.config.name, "samples": int(place.held(facts.get("labels")).sizes[0])}, b""
 
     def _train(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
         stage = place.stage(facts)
         tensors = place.on_device(from_bytes(payload))
-        states = SiteState(self._config.state_folder, facts["run"])
+        states = SiteState(self.config.state_folder, facts["run"])
         kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
         tests = facts.get("tests")
         tested = None if tests is None else self._tested_or_refused(place, tests, tensors)
@@ -117,7 +119,7 @@ class Site:
 
     def _tested(self, place: Workplace, question: Facts, tensors: Tensors) -> Facts:
         """Results of the received model on the site's test part, as detailed as the server and the site agreed."""
-        require_agreed_tests(question, place.method, self._config)
+        require_agreed_tests(question, place.method, self.config)
         test_set = place.runtime(question["frozen"], tensors).test_set
         confusion = test_set.confusion(model_of("sent", tensors), question["labels"])
         if question["detail"] == "total":

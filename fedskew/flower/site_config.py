@@ -1,10 +1,10 @@
-"""A site's own configuration: where its data are, and where it keeps what methods keep between rounds.
+"""A site's configuration: where its data are, what it agrees to report, and where it keeps state between rounds.
 
     name: hospital-a
     data: /data/scans.npz            # or {name: patients.csv, label: diagnosis}: as for `fedskew run`
-    state: state                     # beside this file unless it is absolute
+    state: state                     # beside this file unless the path is absolute
 
-It never leaves the site.
+The file never leaves the site.
 """
 
 from __future__ import annotations
@@ -37,20 +37,30 @@ class SiteConfig:
     state: str = "state"
     device: str = "auto"
     threads: int | None = None
-    """Of torch; none: its own choice."""
+    """Threads of torch; none: torch decides."""
     idle: int | None = None
-    """Seconds without work after which the worker ends, and its memory is free, until there is some; none: never."""
+    """Seconds without work after which the worker ends and frees its memory; none: never. New work starts it again."""
     metrics: str = "class"
     """The most that this site reports of its tests: none, total (the accuracy), or class (results by class)."""
     packages: tuple[str, ...] = ()
     """Python packages, beside fedskew and the app, whose methods and models the server may name."""
     split: str | None = None
-    """For trying out on one machine: a saved split of the data, of which this site is one client."""
+    """For trials on one machine: a saved split of the data; this site is client number `client` of it."""
     client: int = 0
 
     @property
     def state_folder(self) -> Path:
         return self.folder / self.state
+
+    def data_version(self) -> tuple[int, ...]:
+        """Changes when the data on disk change: times and sizes of a file, or of a folder and what lies in it."""
+        path = self.folder / Path(self.data).expanduser()
+        try:
+            entries = [path, *(sorted(path.iterdir()) if path.is_dir() else ())]
+            found = [entry.stat() for entry in entries]
+        except OSError:
+            return ()
+        return tuple(number for entry in found for number in (entry.st_mtime_ns, entry.st_size))
 
     def federation(self) -> Federation:
         """The site's data as a federation of one client."""

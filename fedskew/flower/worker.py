@@ -63,11 +63,12 @@ def serve(path: Path, listener: socket.socket) -> None:
 
 
 class _Desk:
-    """Answers whatever happens; the site is made anew when its configuration was edited."""
+    """Answers whatever happens; it reads the site again when the configuration or the data changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read_at = 0
+        self._read_at: tuple[int, tuple[int, ...]] = -1, ()
+        """Versions of the configuration and of the data that the site was made from."""
         self._site: Site | None = None
         self._apps: list[str] = []
         self._problem = ""
@@ -118,12 +119,14 @@ class _Desk:
 
     def _current(self) -> Site:
         changed = self._path.stat().st_mtime_ns if self._path.exists() else -1
-        if self._site is None or changed != self._read_at:
+        if self._site is None or (changed, self._site.config.data_version()) != self._read_at:
             self._site = None
             config = load_site(self._path)
             _use_threads(config.threads)
             self.idle = config.idle
-            self._site, self._read_at = Site(config), changed
+            version = config.data_version()
+            self._site = Site(config, self._log)
+            self._read_at = changed, version
         return self._site
 
 

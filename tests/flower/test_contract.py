@@ -132,3 +132,12 @@ def test_a_contract_that_cannot_be_is_refused(changed: dict[str, object], line: 
 def test_one_without_classes_is_refused() -> None:
     with pytest.raises(UserError, match="the contract has no 'classes'"):
         Contract.from_json({"kind": "image", "shape": [1, 2, 2]})
+
+
+def test_a_column_in_other_units_is_warned_of() -> None:
+    contract = Contract("table", ("cat", "dog"), (2,), mean=(5.0, 90.0), std=(4.0, 20.0), columns=("age", "weight"))
+    near, far = ((7.0, 2.0), (100.0, 30.0)), ((90_000.0, 30.0), (7.0, 2.0))
+    rows = [[9.0, 130.0], [5.0, 70.0]]
+    assert contract.warnings(replace(table(rows, near), columns=("age", "weight"))) == []
+    (warning,) = contract.warnings(replace(table(rows, far), columns=("weight", "age")))
+    assert "column 'weight' has mean 9e+04, but the federation's contract has 90 ± 20" in warning

@@ -21,6 +21,7 @@ pytest.importorskip("flwr")
 import typer
 from doc_blocks import Block, blocks
 
+from fedskew.cli import main
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import load_site
 
@@ -102,3 +103,11 @@ def test_the_proxy_s_calls_are_as_many_as_the_text_says() -> None:
     (listed,) = re.findall(r"\^/v1/fleet/\(([a-z|-]+)\)", (DOCS / "nginx.conf").read_text(encoding="utf-8"))
     assert len(listed.split("|")) == 10
     assert "the ten calls" in TEXT
+
+
+def test_the_app_s_own_instructions_start_the_same_superlink_behind_the_same_proxy(tmp_path: Path) -> None:
+    assert main(["federate", "init", str(tmp_path / "app"), "--sites", "a,b", "--data", "digits"]) == 0
+    text = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.replace("\\\n", " ").splitlines() if "flower-superlink" in line]
+    assert [shlex.split(line)[1:]] == commands("flower-superlink")
+    assert "--superlink SERVER:9092" in text

@@ -209,7 +209,7 @@ def test_code_that_a_site_does_not_know_is_not_imported(
 def test_a_site_that_declines_to_report_its_tests_still_trains(data: Path, split: Federation, tmp_path: Path) -> None:
     here = case(tmp_path, split, data, _fedavg(rounds=2), site_metrics="total")
     site, _ = _first_site(here, split)
-    site._config = replace(site._config, metrics="none")
+    site.config = replace(site.config, metrics="none")
     assert len(run_federation(here.grid, here.context).history) == 3
     with_tests = [m for m in here.grid.sent if m.kind == "train" and "tests" in m.facts]
     assert [list(m.facts["tests"]) for m in with_tests] == [["refused"], ["right", "tested"], ["right", "tested"]]

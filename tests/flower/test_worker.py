@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from in_process import case, small_data
 
@@ -124,6 +125,14 @@ def test_what_a_site_s_own_files_say_stays_in_its_own_log(running: Running, tmp_
     told = running.asked(terms={"contract": running.terms["contract"]})
     assert told == {"failed": "KeyError; the site's own log says more"}
     assert "KeyError: 'config'" in (tmp_path / "log").read_text()
+
+
+def test_corrected_data_are_read_again(running: Running, tmp_path: Path) -> None:
+    data = dict(np.load(tmp_path / "digits.npz"))
+    np.savez(tmp_path / "digits.npz", **{**data, "classes": np.array([f"wrong {c}" for c in data["classes"]])})
+    assert "are not among" in running.asked()["refused"]
+    np.savez(tmp_path / "digits.npz", **data)
+    assert running.asked()["samples"] == 180
 
 
 def test_a_state_folder_that_cannot_be_written_is_named_in_the_site_s_log_only(
