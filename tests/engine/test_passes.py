@@ -131,7 +131,7 @@ def test_every_engine_sees_the_same() -> None:
     assert not plain[0]["closed gradient/head.weight"][1].any()
     assert_same(uplinks(fresh(engine="stacked")), plain)
     few = fresh(engine="stacked")
-    few.engine = StackedEngine(few.network, few._workshop.train, 2, most_slots=2)
+    use_engine(few, StackedEngine(few.network, few._runtimes.train, 2, most_slots=2))
     assert_same(uplinks(few), plain)
     for kind in (PlainEngine, StackedEngine):
         this = fresh()

@@ -159,6 +159,9 @@ class ListRecorder(Recorder):
         super().add(row, state, snapshot)
         self.states.append(state)
 
+    def notify(self, lines: list[str]) -> None:
+        """Leave the engine's notices to the tests."""
+
 
 def finished(server: Server, state: RunState | None = None) -> tuple[RunState, list[RoundRow]]:
     """All rounds from `state` on, by the loop of a run; the rows without their times."""

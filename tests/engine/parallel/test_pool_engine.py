@@ -198,7 +198,7 @@ import os, signal, sys, time
 from dataclasses import dataclass
 sys.path.insert(0, {support!r})
 from parallel_engines import pooled
-from toy_runs import image_federation, linear, server
+from toy_runs import advance, image_federation, linear, server
 import fedskew as fs
 
 @dataclass(frozen=True)
