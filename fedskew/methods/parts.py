@@ -148,14 +148,15 @@ class Trained:
     closing: Tensors = field(default_factory=dict)
     """The sums of `Part.closing` over the client's batches."""
     optimizer: str = "sgd"
+    """The local optimiser."""
 
     def effective_steps(self) -> Tensor:
         """‖A‖₁: the number of steps without momentum that would move as far along a constant gradient.
 
-        Only SGD, with or without Nesterov's momentum, has such a number: Adam's steps do not grow with the gradient.
+        Only SGD has such a number, with or without Nesterov's momentum. Adam's steps do not grow with the gradient.
         """
         if self.optimizer not in SGD_OPTIMIZERS:
-            raise UserError(f"effective_steps() is not defined for optimizer {self.optimizer!r}; expected needs_sgd")
+            raise UserError(f"effective_steps() needs SGD, not {self.optimizer!r}; declare `needs_sgd = True`")
         rho = self.momentum
         first = rho**2 if self.optimizer == "nesterov" else rho
         return (self.steps - first * (1 - rho**self.steps) / (1 - rho)) / (1 - rho)
