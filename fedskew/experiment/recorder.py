@@ -59,7 +59,7 @@ class Recorder:
         self.notify(self._server.notices)
         left = self._server.rounds_left(state)
         for callback in self._callbacks:
-            if callback.on_round(row, left):
+            if callback.on_round(row, left) and left:
                 self.stopped = True
 
     def notify(self, lines: list[str]) -> None:

@@ -34,6 +34,7 @@ def load_run(folder: str | Path, model: nn.Module | None = None) -> Result:
         folder=files.path,
         about=about,
         finished=files.finished,
+        stopped_early=bool(summary.get("stopped_early")),
         warnings=tuple(files.warnings),
     )
 

@@ -1,11 +1,14 @@
-"""Early stopping as a callback."""
+"""Callbacks that stop a run: early stopping, and what becomes of a stopped run."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedskew as fs
 from fedskew.experiment.round.row import RoundRow
@@ -70,3 +73,75 @@ def test_a_resumed_run_stops_where_the_whole_run_does() -> None:
 def test_mistakes_get_one_line(arguments: dict[str, Any], line: str) -> None:
     with pytest.raises(fs.UserError, match=line.replace("?", r"\?")):
         fs.EarlyStopping(**arguments)
+
+
+# Runs that are stopped
+
+
+class StopAfter(fs.Callback):
+    """Stops a run after a round, and keeps what it was told."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.rounds: list[int] = []
+
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> bool:
+        self.rounds.append(row.round)
+        return row.round == self.last
+
+
+SHORT: dict[str, Any] = {"rounds": 5, "local_epochs": 1, "clients_per_round": 2}
+
+
+@pytest.fixture(scope="module")
+def federation() -> fs.Federation:
+    return fs.federation("digits", fs.Dirichlet(clients=4, beta=0.5), seed=0)
+
+
+def test_a_stopped_run_is_finished(tmp_path: Path, federation: fs.Federation) -> None:
+    stop = StopAfter(2)
+    result = fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[stop], **SHORT)
+    whole = fs.run(federation, "fedavg", **SHORT)
+    assert stop.rounds == [1, 2]
+    assert (result.rounds, result.stopped_early, whole.stopped_early) == (2, True, False)
+    assert result.accuracy == whole.history[2].accuracy
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"], summary["stopped_early"]) == ("finished", 2, True)
+    assert "stopped_early" not in whole.summary()
+
+    again = fs.run(federation, "fedavg", out=tmp_path / "run", **SHORT)
+    loaded = fs.load_run(tmp_path / "run")
+    for other in (again, loaded):
+        assert (other.accuracy, other.rounds, other.stopped_early) == (result.accuracy, 2, True)
+        for name, tensor in result.model.state_dict().items():
+            torch.testing.assert_close(other.model.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+def test_early_stopping_ends_a_run_without_gains(federation: fs.Federation) -> None:
+    result = fs.run(federation, "fedavg", callbacks=[fs.EarlyStopping(patience=2, min_delta=1.0)], **SHORT)
+    assert (result.rounds, result.stopped_early) == (3, True), "the first evaluation is the best; two more do not gain"
+
+
+def test_a_killed_run_stops_where_the_uninterrupted_run_does(tmp_path: Path, federation: fs.Federation) -> None:
+    class Kill(fs.Callback):
+        def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
+            if row.round == 2:
+                raise KeyboardInterrupt
+
+    def stopping() -> fs.EarlyStopping:
+        return fs.EarlyStopping(patience=2, min_delta=1.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[stopping(), Kill()], **SHORT)
+    result = fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[stopping()], **SHORT)
+    assert (result.rounds, result.stopped_early) == (3, True)
+
+
+def test_one_callback_may_watch_several_runs(federation: fs.Federation) -> None:
+    stopping = fs.EarlyStopping(patience=2, min_delta=1.0)
+    rounds = [fs.run(federation, "fedavg", callbacks=[stopping], **SHORT).rounds for _ in range(2)]
+    assert rounds == [3, 3]
+
+
+def test_a_run_that_reached_its_last_round_was_not_stopped_early(federation: fs.Federation) -> None:
+    assert not fs.run(federation, "fedavg", callbacks=[StopAfter(5)], **SHORT).stopped_early
