@@ -51,7 +51,14 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+SLOW = {"report.md", "runs.md", "sweeps.md"}
+"""Documents with many runs. `make test` checks their links and tables only."""
+
+
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(path, id=path.name, marks=pytest.mark.slow if path.name in SLOW else ()) for path in DOCUMENTS],
+)
 def test_a_document_does_what_it_says(
     document: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

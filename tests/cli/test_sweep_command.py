@@ -75,6 +75,7 @@ def test_time_may_be_up(cli, grid: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES["sweep"])
+@pytest.mark.slow
 def test_the_examples_of_the_help_work(cli, grid: Path, example: str) -> None:
     assert example in cli("sweep", "--help").out
     assert cli(*shlex.split(example)[1:]).status == 0

@@ -130,6 +130,7 @@ def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(tmp_path: Pa
     assert not any("\x1b" in line for line in log.read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_faults(tmp_path: Path) -> None:
     """One site after the other is killed, and then the server; the run goes on, and the model stays finite."""
     real = Real(tmp_path)

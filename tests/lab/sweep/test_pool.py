@@ -49,6 +49,7 @@ def test_jobs_of_two_processes_end_like_those_of_one(tiny_job, tmp_path: Path) -
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"worker-0.log", "worker-1.log"}
 
 
+@pytest.mark.slow
 def test_two_processes_may_begin_with_the_same_trained_model(tiny_job, tmp_path: Path) -> None:
     start = tiny_job(rounds=2).config
     jobs = [replace(tiny_job(method, method=method, rounds=1), start=start) for method in ("fedavg", "fedprox")]
