@@ -88,7 +88,7 @@ def _reproduce(
     from fedskew.cli.campaigns import conclude, job_values, positive, run_campaign, whole
     from fedskew.experiment.storage.about import command
     from fedskew.lab.papers.cells import Choice
-    from fedskew.lab.papers.selection import Selection, jobs_of
+    from fedskew.lab.papers.selection import Selection, plan_jobs
     from fedskew.lab.sweep.campaign import Campaign
     from fedskew.lab.sweep.records import RecordsFile, read_folder
 
@@ -100,7 +100,7 @@ def _reproduce(
         return
     if not selections[0].tables:
         raise UserError("no table; expected one such as fedlmd/table3: fedskew reproduce --list shows them all")
-    jobs = jobs_of(selections)
+    jobs = plan_jobs(selections)
     _note_missing_methods(selections)
     campaign = Campaign(
         lambda job: RecordsFile(Path(results) / f"{job.label.partition('/')[0]}.jsonl"),

@@ -1,4 +1,4 @@
-"""The cells of a table: what the paper printed, and the runs whose numbers stand against it."""
+"""The cells of a table: the printed number, and the runs to compare with it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedskew.lab.sweep.job import Job
 from fedskew.methods import make_method
 
 TRAINED = "global model"
-"""The row of a table that is no method but the model before a client's update."""
+"""The row of a table for the model before a client's update."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of one table."""
+    """One number in one table."""
 
     paper: str
     table: str
@@ -29,13 +29,13 @@ class Cell:
     split: str
     condition: str
     method: str
-    """As the paper calls it."""
+    """The paper's name of it."""
     metric: str
     printed: Number | None = None
 
     @property
     def column(self) -> tuple[str, str, str, str]:
-        """Cells of one column compare methods."""
+        """Cells in one column compare methods."""
         return self.dataset, self.split, self.condition, self.metric
 
     @property
@@ -44,27 +44,26 @@ class Cell:
 
     @property
     def budget(self) -> int | None:
-        """The rounds after which the number is read, where the table says so."""
+        """The round at which the number is read, if the table states one."""
         rounds = conditions(self.condition).get("rounds")
         return None if rounds is None else int(rounds)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cells, and how to run them."""
+    """Which cells to run, and how. An empty collection means all."""
 
     datasets: Collection[str] = ()
     splits: Collection[str] = ()
     conditions: Collection[str] = ()
     methods: Collection[str] = ()
-    """Empty: all."""
     variant: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Under dotted keys, over the protocol."""
+    """Values by dotted key that override the protocol."""
 
 
 def table_cells(paper: str, table: str) -> list[Cell]:
-    """All cells of a table that a run could fill."""
+    """All cells of a table that a run can fill."""
     rules = protocol(paper)
     if table not in rules.tables:
         raise unknown(f"table of {paper}", table, rules.tables)
@@ -91,32 +90,32 @@ def table_cells(paper: str, table: str) -> list[Cell]:
 
 
 def _in_order_of_columns(cells: Sequence[Cell]) -> Any:
-    """Column by column, so that a rerun that is stopped has whole columns."""
+    """Sort by column, so that a stopped rerun has complete columns."""
     order = {place: i for i, place in enumerate(dict.fromkeys(cell.place for cell in cells))}
     return lambda cell: order[cell.place]
 
 
 def chosen(cells: Sequence[Cell], choice: Choice) -> list[Cell]:
-    """Those that the user wants; a wish that no cell has is refused."""
-    wishes = (
+    """The cells that the user selected; refuse a value that no cell has."""
+    filters = (
         ("dataset", choice.datasets, lambda c: {c.dataset}),
         ("split", choice.splits, lambda c: {c.split}),
         ("condition", choice.conditions, lambda c: {c.condition}),
         ("method", choice.methods, method_names),
     )
-    for kind, wanted, names in wishes:
-        there = {name for cell in cells for name in names(cell)}
+    for kind, wanted, names in filters:
+        known = {name for cell in cells for name in names(cell)}
         for name in wanted:
-            if name not in there:
-                raise unknown(f"{kind} of this table", name, there)
+            if name not in known:
+                raise unknown(f"{kind} of this table", name, known)
         cells = [cell for cell in cells if not wanted or names(cell) & set(wanted)]
     if not cells:
-        raise UserError("no cell of the table has all of that; fedskew reproduce --list shows what there is")
+        raise UserError("no cell matches all of these; fedskew reproduce --list shows the cells")
     return list(cells)
 
 
 def method_names(cell: Cell) -> set[str]:
-    """How a user may call the method: as the paper does, or, where that is one method only, as fedskew does."""
+    """Names for the method: the paper's and, if it is unambiguous, fedskew's."""
     known = protocol(cell.paper).methods
     own = known[cell.method]["method"]
     alone = next(name for name, entry in known.items() if entry["method"] == own) == cell.method
@@ -124,7 +123,7 @@ def method_names(cell: Cell) -> set[str]:
 
 
 def missing_method(cell: Cell) -> str | None:
-    """Why the cell cannot be run by this version, if so."""
+    """Why this version cannot run the cell; None if it can."""
     entry = protocol(cell.paper).methods[cell.method]
     try:
         make_method(entry["method"])
@@ -134,7 +133,7 @@ def missing_method(cell: Cell) -> str | None:
 
 
 def job(cell: Cell, seed: int, choice: Choice) -> Job:
-    """The run that fills a cell, for one seed."""
+    """The run for a cell and a seed."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.place, cell.method, choice.variant) | {"seed": seed, **choice.values}
     config = _config(json.dumps(values))
@@ -147,7 +146,7 @@ def job(cell: Cell, seed: int, choice: Choice) -> Job:
 
 
 def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: Choice, trained_by: str) -> Job:
-    """One round from a model that another method trained, each client's model tested before and after."""
+    """One round from a model that another method trained, with each client evaluated before and after."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.place, trained_by, choice.variant) | {"seed": seed, **choice.values}
     start = _config(json.dumps(values))
@@ -156,14 +155,14 @@ def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: Choic
 
 @lru_cache(maxsize=100_000)
 def _config(values: str) -> Config:
-    """From values in JSON; ten checkpoints in a run, unless the user says otherwise. Tables share many runs."""
+    """Make a configuration from JSON, with ten checkpoints by default; cached, since tables share many runs."""
     dotted = json.loads(values)
     rounds = int(dotted.get("rounds", Config.rounds))
     return with_values(Config(), {"checkpoint_every": max(1, rounds // 10), **dotted})
 
 
 def wanted_rounds(cell: Cell, rules: Protocol) -> int:
-    """Of the global model, as the paper has it."""
+    """Rounds of the global model in the paper."""
     if cell.budget is not None:
         return cell.budget
     return int(rules.values(cell.table, *cell.place, cell.method)["rounds"])

@@ -40,28 +40,28 @@ _SHAPES = {
 }
 _VOCABULARY = 98_635
 _TIMED = 0.1
-"""Seconds of timing for each kind of model."""
+"""Seconds of timing per model."""
 _STEPS = 3
-"""At least so many are timed: the first of a model takes many times as long as the others."""
+"""Minimum number of timed steps; the first takes many times longer than the others."""
 _BATCH = 16
-"""Samples of a timed step on a CPU: a sample takes about as long in a larger one."""
+"""Batch size of a timed step on a CPU; larger batches take about as long per sample."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a run computes."""
+    """The amount of computation of a run."""
 
     visits: float
-    """Samples trained on, over all rounds, epochs and clients; passes beyond FedAvg's are counted in."""
+    """Samples trained on, over all rounds, epochs and clients, including passes beyond FedAvg's."""
     steps: float
-    """Local steps, one after another."""
+    """Local steps in sequence."""
 
 
 def trained(jobs: Iterable[Job]) -> list[Config]:
-    """The runs of some jobs; a model that several of them begin with is trained once."""
-    wanted = list(jobs)
-    starts = {identity(job.start): job.start for job in wanted if job.start is not None}
-    return [*(job.config for job in wanted), *starts.values()]
+    """The runs behind some jobs; a start model that several jobs share is trained once."""
+    listed = list(jobs)
+    starts = {identity(job.start): job.start for job in listed if job.start is not None}
+    return [*(job.config for job in listed), *starts.values()]
 
 
 def work(config: Config) -> Work:
@@ -77,7 +77,7 @@ def work(config: Config) -> Work:
 
 
 def seconds(config: Config, device: str) -> float:
-    """On the machine at hand."""
+    """Estimated seconds on this machine."""
     clients = config.partition.clients or 10
     participants = min(config.clients_per_round or clients, clients)
     return work(config).visits / _rate(config.data, config.model, config.batch_size, participants, device)
@@ -85,7 +85,7 @@ def seconds(config: Config, device: str) -> float:
 
 @cache
 def _rate(data: str, model: str, batch_size: int, participants: int, device: str) -> float:
-    """Samples a second."""
+    """Samples per second."""
     place = choose_device(device)
     shape = _SHAPES[data]
     text = DATASETS[data].kind == "text"
@@ -131,7 +131,7 @@ class Line:
 
 
 def listed_tables(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
-    """A line for each table with what is wanted of it, and what else a paper's protocol says."""
+    """One line per table, after the citation, variants and known flaws of its paper."""
     lines, before = [], ""
     for (paper, table), found in _grouped(cells, lambda cell: (cell.paper, cell.table)).items():
         rules = protocol(paper)
@@ -144,19 +144,19 @@ def listed_tables(cells: Sequence[Cell], choice: Choice, device: str) -> list[Li
 
 
 def _about(rules: Protocol) -> list[Line]:
-    said = [(rules.name, rules.citation)]
-    said += [(f"  --variant {name}", " ".join(variant["why"].split())) for name, variant in rules.variants.items()]
-    said += [("  known flaw", flaw) for flaw in rules.misprints]
-    return [Line(what, about, 0, 0.0, 0.0) for what, about in said]
+    lines = [(rules.name, rules.citation)]
+    lines += [(f"  --variant {name}", " ".join(variant["why"].split())) for name, variant in rules.variants.items()]
+    lines += [("  known flaw", flaw) for flaw in rules.misprints]
+    return [Line(what, about, 0, 0.0, 0.0) for what, about in lines]
 
 
 def listed_plan(plan: Sequence[Selection], device: str) -> list[Line]:
-    """A line for each of a plan's entries, all their seeds counted."""
+    """One line per entry of a plan, for all its seeds."""
     return [_line(str(entry), f"{len(entry.cells())} cells", entry.jobs(), device) for entry in plan]
 
 
 def listed_cells(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
-    """A line for each run, with the cells that it fills."""
+    """One line per run, with the cells that it fills."""
     lines = []
     for (place, method), found in _grouped(cells, lambda c: (" ".join(filter(None, c.place)), c.method)).items():
         printed = [f"{c.metric} {c.printed.mean:g}" for c in found if c.printed and c.printed.mean is not None]

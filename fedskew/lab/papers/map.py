@@ -17,21 +17,21 @@ from fedskew.lab.sweep.records import Records, read_folder
 
 PAPER, TABLE = "fedskew", "map"
 CLOSE = 1.0
-"""Points of accuracy within which two methods count as equally good."""
+"""Methods within so many points of accuracy count as equally good."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """One federation: a dataset, a skew, a share of clients that take part in a round."""
+    """One federation: a dataset, a skew and the share of clients per round."""
 
     dataset: str
     beta: float
     share: float
     accuracy: dict[str, float]
-    """By method, in percent."""
+    """Percent by method."""
 
     def gain(self, method: str) -> float | None:
-        """Points over FedAvg."""
+        """Percentage points over FedAvg."""
         if method not in self.accuracy or BASELINE not in self.accuracy:
             return None
         return self.accuracy[method] - self.accuracy[BASELINE]
@@ -42,7 +42,7 @@ class Spot:
 
     @property
     def best(self) -> list[str]:
-        """The best method, and those that come close."""
+        """The best method and those close to it."""
         top = self.accuracy[self.ranking[0]]
         return [method for method in self.ranking if top - self.accuracy[method] <= CLOSE]
 
@@ -82,8 +82,8 @@ def _accuracy(by_seed: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def guide(found: Sequence[Spot]) -> str:
-    """Which method for my federation: a table, straight from the numbers."""
-    lines = ["| dataset | Dirichlet β | clients a round | FedAvg | best, and within a point of it | gain |",
+    """A Markdown table of the best methods per federation."""
+    lines = ["| dataset | Dirichlet β | clients per round | FedAvg | best, and methods within a point | gain |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for spot in found:
         baseline = spot.accuracy.get(BASELINE)
@@ -97,11 +97,11 @@ def guide(found: Sequence[Spot]) -> str:
 
 _ACROSS = 5
 _DARK = 0.6
-"""The part of the colour scale beyond which black text is hard to read."""
+"""Beyond this part of the colour scale, black text is hard to read."""
 
 
 def draw_maps(folder: str | Path) -> list[Path]:
-    """A picture for each dataset that the records have; none without any."""
+    """Draw one map per dataset in the records."""
     records = read_folder(folder)
     found = spots(records, seeds_of(records))
     pictures = []
@@ -117,7 +117,7 @@ def _draw(found: Sequence[Spot], path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UserError("a picture needs matplotlib: pip install 'fedskew[report]'") from error
+        raise UserError("maps need matplotlib: pip install 'fedskew[report]'") from error
     methods = [m for m in dict.fromkeys(m for spot in found for m in spot.accuracy) if m != BASELINE]
     betas = sorted({spot.beta for spot in found})
     shares = sorted({spot.share for spot in found})
@@ -132,7 +132,7 @@ def _draw(found: Sequence[Spot], path: Path) -> None:
     for axis in axes.flat[len(methods) :]:
         axis.set_axis_off()
     figure.colorbar(picture, ax=axes, label=f"points over {BASELINE}", shrink=0.8)
-    figure.supxlabel("clients that take part in a round", fontsize=9)
+    figure.supxlabel("clients per round", fontsize=9)
     figure.suptitle(f"{found[0].dataset}: gain over {BASELINE}, by skew and participation")
     figure.savefig(path, dpi=110)
 

@@ -1,4 +1,4 @@
-"""What the papers' tables report, read off the records of runs, in the unit in which it is printed."""
+"""The metrics of the papers' tables, computed from records of runs, in the printed unit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from fedskew.metrics.summary import best, first_round_reaching, mean_of_last, sp
 _LAST = 50
 """Rounds over which FedGR averages."""
 NEVER = math.inf
-"""Instead of a number: the run did not get there."""
+"""Instead of a number: the run never reached the target."""
 _LATE = 10
-"""Rounds over which our own comparison does."""
+"""Rounds over which our own comparison averages."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a number is read off."""
+    """The records from which a number is computed."""
 
     record: Record
     rounds: int
-    """The budget: what came after does not count."""
+    """The budget; later rounds do not count."""
     baseline: Record | None = None
     """FedAvg's run on the same federation, for numbers that compare with it."""
     client: int = 0
-    """Whose update is looked at."""
+    """The client whose update is shown."""
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -38,7 +38,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run."""
+    """A metric of a run."""
 
     read: Callable[[Reading], float | None]
     percent: bool = True
@@ -74,9 +74,9 @@ def _end_of_baseline(reading: Reading) -> tuple[int, float]:
 
 
 def _rounds_to_baseline(reading: Reading) -> float | None:
-    """The first round with the accuracy that FedAvg has at the end, if it comes before FedAvg's end.
+    """The first round that reaches FedAvg's final accuracy, if it comes before FedAvg's end.
 
-    None for a run that ended before FedAvg's and had not got there: it might have.
+    None if the run ended before FedAvg's without reaching it: it still might have.
     """
     end, target = _end_of_baseline(reading)
     reached = first_round_reaching(until(reading.curve, end), target)
@@ -101,7 +101,7 @@ def _stage(reading: Reading, start: str) -> list[dict[str, Any]]:
 
 
 def _compute_per_round(start: str) -> Measure:
-    """Of a round of the stage, or of one of each of several stages of that name, in plain local rounds."""
+    """Computation per round of a stage, summed over stages of that name, in FedAvg rounds."""
 
     def read(reading: Reading) -> float | None:
         stages = _stage(reading, start)
@@ -111,7 +111,7 @@ def _compute_per_round(start: str) -> Measure:
 
 
 def _activation(reading: Reading) -> float | None:
-    """Of the distillation's sample visits, the part in which an expert taught."""
+    """The share of the distillation's sample visits in which an expert taught."""
     stages = _stage(reading, "distil")
     return sum(stage.get("distilled", 0.0) for stage in stages) / sum(s["visits"] for s in stages) if stages else None
 
@@ -129,11 +129,11 @@ def _compute_to_worst(target: float) -> Callable[[Reading], float | None]:
 
 
 def _local(read: Callable[[Reading, dict[str, Any]], float | None], **how: bool) -> Measure:
-    def of(reading: Reading) -> float | None:
+    def compute(reading: Reading) -> float | None:
         local = reading.record.content["local"]
         return None if local is None else read(reading, local)
 
-    return Measure(of, **how)
+    return Measure(compute, **how)
 
 
 def _after(reading: Reading, local: dict[str, Any]) -> list[float]:
@@ -145,7 +145,7 @@ def _mean_after(_: Reading, local: dict[str, Any]) -> float:
 
 
 _DOMAINS = {"mnist": "mnist", "usps": "usps", "svhn": "svhn", "syn": "syn-digits"}
-"""The papers' names of Digits' domains, and ours."""
+"""The papers' names of the domains of Digits, and ours."""
 
 
 def _best_on(domain: str) -> Callable[[Reading], float | None]:
@@ -157,7 +157,7 @@ def _best_on(domain: str) -> Callable[[Reading], float | None]:
 
 
 def _best_mean_of_domains(reading: Reading) -> float | None:
-    """Of the round in which the mean over the domains is highest."""
+    """The highest mean over the domains of any round."""
     curves = [reading.record.domain_curve(domain) for domain in _DOMAINS.values()]
     known = [until(curve, reading.rounds) for curve in curves if curve is not None]
     return max(_mean([a for _, a in points]) for points in zip(*known, strict=True)) if known else None

@@ -18,7 +18,7 @@ FOLDER = files("fedskew.lab.papers") / "published"
 
 @dataclass(frozen=True)
 class Number:
-    """A printed number, in the unit it is printed in; `mean` is None where the paper has no legible number."""
+    """A printed number, in its printed unit; `mean` is None if the paper has no legible number."""
 
     table: str
     dataset: str
@@ -32,14 +32,14 @@ class Number:
 
     @property
     def hyperparameter(self) -> str | None:
-        """Its name, if this is no result but a setting."""
+        """Its name, if this is a setting and not a result."""
         kind, _, name = self.metric.partition(":")
         return name if kind == "hyperparameter" else None
 
 
 @cache
 def numbers(paper: str) -> tuple[Number, ...]:
-    """Everything of one paper, in the order of its tables; nothing for a comparison of our own."""
+    """All numbers of a paper, in the order of its tables; empty for our own comparisons."""
     path = FOLDER / f"{paper}.csv"
     if not path.is_file():
         return ()
@@ -54,7 +54,7 @@ def _number(row: dict[str, Any]) -> Number:
 PROTOCOLS = files("fedskew.lab.papers") / "protocols"
 
 Values = dict[str, Any]
-"""Values under dotted keys of a configuration."""
+"""Configuration values by dotted key."""
 
 _STRENGTHS = {
     "dirichlet": "beta",
@@ -69,19 +69,19 @@ _STRENGTHS = {
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a protocol says of one of its tables or figures."""
+    """A table or figure of a paper."""
 
     name: str
     title: str
     settings: Mapping[str, Any]
     also: tuple[str, ...]
-    """Methods that the paper does not have there."""
+    """Methods that the paper does not have in this table."""
     rounds: int | None
-    """Where budgets of rounds are compared, the largest one: all are read off one run."""
+    """If the table compares budgets of rounds: the largest, since one run serves all of them."""
     partition: str | None
-    """A file of counts that replaces the split."""
+    """A file of label counts that replaces the split."""
     update: Mapping[str, Any] | None
-    """Where one update of a trained model is looked at: by which method it was trained, and which client's update."""
+    """If the table shows one update of a trained model: the method that trained it, and the client."""
     cells: tuple[Mapping[str, Any], ...]
     """For tables without published numbers."""
     methods: tuple[str, ...]
@@ -95,12 +95,12 @@ class Protocol:
     name: str
     citation: str
     extends: str | None
-    """The protocol that this one adds to."""
+    """The protocol that this one extends."""
     reports: str
     settings: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
     splits: Mapping[str, Mapping[str, Any]]
-    """By `dataset/split` patterns, what else the paper's split of it has."""
+    """Further settings of the paper's splits, by `dataset/split` pattern."""
     methods: Mapping[str, Mapping[str, Any]]
     conditions: Mapping[str, Any]
     variants: Mapping[str, Mapping[str, Any]]
@@ -110,7 +110,7 @@ class Protocol:
     def values(
         self, table: str, dataset: str, split: str, condition: str, method: str, variant: str | None = None
     ) -> Values:
-        """The configuration of one cell, under dotted keys; what comes later overrides what came before."""
+        """The configuration of one cell by dotted key; later entries override earlier ones."""
         spec = self.tables[table]
         change = {} if variant is None else self.variant(variant)
         values: Values = {
@@ -121,10 +121,10 @@ class Protocol:
             **_matching(self.splits, f"{dataset}/{split}"),
             **change.get("settings", {}),
             **change.get("datasets", {}).get(dataset, {}),
-            **self._of_method(method, f"{dataset}/{split}"),
+            **self._method_values(method, f"{dataset}/{split}"),
             **change.get("methods", {}).get(method, {}),
             **spec.settings,
-            **self._of_condition(condition, change),
+            **self._condition_values(condition, change),
         }
         if spec.partition is not None:
             values = {key: value for key, value in values.items() if not key.startswith("partition")}
@@ -138,12 +138,12 @@ class Protocol:
             raise unknown(f"variant of {self.name}", name, self.variants)
         return self.variants[name]
 
-    def _of_method(self, method: str, place: str) -> Values:
+    def _method_values(self, method: str, place: str) -> Values:
         entry = dict(self.methods[method])
         special = entry.pop("at", {})
         return entry | _matching(special, place)
 
-    def _of_condition(self, condition: str, change: Mapping[str, Any]) -> Values:
+    def _condition_values(self, condition: str, change: Mapping[str, Any]) -> Values:
         values: Values = {}
         for name, value in conditions(condition).items():
             meaning = self.conditions.get(name)
@@ -180,7 +180,7 @@ def _split_values(split: str) -> Values:
 
 @cache
 def protocol(name: str) -> Protocol:
-    """The protocol of a paper."""
+    """Read the protocol of a paper."""
     if name not in papers():
         raise unknown("paper", name, papers())
     content = _content(name)
@@ -211,7 +211,7 @@ def papers() -> tuple[str, ...]:
 
 
 def _content(name: str) -> dict[str, Any]:
-    """A protocol as written; one that extends another has its methods, too."""
+    """The content of a protocol; an extension also has the methods of its base."""
     own: dict[str, Any] = parse_yaml((PROTOCOLS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
     if "extends" not in own:
         return own

@@ -21,21 +21,21 @@ BASELINE = "FedAvg"
 
 @dataclass(frozen=True)
 class Rerun:
-    """A cell and what the runs say."""
+    """A cell and the results of its runs."""
 
     cell: Cell
     values: tuple[float, ...]
-    """One for each seed whose run tells it."""
+    """One value per seed that has one."""
     records: tuple[Record, ...]
-    """Of all runs that have a say, FedAvg's included where a number compares with it."""
+    """Records of all runs used, including FedAvg's for metrics that compare with it."""
     wanted: int
-    """Rounds that the paper ran."""
+    """Rounds in the paper."""
     never: int = 0
-    """Seeds whose run did not get to what is measured, such as FedAvg's accuracy."""
+    """Seeds whose run never reached the target, such as FedAvg's accuracy."""
 
     @property
     def was_run(self) -> bool:
-        """Whether a run says anything of the cell."""
+        """Whether any run has a result for the cell."""
         return bool(self.values) or self.never > 0
 
     @property
@@ -44,8 +44,8 @@ class Rerun:
 
     @property
     def difference(self) -> float | None:
-        """Rerun minus paper; it would say nothing of runs that were stopped, of the few that got there, nor of rounds
-        to what FedAvg had after fewer of them."""
+        """Rerun minus paper; None if they are not comparable: runs were stopped, some never reached the target, or the
+        metric compares with FedAvg after fewer rounds than the paper's."""
         printed = self.cell.printed
         unlike = self.stopped or self.never or (measure(self.cell.metric).compares and self.shortened is not None)
         if self.mean is None or printed is None or printed.mean is None or unlike:
@@ -54,24 +54,24 @@ class Rerun:
 
     @property
     def shortened(self) -> int | None:
-        """The fewest rounds, where a run had fewer than the paper's."""
+        """The fewest rounds of any run, if fewer than the paper's."""
         fewest = min((_rounds_that_count(record) for record in self.records), default=self.wanted)
         return fewest if fewest < self.wanted else None
 
     @property
     def stopped(self) -> bool:
-        """Whether a run did not come to its own end."""
+        """Whether a run is unfinished."""
         return not all(record.finished for record in self.records)
 
 
 def _rounds_that_count(record: Record) -> int:
-    """Where one update of a trained model is looked at, those of the training."""
+    """Rounds of training; for one update of a trained model, those of its start."""
     return record.start_rounds or record.rounds
 
 
 @dataclass(frozen=True)
 class Order:
-    """Whether pairs of methods stand in the same order in paper and rerun."""
+    """How many pairs of methods have the same order in paper and rerun."""
 
     agreeing: int
     pairs: int
@@ -86,11 +86,12 @@ class Order:
         best = "the same best" if self.best_printed == self.best_rerun else (
             f"best is {self.best_rerun}, not {self.best_printed}"
         )  # fmt: skip
-        return f"{self.agreeing} of {self.pairs} pairs in the paper's order, {best}"
+        pairs = f"{self.pairs} pair{'' if self.pairs == 1 else 's'}"
+        return f"{self.agreeing} of {pairs} in the paper's order, {best}"
 
 
 def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Choice) -> Rerun:
-    """What is known of a cell."""
+    """Collect the results of a cell."""
     rules = protocol(cell.paper)
     wanted = wanted_rounds(cell, rules)
     if missing_method(cell):
@@ -115,14 +116,14 @@ def _measure(cell: Cell) -> Measure:
 
 
 def _baseline(cell: Cell, seed: int, records: Records, choice: Choice) -> Record | None:
-    """FedAvg's run in the same place, where the cell's number compares with it."""
+    """FedAvg's run in the same column, if the metric compares with it."""
     if not _measure(cell).compares:
         return None
     return records.longest(job(Cell(cell.paper, cell.table, *cell.place, BASELINE, cell.metric), seed, choice))
 
 
 def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rerun]]:
-    """By what is compared, in the order of the cells."""
+    """Group reruns by column, in the order of the cells."""
     found: dict[tuple[str, str, str, str], list[Rerun]] = {}
     for one in reruns:
         found.setdefault(one.cell.column, []).append(one)
@@ -130,8 +131,7 @@ def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rer
 
 
 def order(column: Sequence[Rerun]) -> Order | None:
-    """Over all pairs of methods with both numbers, of all seeds and equally many rounds; printed ties agree with
-    anything."""
+    """Compare all pairs of methods with both numbers and equally many rounds; printed ties agree with anything."""
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     usual = lengths.most_common(1)[0][0] if lengths else None
     known = [
@@ -152,7 +152,7 @@ HEADINGS = ("method", "paper", "rerun", "difference", "seeds")
 
 
 def title(column: Sequence[Rerun]) -> str:
-    """What is compared."""
+    """The title of a column."""
     cell = column[0].cell
     unit = " (%)" if measure(cell.metric).percent else ""
     where = " ".join(part for part in (cell.dataset, cell.split, cell.condition.replace(";", " ")) if part)
@@ -160,7 +160,7 @@ def title(column: Sequence[Rerun]) -> str:
 
 
 def row(one: Rerun) -> tuple[str, str, str, str, str]:
-    """As text, each number with the digits that the papers print."""
+    """The row of a rerun as text, with the papers' number of digits."""
     printed = one.cell.printed
     paper = "–" if printed is None else _number(printed.mean, printed.std) if printed.mean is not None else "illegible"
     if printed is not None and printed.mean is None and "ailed" in printed.note:

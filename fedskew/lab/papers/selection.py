@@ -1,4 +1,4 @@
-"""Which cells of which tables, for how many seeds: from the command line, or several in order from a plan in YAML.
+"""Selections of cells and seeds, from the command line or from a plan in YAML.
 
     - tables: fedlmd/table3
       dataset: cifar10
@@ -7,7 +7,7 @@
     - tables: [pkd/table1, pkd/table2]
       set: {precision: bf16}
 
-A plan is run as one: what stands first is run first, and no worker waits for the end of an entry.
+A plan runs as one campaign: earlier entries start first, and no worker waits for an entry to end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, each_once
 
 @dataclass(frozen=True)
 class Selection:
-    """Cells that are run in the same way."""
+    """Cells that run in the same way."""
 
     tables: tuple[str, ...]
     """Such as `fedlmd/table3`, or a paper for all of its tables."""
@@ -35,11 +35,11 @@ class Selection:
     seeds: int = 1
 
     def cells(self) -> list[Cell]:
-        """Those that this version can run."""
+        """The cells that this version can run."""
         return [cell for cell in self._chosen() if not missing_method(cell)]
 
     def missing(self) -> list[str]:
-        """The methods of those that it cannot."""
+        """Methods that this version lacks."""
         return sorted({cell.method for cell in self._chosen() if missing_method(cell)})
 
     def __str__(self) -> str:
@@ -52,12 +52,12 @@ class Selection:
 
     @property
     def changed(self) -> str:
-        """What the user set otherwise than the paper, apart from where it runs."""
+        """The settings that differ from the paper, except where it runs."""
         own = {key: value for key, value in self.choice.values.items() if key not in _WHERE}
         return ", ".join(f"{key} {value}" for key, value in own.items())
 
     def jobs(self) -> list[Job]:
-        """Each run once, all of the first seed first."""
+        """Each run once; all runs of the first seed come first."""
         cells = self.cells()
         jobs = [job(cell, seed, self.choice) for seed in range(self.seeds) for cell in cells]
         return each_once(jobs)
@@ -68,7 +68,7 @@ class Selection:
 
 
 def table_names(tables: Iterable[str]) -> list[tuple[str, str]]:
-    """(paper, table) pairs; a paper alone stands for all of its tables."""
+    """(paper, table) pairs; a paper alone means all of its tables."""
     found = []
     for name in tables:
         paper, slash, table = name.partition("/")
@@ -85,7 +85,7 @@ _KEYS = ("tables", "dataset", "split", "condition", "methods", "variant", "seeds
 
 
 def read_plan(path: str | Path, values: Mapping[str, Any]) -> list[Selection]:
-    """A plan from a YAML file; `values` under dotted keys go to all of its entries."""
+    """Read a plan from a YAML file; `values` by dotted key apply to all entries."""
     content = read_yaml(path)
     if not isinstance(content, list) or not content:
         raise UserError(f"{path}: expected a list of entries such as {{tables: fedlmd/table3, seeds: 3}}")
@@ -116,6 +116,6 @@ def _listed(value: Any) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 
-def jobs_of(plan: Sequence[Selection]) -> list[Job]:
-    """Of all entries in order, each run once."""
+def plan_jobs(plan: Sequence[Selection]) -> list[Job]:
+    """The runs of all entries in order, each once."""
     return each_once(job for selection in plan for job in selection.jobs())

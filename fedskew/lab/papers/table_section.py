@@ -1,4 +1,4 @@
-"""A table of a paper on the results page: paper → rerun, method by method, and what was left out."""
+"""A paper's table on the results page: paper → rerun by method, and cells that were not rerun."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def table_section(
     findings: Mapping[str, str],
     shown: set[str],
 ) -> list[str]:
-    """A table, if anything of it was rerun; not for one method alone that stands in another table (`shown`, by
-    identity) already, where it is compared with others."""
+    """A section for a table if any cell was rerun.
+
+    A single method whose runs are in another table already (`shown`, by identity) gets no section.
+    """
     choice = Choice(variant=variant)
     datasets = {record.config.data for record in records}
     cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
     found = columns([rerun(cell, seeds, records, choice) for cell in cells])
-    there = {place: column for place, column in found.items() if any(one.was_run for one in column)}
-    own = [column for column in there.values() if any(_is_of_variant(one, choice) for one in column)]
+    rerun_columns = {place: column for place, column in found.items() if any(one.was_run for one in column)}
+    own = [column for column in rerun_columns.values() if any(_is_of_variant(one, choice) for one in column)]
     runs = {record.identity for column in own for one in column for record in one.records}
     if not any(_compares(column) for column in own) and runs <= shown:
         return []
@@ -40,23 +42,23 @@ def table_section(
         lines.append(f"Variant: {' '.join(rules.variants[variant]['why'].split())}.\n")
     if name in findings:
         lines.append(findings[name] + "\n")
-    lines.append(_how(one for column in there.values() for one in column))
-    lines += [_wide_table(rules, list(group)) for group in _by_metric(there.values())]
-    lines += _orders(there.values())
-    if variant is not None:  # a look at some cells, of which the others are no gap
+    lines.append(_how(one for column in rerun_columns.values() for one in column))
+    lines += [_wide_table(rules, list(group)) for group in _by_metric(rerun_columns.values())]
+    lines += _orders(rerun_columns.values())
+    if variant is not None:  # variants are run for some cells only, so the others are not missing
         return lines
     missing = [cell for column in found.values() for cell in _missing(column)]
     return lines + _left_out(missing)
 
 
 def _compares(column: Sequence[Rerun]) -> bool:
-    """Whether it was rerun whole, or more than one method of it."""
+    """Whether more than one method, or the whole column, was rerun."""
     number = sum(one.was_run for one in column)
     return number > 1 or number == len(column)
 
 
 def _is_of_variant(one: Rerun, choice: Choice) -> bool:
-    """Whether it was run at all, and not for another variant, from which this one does not differ there."""
+    """Whether it was run for this variant, which differs from the protocol in this cell."""
     if not one.was_run or choice.variant is None:
         return one.was_run
     return job(one.cell, 0, choice).identity != job(one.cell, 0, Choice()).identity
@@ -70,7 +72,7 @@ def _by_metric(found: Iterable[Sequence[Rerun]]) -> list[list[Sequence[Rerun]]]:
 
 
 def _wide_table(rules: Protocol, group: list[Sequence[Rerun]]) -> str:
-    """One metric: methods down, places across; in each cell paper → rerun (difference)."""
+    """A table for one metric: methods by places; each cell has paper → rerun (difference)."""
     metric = group[0][0].cell.metric
     methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.was_run))
     places = [" ".join(filter(None, column[0].cell.place)).replace(";", " ") for column in group]
@@ -101,7 +103,7 @@ def line(cells: Iterable[str]) -> str:
 
 
 def _how(reruns: Iterable[Rerun]) -> str:
-    """Seeds, rounds, machine, number format, in a sentence."""
+    """A sentence with seeds, rounds, machine and number format."""
     used = {id(record): record for one in reruns for record in one.records}.values()
     seeds = Counter(record.config.seed for record in used)
     rounds = sorted({record.rounds for record in used})
@@ -120,14 +122,14 @@ def device(record: Record) -> str:
 
 
 def _orders(found: Iterable[Sequence[Rerun]]) -> list[str]:
-    """How much of the papers' ranking came out again."""
+    """How much of the papers' rankings holds."""
     lines = []
     for column in found:
-        said = order(column)
-        if said is not None:
+        ranking = order(column)
+        if ranking is not None:
             cell = column[0].cell
             where = " ".join(filter(None, cell.place)).replace(";", " ")
-            lines.append(f"- {where}, {cell.metric}: {said}.")
+            lines.append(f"- {where}, {cell.metric}: {ranking}.")
     return ["Order of the methods:\n", "\n".join(lines) + "\n"] if lines else []
 
 
@@ -136,7 +138,7 @@ def _missing(column: Sequence[Rerun]) -> list[Cell]:
 
 
 def _left_out(cells: Sequence[Cell]) -> list[str]:
-    """What nobody ran; places that lack the same methods together."""
+    """The cells that were not rerun, grouped by missing methods."""
     if not cells:
         return []
     lacking: dict[tuple[str, str, str], list[str]] = {}

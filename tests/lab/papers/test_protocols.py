@@ -13,7 +13,7 @@ from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.papers.cells import Choice, chosen, job, missing_method, table_cells, wanted_rounds
 from fedskew.lab.papers.measures import MEASURES
 from fedskew.lab.papers.protocol import FOLDER, numbers, papers, protocol
-from fedskew.lab.papers.selection import all_tables, jobs_of, read_plan
+from fedskew.lab.papers.selection import all_tables, plan_jobs, read_plan
 from fedskew.methods import METHODS, make_method
 from fedskew.models import MODELS
 
@@ -214,6 +214,6 @@ def test_cells_are_chosen_by_what_users_call_things() -> None:
 @pytest.mark.parametrize("name", ["plan-mnist-fashion.yaml", "plan-cifar10.yaml"])
 def test_the_plans_of_our_own_reruns_hold(name: str, request: pytest.FixtureRequest) -> None:
     path = request.config.rootpath / "results" / name
-    jobs = jobs_of(read_plan(path, {"precision": "bf16"}))
+    jobs = plan_jobs(read_plan(path, {"precision": "bf16"}))
     assert len({one.identity for one in jobs}) == len(jobs) > 200
     assert {one.config.precision for one in jobs} == {"bf16"}

@@ -51,7 +51,7 @@ def test_a_cell_is_rerun_kept_and_not_run_again(
     said = capsys.readouterr()
     assert "98.96" in said.out
     assert "(1 of 50 rounds)" in said.out
-    assert "of 1 pairs in the paper's order" in said.out
+    assert "of 1 pair in the paper's order" in said.out
     assert "changed from the paper: rounds 1\n" in said.out
     records = list(read_folder("results"))
     assert {(r.config.method, r.config.seed, r.rounds) for r in records} == {
