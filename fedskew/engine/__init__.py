@@ -1,21 +1,23 @@
-"""Execution of a round's local training."""
+"""Engines: they train a round's clients from a model."""
 
-from fedskew.engine.auto import ENGINES, AutoEngine
 from fedskew.engine.choice import (
+    ENGINES,
     arithmetic,
     choose_device,
     choose_devices,
     choose_engine,
+    cpu_engine,
+    estimated_seconds,
     make_engine,
     number_format,
+    usual_engine,
     worth_compiling,
 )
 from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResult, RoundWork
-from fedskew.engine.cost import estimated_seconds
 from fedskew.engine.data.batches import RoundKey
 from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.data.transfer import Fetch, on_host, to_device
-from fedskew.engine.model.evaluation import Evaluator, survey
+from fedskew.engine.evaluation import Evaluator, survey
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.parallel.devices import DevicesEngine
 from fedskew.engine.parallel.pool import PoolEngine
@@ -25,7 +27,6 @@ from fedskew.engine.stacked.engine import StackedEngine
 __all__ = [
     "ENGINES",
     "Assignment",
-    "AutoEngine",
     "DeviceSamples",
     "DevicesEngine",
     "Engine",
@@ -44,11 +45,13 @@ __all__ = [
     "choose_device",
     "choose_devices",
     "choose_engine",
+    "cpu_engine",
     "estimated_seconds",
     "make_engine",
     "number_format",
     "on_host",
     "survey",
     "to_device",
+    "usual_engine",
     "worth_compiling",
 ]

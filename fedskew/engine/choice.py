@@ -1,58 +1,71 @@
-"""Which engine, devices and number format a run uses."""
+"""The choice of engine, devices and number format for a run."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from collections.abc import Iterator
+from math import prod
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedskew.engine.auto import AutoEngine, engine_of_name, usual_engine
 from fedskew.engine.contract import Engine
 from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.model.network import Network
+from fedskew.engine.parallel.pool import PoolEngine, usable_cores
+from fedskew.engine.plain import PlainEngine
 from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 5_000
-"""Local steps: compiling costs what a few thousand steps gain by it, or a second when it was done before."""
+"""Local steps from which compiling pays. It costs as much time as a few thousand compiled steps save."""
+_WORTH_STACKING = 4
+"""Clients per worker process from which stacking them is faster than one after another."""
 SHORT_RUN = 30.0
-"""Estimated seconds below which no second is spent on finding the fastest engine."""
+"""Estimated seconds below which worker processes are not worth their start."""
+ENGINES = ("plain", "stacked", "pool", "pool-stacked")
 
 
 def choose_devices(name: str) -> tuple[torch.device, ...]:
-    """`auto` is a GPU where there is one, `cuda:all` every GPU; a list names several."""
+    """The devices of a run. `auto` is a GPU if there is one, `cuda:all` is every GPU, a list names several."""
     found = torch.cuda.device_count()
     if name == "auto":
         return (torch.device("cuda" if torch.cuda.is_available() else "cpu"),)
     if name == "cuda:all":
         if not found:
-            raise UserError("device 'cuda:all' is not there: no CUDA device found; choose cpu or auto")
+            raise UserError("device is 'cuda:all', but no CUDA device is available; expected cpu or auto")
         return tuple(torch.device("cuda", index) for index in range(found))
     devices = tuple(torch.device(part) for part in name.split(","))
     for device in devices:
         if device.type == "cuda" and (device.index or 0) >= found:
-            raise UserError(f"device {str(device)!r} is not there: {found} CUDA devices found; choose cpu or auto")
+            raise UserError(f"device is {str(device)!r}, but {_count_cuda(found)} available; expected cpu or auto")
     return devices
 
 
+def _count_cuda(found: int) -> str:
+    return {0: "no CUDA device is", 1: "1 CUDA device is"}.get(found, f"{found} CUDA devices are")
+
+
 def choose_device(name: str) -> torch.device:
-    """The one that holds the global model."""
+    """The device that holds the global model."""
     return choose_devices(name)[0]
 
 
 def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
-    """The dtype of parameters, and that of autocast if the precision has one."""
+    """The dtype of parameters, and the dtype of autocast, if any."""
     dtype = torch.float64 if precision == "float64" else torch.float32
     return dtype, torch.bfloat16 if precision == "bf16" else None
 
 
 @contextlib.contextmanager
 def arithmetic(precision: str) -> Iterator[None]:
-    """On a GPU: TF32 for `tf32` and for what `bf16` leaves in float32, otherwise full float32; and only convolutions
-    that give the same bits each time, for a run that is resumed must end as if it had not been interrupted."""
+    """GPU arithmetic for a precision: TF32 for `tf32` and for the float32 part of `bf16`, else full float32.
+
+    Convolutions are deterministic, so that a resumed run ends with the same bits as an uninterrupted one.
+    """
     allowed = precision in ("tf32", "bf16")
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
@@ -64,12 +77,13 @@ def arithmetic(precision: str) -> Iterator[None]:
 
 
 def choose_engine(name: str, model: nn.Module, device: torch.device, seconds: float = 0.0) -> str:
-    """What `auto` comes to as far as it is known before the run, which is estimated to take so many `seconds`.
+    """Resolve `auto` for a run of an estimated number of `seconds`: a GPU stacks, and so on a CPU do dense models.
 
-    A GPU stacks. On a CPU a short run takes the usual engine, and a long one measures (`auto` stays).
+    A long run on a CPU stays `auto` in its configuration and is resolved by `cpu_engine` when it starts: that choice
+    depends on the machine, and a run may be resumed on another one.
     """
     if name.startswith("pool") and (device.type != "cpu" or sys.platform != "linux"):
-        raise UserError(f"engine {name!r} is for a CPU under Linux; expected plain, stacked or auto here")
+        raise UserError(f"engine {name!r} needs a CPU and Linux; expected plain, stacked or auto here")
     if name != "auto":
         return name
     if device.type != "cpu":
@@ -77,19 +91,80 @@ def choose_engine(name: str, model: nn.Module, device: torch.device, seconds: fl
     return "auto" if seconds > SHORT_RUN else usual_engine(model)
 
 
+def usual_engine(model: nn.Module) -> str:
+    """The fastest engine of one process on a CPU: stacked for dense networks, plain for convolutional ones."""
+    return "plain" if _is_convolutional(model) else "stacked"
+
+
+def cpu_engine(model: nn.Module, clients: int) -> str:
+    """The engine for a long run on a CPU with so many clients per round.
+
+    Worker processes pay where there are several cores and clients. On two cores this choice is within 1.2 of the
+    fastest engine for all models of `fedskew bench` (docs/speed.md).
+    """
+    workers = min(usable_cores(), clients)
+    # Where torch has a GPU, a process that once took a gradient cannot fork one that takes gradients.
+    if sys.platform != "linux" or workers < 2 or torch.cuda.is_available():
+        return usual_engine(model)
+    stacks = not _is_convolutional(model) and clients // workers >= _WORTH_STACKING
+    return "pool-stacked" if stacks else "pool"
+
+
+def _is_convolutional(model: nn.Module) -> bool:
+    return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
+
+
 def worth_compiling(wish: str, steps: float) -> bool:
-    """Whether to compile the stacked step of a run with so many local steps one after another, if the user leaves that
-    open. A rule and no measurement: the same run must take the same decision every time, or its last bits differ."""
+    """Whether to compile the stacked step of a run with so many local steps one after another.
+
+    For `auto` this is a rule and not a measurement: the same run must decide the same each time, or its last bits
+    differ.
+    """
     return wish == "always" or (wish == "auto" and steps >= _WORTH_COMPILING)
 
 
 def make_engine(
     name: str, network: Network, data: DeviceSamples, smallest_batch: int, compile_steps: bool = False
 ) -> Engine:
-    """The engine of that name; only stacked steps on a GPU are ever compiled."""
-    on_cpu = data.y.device.type == "cpu"
-    if name == "auto" and on_cpu:
-        return AutoEngine(network, data, smallest_batch)
-    if name in ("auto", "stacked") and not on_cpu:
-        return StackedEngine(network, data, smallest_batch, compile_steps=compile_steps)
-    return engine_of_name(name, network, data, smallest_batch)
+    """The engine of that name. Steps are compiled only on a GPU, where `auto` is `stacked`."""
+    if name.startswith("pool"):
+        inner = "stacked" if name == "pool-stacked" else "plain"
+        return PoolEngine(make_engine(inner, network, data, smallest_batch))
+    if name == "plain":
+        return PlainEngine(network, data, smallest_batch)
+    return StackedEngine(network, data, smallest_batch, compile_steps=compile_steps)
+
+
+# -- how long a run takes --------------------------------------------------------------------------------------
+
+_PER_STEP = 1e-3
+"""Seconds per step that do not depend on the model's size."""
+_PER_SECOND = 1e10
+"""Multiplications per second of small convolutions. Large layers reach five times as many."""
+
+
+def estimated_seconds(model: nn.Module, sample: Tensor, steps: float, visits: float) -> float:
+    """A rough estimate for a CPU, the same on every machine, of `steps` local steps that visit `visits` samples.
+
+    `sample` is one input of the model.
+    """
+    return steps * _PER_STEP + 3 * multiplications(model, sample) * visits / _PER_SECOND
+
+
+@torch.no_grad()
+def multiplications(model: nn.Module, sample: Tensor) -> float:
+    """Multiplications of the linear and convolutional layers in the forward pass of one sample."""
+    total = 0.0
+
+    def count(layer: nn.Module, _: Any, out: Tensor) -> None:
+        nonlocal total
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        total += out.numel() * prod(weight.shape[1:])
+
+    whole = copy.deepcopy(model).to(sample.device).eval()
+    for layer in whole.modules():
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            layer.register_forward_hook(count)
+    whole(sample)
+    return total

@@ -1,4 +1,4 @@
-"""What an engine is given and what it returns: one round's local training."""
+"""The contract between engines and their callers: a round's work, its result, and the `Engine` protocol."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.model.network import ModelState
 from fedskew.engine.optimisers import OPTIMISERS, LocalOptimiser
-from fedskew.losses import IGNORE
-from fedskew.methods.parts import Client, Half, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
-from fedskew.randomness import fold
+from fedskew.methods.parts import Client, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
 
 OPENING = "opening"
-"""Under this name the sums of a client's opening pass go with what it keeps."""
+"""Key prefix of the opening pass's sums within a client's state."""
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How every client trains, as the user chose it."""
+    """The user's settings for local training."""
 
     epochs: int
     batch_size: int
@@ -45,11 +42,12 @@ class Assignment:
 
     client: int
     samples: npt.NDArray[np.int64]
-    """Its rows of the training data."""
+    """Indices of the client's samples in the training data."""
     label_counts: npt.NDArray[np.int64]
     state: Tensors
+    """The client's state from its last round."""
     start: ModelState | None = None
-    """Where it starts, on the host; None: at the model that is sent."""
+    """The model that the client starts from, in host memory. None: it starts from the model that the server sends."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class RoundWork:
     sent: ModelState
     downlink: Tensors
     companions: Mapping[str, ModelState]
-    """Models that earlier stages left, for objectives that use them."""
+    """Models from earlier stages, for objectives that use them."""
     assignments: Sequence[Assignment]
     local: LocalTraining
     key: RoundKey
@@ -73,16 +71,24 @@ class RoundWork:
 
     @property
     def members(self) -> list[Part]:
-        """The parts, those of which others are made one by one."""
+        """The parts, with composed parts replaced by what they are composed of."""
         return [member for part in self.parts for member in part.members]
 
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
-        """What the maths of a client may use, from all that goes with it."""
+        """What the method may use of one client. `state` may include the sums of its opening pass."""
         kept = {name: t for name, t in state.items() if not name.startswith(f"{OPENING}/")}
         return Client(label_counts, self.sent.params, self.downlink, kept, unpack(OPENING, state))
 
-    def end(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
-        """What one client sends beside its model, and what it keeps."""
+    def companion(self, name: str, state: Tensors) -> ModelState:
+        """The frozen model that the objective calls `name`."""
+        if name == "teacher":
+            return self.sent
+        if name.startswith("state/"):
+            return ModelState(unpack(name.removeprefix("state/"), state), self.sent.buffers)
+        return self.companions[name]
+
+    def finish_client(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
+        """What one client sends besides its model, and its state for the next round."""
         uplink: Tensors = {}
         state: Tensors = {}
         for part in self.members:
@@ -90,8 +96,8 @@ class RoundWork:
             state |= part.next_state(trained, client)
         return uplink, state
 
-    def plans(self, smallest: int) -> list[BatchPlan]:
-        """The batches of each client; no wider than the largest client needs."""
+    def batch_plans(self, smallest: int) -> list[BatchPlan]:
+        """The batches of each client. They are no wider than the largest client needs."""
         largest = max(len(a.samples) for a in self.assignments)
         width = min(self.local.batch_size, largest)
         return [
@@ -101,20 +107,20 @@ class RoundWork:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What the clients came back with; tensors have a leading axis of clients, in the order of the assignments."""
+    """The clients' results. Tensors have a leading axis of clients, in the order of the assignments."""
 
     trained: ModelState
     uplink: Tensors
     states: Tensors
     loss: Tensor
-    """[K]: mean over the samples visited."""
+    """[K]: mean loss over the visited samples."""
     tally: Tensors
     visits: npt.NDArray[np.int64]
-    """[K]: samples visited."""
+    """[K]: number of visited samples."""
 
 
 class Engine(Protocol):
-    """Executes a round's local training. These are all the attributes and methods that callers use."""
+    """Executes a round's local training. Callers use only what is declared here."""
 
     name: str
     notices: list[str]
@@ -125,46 +131,9 @@ class Engine(Protocol):
         ...
 
     def prefetch(self, work: RoundWork) -> None:  # noqa: ARG002
-        """Prepare a round that probably comes next while the device is busy. By default nothing is prepared."""
+        """Prepare a round that probably comes next, while the device is busy. By default nothing is prepared."""
         return
 
     def close(self) -> None:
         """End the engine's processes and threads. By default it has none."""
         return
-
-
-def clipped(direction: Tensors, clip_norm: float | None) -> Tensors:
-    """One client's direction, scaled down to the largest norm allowed."""
-    if clip_norm is None:
-        return direction
-    norm = torch.stack([d.square().sum() for d in direction.values()]).sum().sqrt()
-    scale = (clip_norm / norm.clamp(min=1e-12)).clamp(max=1.0)
-    return {name: d * scale for name, d in direction.items()}
-
-
-def targets_of(y: Tensor, half: Half | None) -> Tensor:
-    """Labels of the last axis with those beyond the half left out: every other sample, or all where that is none."""
-    if half is None:
-        return y
-    second = torch.arange(y.shape[-1], device=y.device) % 2 == 1
-    inside = torch.where(second if half == "second" else ~second, y, IGNORE)
-    return torch.where((inside != IGNORE).any(dim=-1, keepdim=True), inside, y)
-
-
-def companion(name: str, work: RoundWork, state: Tensors) -> ModelState:
-    """The frozen model that an objective calls `name`."""
-    if name == "teacher":
-        return work.sent
-    if name.startswith("state/"):
-        return ModelState(unpack(name.removeprefix("state/"), state), work.sent.buffers)
-    return work.companions[name]
-
-
-def companion_key(key: Tensor) -> Tensor:
-    """Frozen models in train mode draw dropout masks of their own."""
-    return fold(key, 0x7EAC)
-
-
-def perturbation_key(key: Tensor) -> Tensor:
-    """What an objective draws for the features is nobody's dropout mask."""
-    return fold(key, 0xFEA7)

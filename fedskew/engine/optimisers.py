@@ -14,6 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedskew.methods.parts import Tensors
+
 STEPS = "steps"
 """Key of the number of steps that each client has taken, for optimisers that use it."""
 
@@ -147,6 +149,15 @@ class Adam(LocalOptimiser):
         """1 − βᵗ for each client, where t counts its steps: what a moment lacks because it began at zero."""
         bias = (1 - beta**steps).to(like.dtype)  # the steps are float64, for β₂ᵗ is close to 1
         return bias.view(bias.shape + (1,) * (like.dim() - bias.dim()))
+
+
+def clip(direction: Tensors, clip_norm: float | None) -> Tensors:
+    """One client's direction, scaled down to a norm of at most `clip_norm`."""
+    if clip_norm is None:
+        return direction
+    norm = torch.stack([d.square().sum() for d in direction.values()]).sum().sqrt()
+    scale = (clip_norm / norm.clamp(min=1e-12)).clamp(max=1.0)
+    return {name: d * scale for name, d in direction.items()}
 
 
 OPTIMISERS: dict[str, Callable[[float, float], LocalOptimiser]] = {

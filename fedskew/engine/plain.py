@@ -15,18 +15,14 @@ from fedskew.engine.contract import (
     Engine,
     RoundResult,
     RoundWork,
-    clipped,
-    companion,
-    companion_key,
-    perturbation_key,
-    targets_of,
 )
-from fedskew.engine.data.batches import BatchPlan
+from fedskew.engine.data.batches import BatchPlan, companion_key, half_targets, perturbation_key
 from fedskew.engine.data.device_samples import DeviceSamples
-from fedskew.engine.model.channels_last import Layout
+from fedskew.engine.data_passes import DataPass, When, client_sums
+from fedskew.engine.model.channels_last import InputLayout
 from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import ModelState, Network
-from fedskew.engine.passes import Pass, When, client_sums
+from fedskew.engine.optimisers import clip
 from fedskew.errors import UserError
 from fedskew.methods.hooks import uses_hook
 from fedskew.methods.parts import Half, Objective, Outputs, Tensors, Trained
@@ -42,39 +38,38 @@ class PlainEngine(Engine):
         self._network = network
         self._data = data
         self._smallest = smallest_batch
-        self._layout = Layout(network, data)
+        self._layout = InputLayout(network, data)
         self.notices: list[str] = []
 
     def train(self, work: RoundWork) -> RoundResult:
-        plans = work.plans(self._smallest)
-        runs = [
-            _ClientRun(self._network, self._data, self._layout, work, assignment, plan).train()
+        plans = work.batch_plans(self._smallest)
+        clients = [
+            _ClientTraining(self._network, self._data, self._layout, work, assignment, plan).train()
             for assignment, plan in zip(work.assignments, plans, strict=True)
         ]
-        ends = [run.end() for run in runs]
+        finished = [client.finish() for client in clients]
         return RoundResult(
-            trained=ModelState(_stacked([run.params for run in runs]), _stacked([run.buffers for run in runs])),
-            uplink=_stacked([uplink for uplink, _ in ends]),
-            states=_stacked([state for _, state in ends]),
-            loss=torch.stack([run.mean_loss() for run in runs]),
-            tally=_stacked([run.tally for run in runs]),
+            trained=ModelState(_stack([c.params for c in clients]), _stack([c.buffers for c in clients])),
+            uplink=_stack([uplink for uplink, _ in finished]),
+            states=_stack([state for _, state in finished]),
+            loss=torch.stack([client.mean_loss() for client in clients]),
+            tally=_stack([client.tally for client in clients]),
             visits=np.array([plan.visits for plan in plans]),
         )
 
 
-_STAGED = 1 << 19
-"""Numbers in the inputs that are made ready at a time: few enough for a processor's cache, and enough that the calls
-that make them do not count."""
+_STAGED_NUMBERS = 1 << 19
+"""Input numbers prepared at a time: few enough for a processor's cache, and enough to make up for the calls."""
 
 
-class _ClientRun:
+class _ClientTraining:
     """One client's local training."""
 
     def __init__(
         self,
         network: Network,
         data: DeviceSamples,
-        layout: Layout,
+        layout: InputLayout,
         work: RoundWork,
         assignment: Assignment,
         plan: BatchPlan,
@@ -95,29 +90,29 @@ class _ClientRun:
             {name: t.to(device) for name, t in assignment.state.items()},
         )
 
-    def train(self) -> _ClientRun:
+    def train(self) -> _ClientTraining:
         device = self._loss.device
         self._client = replace(self._client, opening=self._pass("opening"))
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            _seed(device, self._plan.client_key)  # for a user's layers that draw from torch's own stream
+            _seed(device, self._plan.client_key)  # for a user's layers that draw from torch's global stream
             for key, (x, y) in zip(self._keys, self._batches(), strict=True):
                 self._descend(x, y, key)
         return self
 
     def _pass(self, when: When) -> Tensors:
-        """What the parts ask of all the client's samples, by the model as it is now."""
-        this = Pass(self._work, when)
-        if not this.wanted:
+        """The sums of the client's opening or closing pass with the current model."""
+        data_pass = DataPass(self._work, when)
+        if not data_pass.needed:
             return {}
         model = ModelState(self.params, self.buffers)
-        return client_sums(self._network, self._data, self._layout, this, self._plan, model, self._client)
+        return client_sums(self._network, self._data, self._layout, data_pass, self._plan, model, self._client)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The inputs and labels of each step; those of several steps are made at once."""
+        """The inputs and labels of each step. Those of several steps are prepared at once."""
         plan, device = self._plan, self._loss.device
         valid = plan.indices >= 0
         entries = plan.indices.shape[1] * self._data.x[0].numel()
-        at_once = max(1, _STAGED // max(entries, 1))
+        at_once = max(1, _STAGED_NUMBERS // max(entries, 1))
         for first, end in pairwise([*range(0, plan.steps, at_once), plan.steps]):
             chunk = slice(first, end)
             lengths = valid[chunk].sum(axis=1)
@@ -128,32 +123,32 @@ class _ClientRun:
             yield from zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
 
     def _descend(self, x: Tensor, y: Tensor, key: Tensor) -> None:
-        x = self._layout.of_inputs(x)
+        x = self._layout.arrange(x)
         companions, objective, local = self._companions(x, key), self._work.objective, self._work.local
-        told: list[tuple[Tensor, Tensors]] = []
+        recorded: list[tuple[Tensor, Tensors]] = []
 
         def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
             leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-            targets = targets_of(y, half)
+            targets = half_targets(y, half)
             out = self._network.forward(leaves, self.buffers, x, "train", key, self._perturbation(targets, key))
             out = Outputs(out.logits, _usual_layout(out.features), companions)
             loss = objective.loss(out, targets, self._client)
             _expect_one_number(loss, objective)
-            if not told:  # of the whole batch, also where a solver begins with half of it
+            if not recorded:  # for the whole batch, even if a solver begins with half of it
                 whole = loss if half is None else objective.loss(out, y, self._client)
-                told.append((whole.detach(), objective.tally(out, y)))
+                recorded.append((whole.detach(), objective.tally(out, y)))
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             return {name: g.contiguous() for name, g in zip(leaves, grads, strict=True)}
 
-        direction = clipped(self._work.solver.direction(gradient, self.params, self._client), local.clip_norm)
+        direction = clip(self._work.solver.direction(gradient, self.params, self._client), local.clip_norm)
         ordered = [direction[name] for name in self.params]
         self._optimiser.step(list(self.params.values()), ordered, self._optimiser_state, local.lr)
-        loss, tally = told[0]
+        loss, tally = recorded[0]
         self._loss += loss.double() * len(y)
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
 
     def _perturbation(self, y: Tensor, key: Tensor) -> Between | None:
-        """What the objective does to the features, if it does anything."""
+        """The objective's change of the features; None if it has none."""
         objective = self._work.objective
         if not uses_hook(objective, "perturbed"):
             return None
@@ -163,7 +158,7 @@ class _ClientRun:
     def _companions(self, x: Tensor, key: Tensor) -> dict[str, Outputs]:
         outputs = {}
         for name, mode in self._work.objective.companions().items():
-            model = companion(name, self._work, self._client.state)
+            model = self._work.companion(name, self._client.state)
             buffers = {n: b.clone() for n, b in model.buffers.items()}
             out = self._network.forward(model.params, buffers, x, mode, companion_key(key))
             outputs[name] = Outputs(out.logits, _usual_layout(out.features))
@@ -173,24 +168,24 @@ class _ClientRun:
         return self._loss / max(self._plan.visits, 1)
 
     @torch.no_grad()
-    def end(self) -> tuple[Tensors, Tensors]:
-        """What the client sends beside its model, and what it keeps."""
+    def finish(self) -> tuple[Tensors, Tensors]:
+        """What the client sends besides its model, and its state for the next round."""
         local = self._work.local
         dtype = next(iter(self.params.values())).dtype
         steps = torch.tensor(self._plan.steps, dtype=dtype, device=self._loss.device)
         trained = Trained(self.params, steps, local.lr, local.momentum, self._pass("closing"), local.optimizer)
-        return self._work.end(trained, self._client)
+        return self._work.finish_client(trained, self._client)
 
 
 def _expect_one_number(loss: Tensor, objective: Objective) -> None:
-    """Of more, torch would say that it can take no gradient, and not of what."""
+    """Refuse a loss of several numbers: torch's own message would not name the objective."""
     if loss.dim():
         shape = "×".join(map(str, loss.shape))
         raise UserError(f"loss() of {type(objective).__name__} gave {shape} numbers; expected one, such as their mean")
 
 
 def _usual_layout(features: Tensor | None) -> Tensor | None:
-    """For methods, which may take `view`s."""
+    """Contiguous features, because methods may call `view`."""
     return None if features is None else features.contiguous()
 
 
@@ -201,13 +196,13 @@ def _seed(device: torch.device, seed: int) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def _stacked(clients: Sequence[Tensors]) -> Tensors:
+def _stack(clients: Sequence[Tensors]) -> Tensors:
     names = dict.fromkeys(name for tensors in clients for name in tensors)
     return {name: torch.stack([_entry(tensors, name, clients) for tensors in clients]) for name in names}
 
 
 def _entry(tensors: Tensors, name: str, clients: Sequence[Tensors]) -> Tensor:
-    """A client that took no step has tallied nothing: zero."""
+    """A client's tensor, or zeros: a client without steps has no tally."""
     if name in tensors:
         return tensors[name]
     return torch.zeros_like(next(other[name] for other in clients if name in other))

@@ -1,4 +1,4 @@
-"""Whether parts of methods are the same by what they hold, for how one is printed may hide it. In doubt, no."""
+"""Compare parts of methods by their attributes, because their `repr` may hide differences. In doubt they differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedskew.methods.parts import Part
 
 
 def same_parts(some: Sequence[Part], others: Sequence[Part]) -> bool:
-    """Whether these parts do what those do."""
+    """Whether the parts are pairwise the same."""
     return len(some) == len(others) and all(map(_same_part, some, others))
 
 
@@ -21,11 +21,10 @@ def _same_part(one: Part, other: Part) -> bool:
     if type(one) is not type(other) or not hasattr(one, "__dict__"):
         return False
     held, also = vars(one), vars(other)
-    return held.keys() == also.keys() and all(same_value(held[name], also[name]) for name in held)
+    return held.keys() == also.keys() and all(_same_value(held[name], also[name]) for name in held)
 
 
-def same_value(one: object, other: object) -> bool:
-    """Whether two attributes are the same."""
+def _same_value(one: object, other: object) -> bool:
     if one is other:
         return True
     if isinstance(one, Part) and isinstance(other, Part):

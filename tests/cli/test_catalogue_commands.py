@@ -110,7 +110,7 @@ def test_without_arguments_the_commands_are_listed(cli):
 def test_help_shows_defaults_from_the_configuration(cli):
     text = " ".join(cli("run", "--help").out.replace("│", " ").split())
     assert "communication rounds (default: 60)" in text
-    assert "weight decay of local SGD (default: 0.0)" in text
+    assert "weight decay of the local optimiser (default: 0.0)" in text
 
 
 def test_help_says_what_an_argument_is(cli):

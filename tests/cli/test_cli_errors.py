@@ -84,7 +84,7 @@ def test_a_mistake_is_one_line(line, cli):
 def test_no_gpu_is_one_line(cli):
     outcome = cli("run", "--device", "cuda")
     assert outcome.status == 2
-    assert outcome.err == "error: device 'cuda' is not there: 0 CUDA devices found; choose cpu or auto\n"
+    assert outcome.err == "error: device is 'cuda', but no CUDA device is available; expected cpu or auto\n"
 
 
 def test_a_refused_run_leaves_no_folder(cli):

@@ -136,7 +136,7 @@ def test_classes_that_are_not_in_the_batch_are_not_in_the_softmax() -> None:
 def perturbations(work: RoundWork, row: int, features: Tensor, y: Tensor, order: list[list[int]]) -> list[Tensor]:
     """The noise of each step, from an explicit matrix of centred features; batches are whole, in this order."""
     n, noises = len(y), 500
-    plan = work.plans(1)[row]
+    plan = work.batch_plans(1)[row]
     key = torch.tensor(plan.client_key)
     sample_keys = fold(fold(key, 0x09E2), torch.from_numpy(work.assignments[row].samples))
     draws = torch.arange(noises)
@@ -172,7 +172,7 @@ def test_two_rounds_match_the_formula(softmax: str, engine: str) -> None:
         for k, site in enumerate(at):
             x, y = torch.from_numpy(site.x[:, :-1]), torch.from_numpy(site.y)
             first = int(work.assignments[k].samples[0])
-            order = [(plan_rows[plan_rows >= 0] - first).tolist() for plan_rows in work.plans(1)[k].indices]
+            order = [(plan_rows[plan_rows >= 0] - first).tolist() for plan_rows in work.batch_plans(1)[k].indices]
             received = torch.tanh(x @ weights[0].T + weights[1])
             noise = perturbations(work, k, received, y, order)
             own = [w.clone().requires_grad_() for w in weights]

@@ -26,7 +26,7 @@ from torch import nn
 from toy_runs import plan_round
 
 from fedskew.data import Federation
-from fedskew.engine.contract import targets_of
+from fedskew.engine.data.batches import half_targets
 from fedskew.errors import UserError
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
@@ -250,7 +250,7 @@ def in_order(fed: Federation, server: Server, state: RunState) -> list[list[Site
     """Each client's batches of the round: here all its data, in the order of each epoch."""
     x, y = fed.dataset.train.x.astype(np.float64), fed.dataset.train.y
     whole = np.concatenate([x, np.ones((len(x), 1))], axis=1)
-    plans = plan_round(server, state).work.plans(1)
+    plans = plan_round(server, state).work.batch_plans(1)
     rows = [[batch[batch >= 0] for batch in plan.indices] for plan in plans]
     return [[Site(whole[r], y[r], np.bincount(y[r], minlength=fed.classes)) for r in batches] for batches in rows]
 
@@ -303,10 +303,10 @@ def test_the_hessian_free_direction_is_the_gradient_of_the_loss_after_the_trial_
 
 def test_the_halves_of_a_batch_are_disjoint_and_complete() -> None:
     y = torch.tensor([[3, 1, 2, 0], [1, 2, IGNORE, IGNORE], [2, IGNORE, IGNORE, IGNORE]])
-    first, second = targets_of(y, "first"), targets_of(y, "second")
+    first, second = half_targets(y, "first"), half_targets(y, "second")
     assert first.tolist() == [[3, IGNORE, 2, IGNORE], [1, *[IGNORE] * 3], [2, *[IGNORE] * 3]]
     assert second.tolist() == [[IGNORE, 1, IGNORE, 0], [IGNORE, 2, IGNORE, IGNORE], [2, *[IGNORE] * 3]]
-    assert targets_of(y, None) is y
+    assert half_targets(y, None) is y
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])

@@ -1,4 +1,4 @@
-"""Which samples each client sees at each local step: drawn once a round, the same for every engine."""
+"""Which samples each client sees at each local step: drawn once per round, the same for every engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from fedskew.randomness import integer_key, permutation
+from fedskew.losses import IGNORE
+from fedskew.methods.parts import Half
+from fedskew.randomness import fold, integer_key, permutation
 
 
 @dataclass(frozen=True)
 class RoundKey:
-    """What all randomness of a round is keyed by: the run's seed, which model is trained, and its round."""
+    """The key of a round's randomness: the run's seed, the number of the trained model, and its round."""
 
     seed: int
     model: int
@@ -24,8 +28,8 @@ class RoundKey:
 class BatchPlan:
     """One client's batches of a round, in order.
 
-    How many there are and how long is known at once; which samples they hold is drawn epoch by epoch when asked for,
-    so that a device can begin with the first while the next are drawn.
+    Their number and lengths are known at once. Their samples are drawn epoch by epoch when they are needed, so that a
+    device can begin with the first batches while the host draws the next.
     """
 
     samples: npt.NDArray[np.int64]
@@ -34,7 +38,7 @@ class BatchPlan:
     width: int
     """Samples in a full batch."""
     per_epoch: int
-    """Batches."""
+    """Batches per epoch."""
     key: RoundKey
 
     @property
@@ -47,56 +51,56 @@ class BatchPlan:
 
     @property
     def _kept(self) -> int:
-        """Samples that an epoch sees."""
+        """Samples per epoch."""
         return min(len(self.samples), self.per_epoch * self.width)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """[steps]: samples in each batch."""
-        of_epoch = np.full(self.per_epoch, self.width, dtype=np.int64)
-        of_epoch[-1:] -= self.per_epoch * self.width - self._kept
-        return np.tile(of_epoch, self.epochs)
+        lengths = np.full(self.per_epoch, self.width, dtype=np.int64)
+        lengths[-1:] -= self.per_epoch * self.width - self._kept
+        return np.tile(lengths, self.epochs)
 
     @cached_property
     def client_key(self) -> int:
-        """For dropout."""
-        return integer_key(self.key.seed, "dropout", *self._where)
+        """The key of the client's dropout."""
+        return integer_key(self.key.seed, "dropout", *self._key_parts)
 
     @cached_property
     def indices(self) -> npt.NDArray[np.int64]:
-        """[steps, width] rows of the training data; −1 pads a short batch."""
-        return self.rows(0, self.steps)
+        """[steps, width]: indices into the training data. −1 pads a short batch."""
+        return self.indices_between(0, self.steps)
 
     @property
-    def whole(self) -> npt.NDArray[np.int64]:
-        """[batches, width]: every sample once, in an order of its own, for passes beside the training; of a client
-        whose samples are too few for a batch, one that only pads."""
-        order = permutation(len(self.samples), self.key.seed, "pass", *self._where)
+    def pass_batches(self) -> npt.NDArray[np.int64]:
+        """[batches, width]: every sample once, for passes besides the training. −1 is padding; a client with too few
+        samples for a batch has one batch of padding."""
+        order = permutation(len(self.samples), self.key.seed, "pass", *self._key_parts)
         rows = np.full(max(self.per_epoch, 1) * self.width, -1, dtype=np.int64)
         rows[: self._kept] = self.samples[order[: self._kept]]
         return rows.reshape(-1, self.width)
 
     @cached_property
     def epoch_keys(self) -> npt.NDArray[np.int64]:
-        """[steps]: the key of the epoch that a batch belongs to, for augmentation."""
-        return self.keys(0, self.steps)
+        """[steps]: the key of each batch's epoch, for augmentation."""
+        return self.epoch_keys_between(0, self.steps)
 
-    def keys(self, first: int, end: int) -> npt.NDArray[np.int64]:
-        """The epoch keys of some steps."""
+    def epoch_keys_between(self, first: int, end: int) -> npt.NDArray[np.int64]:
+        """The epoch keys of the steps from `first` to `end`, without `end`."""
         return np.array([self._epoch_key(step // self.per_epoch) for step in range(first, end)], dtype=np.int64)
 
     def _epoch_key(self, epoch: int) -> int:
         if epoch not in self._epoch_keys:
-            self._epoch_keys[epoch] = integer_key(self.key.seed, "augment", *self._where, epoch)
+            self._epoch_keys[epoch] = integer_key(self.key.seed, "augment", *self._key_parts, epoch)
         return self._epoch_keys[epoch]
 
     def draw(self, end: int) -> None:
-        """What the steps before `end` are made from, to be kept until it is asked for."""
-        self.rows(0, end)
-        self.keys(0, end)
+        """Draw the samples and keys of the steps before `end`, and keep them."""
+        self.indices_between(0, end)
+        self.epoch_keys_between(0, end)
 
-    def rows(self, first: int, end: int) -> npt.NDArray[np.int64]:
-        """The indices of some steps."""
+    def indices_between(self, first: int, end: int) -> npt.NDArray[np.int64]:
+        """The indices of the steps from `first` to `end`, without `end`."""
         if end <= first:
             return np.empty((0, self.width), dtype=np.int64)
         epochs = range(first // self.per_epoch, -(-end // self.per_epoch))
@@ -105,10 +109,10 @@ class BatchPlan:
         return drawn[first - begin : end - begin]
 
     def _epoch(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The client's samples in a new order, cut into batches."""
+        """The client's samples, shuffled and cut into batches."""
         if epoch not in self._drawn:
             rows = np.full(self.per_epoch * self.width, -1, dtype=np.int64)
-            order = permutation(len(self.samples), self.key.seed, "shuffle", *self._where, epoch)
+            order = permutation(len(self.samples), self.key.seed, "shuffle", *self._key_parts, epoch)
             rows[: self._kept] = self.samples[order[: self._kept]]
             self._drawn[epoch] = rows.reshape(self.per_epoch, self.width)
         return self._drawn[epoch]
@@ -122,18 +126,40 @@ class BatchPlan:
         return {}
 
     @property
-    def _where(self) -> tuple[int, int, int]:
+    def _key_parts(self) -> tuple[int, int, int]:
         return self.key.model, self.key.round, self.client
 
 
 def plan_batches(
     samples: npt.NDArray[np.int64], client: int, epochs: int, batch_size: int, smallest: int, key: RoundKey
 ) -> BatchPlan:
-    """Shuffle the client's samples anew each epoch and cut them into batches; the last may be short.
+    """Shuffle the client's samples in each epoch and cut them into batches. The last batch may be short.
 
-    Batches below `smallest` are left out: BatchNorm cannot train on a single value.
+    Batches of fewer than `smallest` samples are dropped: BatchNorm cannot train on a single value.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:
         per_epoch -= 1
     return BatchPlan(samples, client, epochs, batch_size, per_epoch, key)
+
+
+def half_targets(y: Tensor, half: Half | None) -> Tensor:
+    """Labels [..., B] of one half of the batch, every other sample; the others become `IGNORE`.
+
+    A half without any sample is replaced by the whole batch.
+    """
+    if half is None:
+        return y
+    second = torch.arange(y.shape[-1], device=y.device) % 2 == 1
+    inside = torch.where(second if half == "second" else ~second, y, IGNORE)
+    return torch.where((inside != IGNORE).any(dim=-1, keepdim=True), inside, y)
+
+
+def companion_key(key: Tensor) -> Tensor:
+    """The key of a frozen model's dropout masks, which differ from the trained model's."""
+    return fold(key, 0x7EAC)
+
+
+def perturbation_key(key: Tensor) -> Tensor:
+    """The key of what an objective draws for the features, independent of all dropout masks."""
+    return fold(key, 0xFEA7)

@@ -1,4 +1,4 @@
-"""A dataset on a device: raw there once; gathered, augmented and normalised batch by batch."""
+"""A dataset on a device: stored raw, then gathered, augmented and normalised batch by batch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fedskew.randomness import fold
 
 
 class Augmentation(Protocol):
-    """Random changes to training images, keyed sample by sample."""
+    """Random changes to training images, with a random key per sample."""
 
     @property
     def moves_pixels_only(self) -> bool:
-        """Whether it computes no new values."""
+        """Whether it moves pixels without computing new values."""
         ...
 
     def before(self, images: Tensor, keys: Tensor) -> Tensor:
-        """On raw images, before normalisation."""
+        """Change raw images, before normalisation."""
         ...
 
     def after(self, images: Tensor, keys: Tensor) -> Tensor:
-        """On normalised images."""
+        """Change normalised images."""
         ...
 
 
 class DeviceSamples:
-    """Inputs and labels on a device, in the form they are stored."""
+    """Inputs and labels on a device, as the dataset stores them."""
 
     def __init__(
         self,
@@ -55,30 +55,30 @@ class DeviceSamples:
 
     @property
     def compilable(self) -> bool:
-        """Whether compiled inputs are the same images up to the rounding of their normalisation."""
+        """Whether compiling keeps the same images, up to the rounding of their normalisation."""
         return self._augmentation is None or self._augmentation.moves_pixels_only
 
-    def held(self) -> Tensors:
-        """What a program over static memory reads."""
+    def tensors(self) -> Tensors:
+        """The tensors that a program over static memory reads."""
         return {"x": self.x, "y": self.y}
 
-    def holding(self, tensors: Tensors) -> DeviceSamples:
-        """The same with these tensors instead of its own."""
+    def with_tensors(self, tensors: Tensors) -> DeviceSamples:
+        """The same samples, read from these tensors."""
         other = copy.copy(self)
         other.x, other.y = tensors["x"], tensors["y"]
         return other
 
     def inputs(self, indices: Tensor) -> Tensor:
-        """The model's inputs for some rows."""
+        """The model's inputs for samples with these indices."""
         return self._normalised(self._rows(indices))
 
     def some_inputs(self) -> Tensor:
-        """A few; always the same, so that a resumed run finds what the first one did."""
+        """A few inputs; always the same ones, so that a resumed run decides as the first one did."""
         rows = torch.linspace(0, len(self) - 1, 8, device=self.y.device)
         return self.inputs(rows.long())
 
     def training_inputs(self, indices: Tensor, epoch_keys: Tensor) -> Tensor:
-        """The same, augmented: a sample's changes depend on the epoch's key and on the sample alone."""
+        """Augmented inputs. A sample's changes depend only on the epoch's key and on the sample."""
         if self._augmentation is None:
             return self.inputs(indices)
         flat, keys = indices.flatten(), fold(epoch_keys.expand_as(indices).flatten(), indices.flatten())

@@ -1,7 +1,7 @@
-"""Whether images lie in memory with their channels last: on a CPU, convolutions are faster so, by a tenth to a half.
+"""Images with their channels last in memory: on a CPU this makes convolutions faster, by a tenth to a half.
 
-Only inputs are laid out so, and convolutions keep the layout of what they are given: methods never see it. With more
-than one thread it may cost instead (LeNet's small convolutions half their speed), so it is for one thread alone.
+Only inputs are rearranged. Convolutions keep the layout of their inputs, and methods never see it. The layout is used
+with one thread only: with more threads it may be slower (LeNet's small convolutions run at half their speed).
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.model.network import Network
 
 
-class Layout:
-    """The layout of a network's inputs."""
+class InputLayout:
+    """Arranges inputs in the memory layout that suits a network."""
 
     def __init__(self, network: Network, data: DeviceSamples) -> None:
         self._network, self._data = network, data
-        self._suits: bool | None = None
+        self._suitable: bool | None = None
 
-    def of_inputs(self, x: Tensor) -> Tensor:
-        """The same inputs in the layout that suits the network."""
+    def arrange(self, x: Tensor) -> Tensor:
+        """The same inputs, with channels last if that suits the network."""
         if x.dim() != 4 or x.device.type != "cpu" or x.dtype != torch.float32 or torch.get_num_threads() != 1:
             return x
-        if self._suits is None:
-            self._suits = self._found_to_suit()
-        return channels_last(x) if self._suits else x
+        if self._suitable is None:
+            self._suitable = self._is_suitable()
+        return channels_last(x) if self._suitable else x
 
     @torch.no_grad()
-    def _found_to_suit(self) -> bool:
+    def _is_suitable(self) -> bool:
         """Whether the network has convolutions and gives the same outputs with either layout.
 
-        A user's network may take `view`s that need the usual one, or draw random numbers in the order of memory.
+        A user's network may call `view`, which needs the usual layout, or draw random numbers in memory order.
         """
         state = self._network.state()
         if not any(isinstance(layer, nn.Conv2d) for layer in self._network.module(state).modules()):
@@ -52,7 +52,7 @@ class Layout:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same images; one channel is last and first at once, and has to be said to be last."""
+    """The same images with channels last. PyTorch cannot tell where a single channel lies, so its strides are set."""
     channels, height, width = x.shape[1:]
     if channels == 1:
         return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))

@@ -1,7 +1,7 @@
-"""Two kinds of layer carry hidden state that would tie a result to the engine.
+"""Replacements for layers whose result would depend on the engine.
 
-Dropout draws from a global stream, and BatchNorm sees the rows that pad a short batch. These take their place: a keyed
-dropout in every engine, and a BatchNorm that counts valid rows only where clients are stacked.
+Dropout draws from a global stream, so every engine uses a keyed dropout instead. BatchNorm would see the padding of
+short batches, so stacked clients use a BatchNorm that counts valid rows only.
 """
 
 from __future__ import annotations
@@ -17,64 +17,64 @@ from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold, uniform
 
 Between = Callable[[Tensor], Tensor]
-"""What is done to features between the encoder and the head."""
+"""A change of the features between the encoder and the head."""
 
 
 @dataclass
-class Step:
-    """What the replaced layers must know of the step being computed."""
+class LayerContext:
+    """What the replaced layers need to know about the current forward pass."""
 
     key: Tensor | None = None
     dropouts: int = 0
-    """How many masks were drawn: a layer may be called more than once."""
+    """Number of dropout masks drawn so far; a layer may be called more than once."""
     valid: Tensor | None = None
     buffers: Tensors = field(default_factory=dict)
     between: Between | None = None
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask is a function of the step's key, of the masks before it and of the position in the batch."""
+    """Dropout whose mask depends on the key, on the number of earlier masks and on the position in the batch."""
 
-    def __init__(self, layer: nn.Module, step: Step) -> None:
+    def __init__(self, layer: nn.Module, context: LayerContext) -> None:
         super().__init__()
         self.p = float(layer.p)  # type: ignore[arg-type]
         self.whole_channels = not isinstance(layer, nn.Dropout)
-        self._step = step
+        self._context = context
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        if self._step.key is None:
+        if self._context.key is None:
             raise RuntimeError("a network with dropout was run in train mode without a key")
         if self.p == 1:
             return torch.zeros_like(x)
-        self._step.dropouts += 1
+        self._context.dropouts += 1
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
         positions = torch.arange(shape.numel(), device=x.device)
-        kept = uniform(fold(self._step.key, self._step.dropouts), positions).reshape(shape) >= self.p
+        kept = uniform(fold(self._context.key, self._context.dropouts), positions).reshape(shape) >= self.p
         return x * kept.to(x.dtype) / (1 - self.p)
 
 
 class Perturbation(nn.Module):
-    """The place between the encoder and the head, where an objective may change the features."""
+    """Sits between the encoder and the head, where an objective may change the features."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, context: LayerContext) -> None:
         super().__init__()
-        self._step = step
+        self._context = context
 
     def forward(self, features: Tensor) -> Tensor:
-        return features if self._step.between is None else self._step.between(features)
+        return features if self._context.between is None else self._context.between(features)
 
 
 class ValidBatchNorm:
     """The forward pass of a BatchNorm layer over the valid rows of a padded batch, without side effects.
 
-    It takes the place of the layer's own method, so that a model which finds its BatchNorm layers by their class, for
-    instance to freeze them, still does.
+    It replaces the layer's own method, so that a model can still find its BatchNorm layers by class, for instance to
+    freeze them.
     """
 
-    def __init__(self, layer: _BatchNorm, step: Step, name: str) -> None:
-        self._layer, self._step, self._name = layer, step, name
+    def __init__(self, layer: _BatchNorm, context: LayerContext, name: str) -> None:
+        self._layer, self._context, self._name = layer, context, name
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self._layer
@@ -84,7 +84,7 @@ class ValidBatchNorm:
         else:
             mean, var, count = self._batch_statistics(wide)
             if layer.training:
-                self._remember(mean, var * count / (count - 1))
+                self._update_running_statistics(mean, var * count / (count - 1))
         shape = (1, -1) + (1,) * (x.dim() - 2)
         out = (wide - mean.view(shape)) * (var.view(shape) + layer.eps).rsqrt()
         if layer.affine:
@@ -93,15 +93,15 @@ class ValidBatchNorm:
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         axes = (0, *range(2, x.dim()))
-        assert self._step.valid is not None
-        rows = self._step.valid.to(x.dtype).view((-1,) + (1,) * (x.dim() - 1))
+        assert self._context.valid is not None
+        rows = self._context.valid.to(x.dtype).view((-1,) + (1,) * (x.dim() - 1))
         count = rows.sum() * x[0, 0].numel()
         mean = (x * rows).sum(axes) / count
         shape = (1, -1) + (1,) * (x.dim() - 2)
         var = ((x - mean.view(shape)).square() * rows).sum(axes) / count
         return mean, var, count
 
-    def _remember(self, mean: Tensor, var: Tensor) -> None:
+    def _update_running_statistics(self, mean: Tensor, var: Tensor) -> None:
         layer = self._layer
         if not layer.track_running_stats:
             return
@@ -109,10 +109,10 @@ class ValidBatchNorm:
         factor = 1 / (seen + 1).to(mean.dtype) if layer.momentum is None else layer.momentum
         for statistic, value in (("running_mean", mean), ("running_var", var)):
             before = self._current(statistic)
-            self._step.buffers[f"{self._name}.{statistic}"] = before + factor * (value.detach() - before)
-        self._step.buffers[f"{self._name}.num_batches_tracked"] = seen + 1
+            self._context.buffers[f"{self._name}.{statistic}"] = before + factor * (value.detach() - before)
+        self._context.buffers[f"{self._name}.num_batches_tracked"] = seen + 1
 
     def _current(self, statistic: str) -> Tensor:
-        """As this pass has it, should the layer be called more than once."""
-        current: Tensor = self._step.buffers.get(f"{self._name}.{statistic}", getattr(self._layer, statistic))
+        """The statistic so far in this pass; a layer may be called more than once."""
+        current: Tensor = self._context.buffers.get(f"{self._name}.{statistic}", getattr(self._layer, statistic))
         return current

@@ -1,7 +1,7 @@
-"""A model lifted over clients: one program that applies every client's own parameters to its own batch.
+"""A model lifted over clients: one program that applies every client's parameters to its batch.
 
-The module is taken apart by `torch.fx`. Each layer that has a rule (`stacked_layers`) becomes one operation on all
-clients; what has none is lifted by `vmap`, layer by layer.
+`torch.fx` takes the module apart. A layer with a rule (`stacked_layers`) becomes one operation on all clients; other
+layers are lifted by `vmap`, one by one.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch.utils._pytree import tree_map
 
 from fedskew.engine.kernels import Activation
 from fedskew.engine.model.layers import Between
-from fedskew.engine.model.stacked_layers import RULES, Pass, batch_norm
+from fedskew.engine.model.stacked_layers import RULES, StackedForward, batch_norm
 from fedskew.methods.parts import Tensors
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """A value of all clients, [K, B, …]; anything else is the same for all."""
+    """A value with a leading axis of clients, [K, B, …]. Other values are the same for all clients."""
 
     tensor: Tensor
 
 
 class _Tracer(fx.Tracer):
-    """Stops at the layers that have a rule."""
+    """Does not trace into layers that have a rule."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in RULES or super().is_leaf_module(m, module_qualified_name)
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an operation changes its arguments: between clients that share a stack, nothing may."""
+    """Whether an operation changes its arguments in place, which a stack of clients does not allow."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     called = node.op in ("call_method", "call_function")
     in_place = (name.endswith("_") and not name.endswith("__")) or name in (
@@ -52,7 +52,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def lifted_model(module: nn.Module) -> LiftedModel | None:
-    """The program of a module in its present mode; None if it cannot be taken apart."""
+    """The program of a module in its current mode; None if it cannot be taken apart."""
     try:
         return LiftedModel(module)
     except (TypeError, ValueError, RuntimeError, AttributeError, NameError, fx.proxy.TraceError):
@@ -60,24 +60,24 @@ def lifted_model(module: nn.Module) -> LiftedModel | None:
 
 
 def _random_streams() -> tuple[object, ...]:
-    """Where the streams of Python and torch stand."""
+    """The states of the random streams of Python and torch."""
     return random.getstate(), torch.get_rng_state().tolist()
 
 
 class LiftedModel:
-    """A module, as it is in train or in eval mode, as one program over stacked clients."""
+    """A module, in train or eval mode, as one program over stacked clients."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         before = _random_streams()
         self._graph = _Tracer().trace(module)
         if before != _random_streams():
-            raise ValueError("the model draws random numbers of its own, which would stay as they were drawn here")
+            raise ValueError("the model draws random numbers, which would be the same in each call of the program")
         if any(_writes(node) for node in self._graph.nodes):
             raise ValueError("the model changes tensors in place")
-        self._activations, self._done = _activations_after_norms(self._graph, module)
+        self._activations, self._fused_activations = _activations_after_norms(self._graph, module)
         self._canonical = _canonical_names(module)
-        """Tied tensors have several names; the clients' tensors go by the first."""
+        """The first name of each tensor: tied tensors have several, and the clients' tensors use the first."""
 
     def __call__(
         self,
@@ -87,45 +87,45 @@ class LiftedModel:
         keys: Tensor | None,
         between: Between | None = None,
     ) -> tuple[Any, Tensors]:
-        """What the module returns, each tensor with a leading axis of clients; and BatchNorm's new statistics."""
+        """The module's outputs with a leading axis of clients, and BatchNorm's new statistics."""
 
         def find(name: str) -> Tensor | None:
             name = self._canonical.get(name, name)
             if name in tensors:
                 return tensors[name]
-            own = _attribute(self._module, name)  # a parameter that the user froze is the same for all
+            own = _attribute(self._module, name)  # a parameter that the user froze is the same for all clients
             return own.expand(len(x), *own.shape) if isinstance(own, Tensor) else None
 
-        this = Pass(len(x), find, valid, keys, between)
+        forward = StackedForward(len(x), find, valid, keys, between)
         values: dict[fx.Node, Any] = {}
         for node in self._graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             if node.op == "output":
                 outputs = tree_map(lambda v: v.tensor if isinstance(v, Stacked) else v, args[0], is_leaf=_is_stacked)
-                return outputs, this.statistics
-            values[node] = Stacked(x) if node.op == "placeholder" else self._apply(this, node, args, kwargs)
+                return outputs, forward.statistics
+            values[node] = Stacked(x) if node.op == "placeholder" else self._apply(forward, node, args, kwargs)
         raise ValueError("the model returns nothing")
 
-    def _apply(self, this: Pass, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    def _apply(self, forward: StackedForward, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target: Any = node.target
-        if node in self._done:
+        if node in self._fused_activations:
             return args[0]
-        this.activation = self._activations.get(node, "none")
+        forward.activation = self._activations.get(node, "none")
         if node.op == "get_attr":
-            found = this.of("", target)
+            found = forward.tensor("", target)
             return _attribute(self._module, target) if found is None else Stacked(found)
         if node.op == "call_module":
-            return self._layer(this, target, args, kwargs)
+            return self._layer(forward, target, args, kwargs)
         if node.op == "call_method":
             return _function(getattr(Tensor, target), args, kwargs)
         return _function(target, args, kwargs)
 
-    def _layer(self, this: Pass, name: str, args: Any, kwargs: Any) -> Any:
+    def _layer(self, forward: StackedForward, name: str, args: Any, kwargs: Any) -> Any:
         layer = self._module.get_submodule(name)
         rule = RULES.get(type(layer))
         if rule is not None and not kwargs and len(args) == 1 and isinstance(args[0], Stacked):
-            return Stacked(rule(this, name, layer, args[0].tensor))
-        own = {n: Stacked(t) for n in _tensor_names(layer) if (t := this.of(name, n)) is not None}
+            return Stacked(rule(forward, name, layer, args[0].tensor))
+        own = {n: Stacked(t) for n in _tensor_names(layer) if (t := forward.tensor(name, n)) is not None}
         return _by_vmap(lambda t, *a, **k: torch.func.functional_call(layer, t, a, k), (own, *args), kwargs)
 
 
@@ -133,7 +133,7 @@ _ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", F.rel
 
 
 def _activations_after_norms(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node, Activation], set[fx.Node]]:
-    """BatchNorm layers whose values go to an activation and nowhere else; and those activations' own nodes."""
+    """BatchNorm layers that feed only an activation, and the nodes of these activations."""
     found: dict[fx.Node, Activation] = {}
     done: set[fx.Node] = set()
     for node in graph.nodes:
@@ -157,8 +157,8 @@ _ELEMENTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, torc
 def _function(function: Any, args: Any, kwargs: Any) -> Any:
     given = [a for a in args if isinstance(a, Stacked)]
     if function in (getattr, Tensor.size, Tensor.dim) and given:
-        of_one = function(args[0].tensor[0], *args[1:])
-        return _by_vmap(function, args, kwargs) if isinstance(of_one, Tensor) else of_one  # `x.mT` is a value
+        one = function(args[0].tensor[0], *args[1:])
+        return _by_vmap(function, args, kwargs) if isinstance(one, Tensor) else one  # `x.mT` is a value
     if not given and not any(isinstance(v, Stacked) for v in kwargs.values()) and not _holds_stacked(args):
         return function(*args, **kwargs)
     if function in _ELEMENTWISE and not kwargs and _alike(args):
@@ -177,33 +177,33 @@ def _is_stacked(value: Any) -> bool:
 
 
 def _alike(args: Any) -> bool:
-    """Whether an elementwise function of these broadcasts nothing over clients."""
+    """Whether an elementwise function of these arguments needs no broadcasting over clients."""
     given = [a for a in args if isinstance(a, Stacked)]
     same = all(a.tensor.shape == given[0].tensor.shape for a in given)
     return same and all(isinstance(a, Stacked | int | float) for a in args)
 
 
 @dataclass(frozen=True)
-class _Slot:
-    """The place of a tensor among those that `vmap` maps over."""
+class _Placeholder:
+    """Stands for a tensor that `vmap` maps over."""
 
     index: int
 
 
 def _by_vmap(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Lift any function of one client's values."""
+    """Lift any function of one client's values over all clients."""
     tensors: list[Tensor] = []
 
     def take(value: Any) -> Any:
         if not isinstance(value, Stacked):
             return value
         tensors.append(value.tensor)
-        return _Slot(len(tensors) - 1)
+        return _Placeholder(len(tensors) - 1)
 
     structure = tree_map(take, (args, kwargs), is_leaf=_is_stacked)
 
     def call(*given: Tensor) -> Any:
-        filled = tree_map(lambda v: given[v.index] if isinstance(v, _Slot) else v, structure)
+        filled = tree_map(lambda v: given[v.index] if isinstance(v, _Placeholder) else v, structure)
         return function(*filled[0], **filled[1])
 
     out = torch.func.vmap(call)(*tensors)

@@ -1,4 +1,4 @@
-"""A model as a pure function of named tensors: for one client, and for a stack of clients."""
+"""A model as a pure function of named tensors, for one client and for a stack of clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine import kernels
-from fedskew.engine.model.layers import Between, KeyedDropout, Perturbation, Step, ValidBatchNorm
+from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, Perturbation, ValidBatchNorm
 from fedskew.engine.model.lifting import LiftedModel, lifted_model
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import has_features
@@ -19,7 +19,7 @@ from fedskew.models.base import has_features
 
 @dataclass(frozen=True)
 class ModelState:
-    """The tensors of one model: what is trained, and BatchNorm's statistics."""
+    """The tensors of one model: trained parameters, and buffers such as BatchNorm's statistics."""
 
     params: Tensors
     buffers: Tensors
@@ -34,13 +34,13 @@ class Network:
         self._model = copy.deepcopy(model).to(dtype)
         self._dtype = dtype
         self._autocast = autocast
-        self._step = Step()
+        self._context = LayerContext()
         self._plain, self._stackable = (
-            _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)), self._step) for _ in range(2)
+            _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)), self._context) for _ in range(2)
         )
         for name, layer in self._stackable.model.named_modules():
             if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
-                layer.forward = ValidBatchNorm(layer, self._step, name).forward  # type: ignore[assignment, method-assign]
+                layer.forward = ValidBatchNorm(layer, self._context, name).forward  # type: ignore[assignment, method-assign]
 
         self._plain.train()
         self._ties = _has_ties(self._model)
@@ -58,7 +58,7 @@ class Network:
         return torch.finfo(self._autocast or self._dtype).eps
 
     def state(self) -> ModelState:
-        """A copy of the model's own tensors, by name; parameters that the user froze are no part of it."""
+        """A copy of the model's tensors by name, without parameters that the user froze."""
         trained = {n: p.detach().clone() for n, p in sorted(self._model.named_parameters()) if p.requires_grad}
         return ModelState(trained, {n: b.detach().clone() for n, b in sorted(self._model.named_buffers())})
 
@@ -79,20 +79,20 @@ class Network:
     ) -> Outputs:
         """Logits and features of a batch; in train mode BatchNorm writes its statistics into `buffers`.
 
-        `between` is what the head sees of the features.
+        `between` changes the features before the head.
         """
-        self._step.between = between
+        self._context.between = between
         try:
             return self._call(self._plain, params, buffers, x, mode, key, None)
         finally:
-            self._step.between = None
+            self._context.between = None
 
     def forward_padded(
         self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, key: Tensor | None = None
     ) -> tuple[Outputs, Tensors]:
-        """The same for a batch some of whose rows pad, without writing anywhere: also returns the new statistics."""
+        """Like `forward`, for a padded batch. Writes nowhere and returns the new statistics instead."""
         outputs = self._call(self._stackable, params, buffers, x, mode, key, valid)
-        return outputs, {**buffers, **self._step.buffers}
+        return outputs, {**buffers, **self._context.buffers}
 
     def forward_stacked(
         self,
@@ -104,11 +104,14 @@ class Network:
         keys: Tensor,
         between: Between | None = None,
     ) -> tuple[Outputs, Tensors]:
-        """The same for a stack of clients, all tensors with a leading axis of clients; `valid` None: no row pads."""
+        """Like `forward_padded`, for a stack of clients: all tensors have a leading axis of clients.
+
+        `valid` is None if there is no padding.
+        """
         lifted = self._lifted_in(mode)
         if lifted is None:
             if between is not None:
-                raise RuntimeError("the method changes features, and the model cannot be taken apart")
+                raise RuntimeError("the method changes features, which needs a model that torch.fx can trace")
             valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
             return self._stacked_by_vmap(params, buffers, x, valid, mode, keys)
         with self._precision(x.device):
@@ -117,7 +120,7 @@ class Network:
         return self._outputs(logits, features), {**buffers, **new}
 
     def logits(self, model: ModelState, x: Tensor) -> Tensor:
-        """Of samples, in eval mode; on a GPU by the same kernels as a stack of clients, for they are faster."""
+        """Logits in eval mode. On a GPU they use the kernels for stacked clients, which are faster."""
         if not self.prefers_channels_last(x) or self._lifted_in("eval") is None:
             return self.forward(model.params, model.buffers, x).logits
         one = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (model.params, model.buffers)]
@@ -154,10 +157,12 @@ class Network:
         key: Tensor | None,
         valid: Tensor | None,
     ) -> Outputs:
-        if module.training != (mode == "train"):  # it visits every layer, which takes longer than a small layer does
+        if module.training != (
+            mode == "train"
+        ):  # changing the mode visits every layer, which takes longer than a small layer
             module.train(mode == "train")
-        self._step.key, self._step.dropouts = key, 0
-        self._step.valid, self._step.buffers = valid, {}
+        self._context.key, self._context.dropouts = key, 0
+        self._context.valid, self._context.buffers = valid, {}
         with self._precision(x.device):
             logits, features = torch.func.functional_call(
                 module, _prefixed({**params, **buffers}), (x,), tie_weights=self._ties
@@ -179,14 +184,14 @@ class Network:
         return kernels.supported(samples, samples) and any(isinstance(m, nn.Conv2d) for m in self._model.modules())
 
     def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
-        """Whether what the model says of a sample depends on the others in the batch, or on its place there."""
+        """Whether a sample's output depends on the other samples of the batch, or on its position there."""
         if mode not in self._mixes:
             known = any(_mixes_rows(layer, mode) for layer in self._stackable.modules())
-            self._mixes[mode] = known or self._seen_to_mix(mode, samples)
+            self._mixes[mode] = known or self._mixes_on_trial(mode, samples)
         return self._mixes[mode]
 
     @torch.no_grad()
-    def _seen_to_mix(self, mode: Mode, samples: Tensor) -> bool:
+    def _mixes_on_trial(self, mode: Mode, samples: Tensor) -> bool:
         state = self.state()
         key = torch.zeros((), dtype=torch.int64, device=samples.device)
 
@@ -198,7 +203,7 @@ class Network:
         return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
 
     def smallest_batch(self, sample: Tensor) -> int:
-        """2 if a batch of one cannot be trained on: BatchNorm over a single value."""
+        """The smallest batch that can be trained on: 2 if BatchNorm would see a single value, else 1."""
         state = self.state()
         devices = [sample.device] if sample.device.type == "cuda" else []
         try:
@@ -214,12 +219,12 @@ class Network:
         for name, layer in list(model.named_modules(remove_duplicate=False)):
             if name and isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 parent, _, child = name.rpartition(".")
-                setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._step))
+                setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._context))
         return model
 
 
 def _has_ties(model: nn.Module) -> bool:
-    """Whether a tensor has two names: finding out at every call takes longer than a small layer does."""
+    """Whether a tensor has two names. PyTorch can find out at every call, but that takes longer than a small layer."""
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return len({id(tensor) for _, tensor in tensors}) < len(tensors)
 
@@ -234,17 +239,17 @@ _PREFIX = "model."
 
 
 def _prefixed(tensors: Tensors) -> Tensors:
-    """By their names inside `_WithFeatures`."""
+    """The tensors by their names inside `_WithFeatures`."""
     return {_PREFIX + name: t for name, t in tensors.items()}
 
 
 class _WithFeatures(nn.Module):
-    """Makes `forward` return logits and features; only a `Classifier` is known to have the latter."""
+    """Makes `forward` return logits and features. Only a `Classifier` has known features."""
 
-    def __init__(self, model: nn.Module, step: Step) -> None:
+    def __init__(self, model: nn.Module, context: LayerContext) -> None:
         super().__init__()
         self.model = model
-        self.perturbation = Perturbation(step)
+        self.perturbation = Perturbation(context)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         if has_features(self.model):

@@ -1,8 +1,8 @@
-"""Layers over stacked clients: what each makes of the values of all clients at once.
+"""Layers over stacked clients: each processes the values of all clients at once.
 
-A value is [K, B, …], the batch of each client, whatever its order in memory. Behind a grouped convolution the clients'
-channels lie side by side, [B, K·C, H, W]; behind the kernels for GPUs (`kernels`) the channels come last. A layer works
-in the order that it finds.
+A value has the shape [K, B, …], one batch per client, in any memory order. After a grouped convolution the clients'
+channels lie side by side, [B, K·C, H, W]; after the GPU kernels (`kernels`) the channels come last. A layer keeps the
+order of its input.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from fedskew.randomness import fold, uniform
 
 
 @dataclass
-class Pass:
-    """One pass of the program: the clients' tensors, and what the layers leave behind."""
+class StackedForward:
+    """One forward pass over stacked clients: their tensors, and the new statistics of their layers."""
 
     clients: int
     tensors: Callable[[str], Tensor | None]
-    """A parameter or buffer of all clients by its qualified name; None if there is none of that name."""
+    """Finds a parameter or buffer of all clients by its qualified name; returns None for an unknown name."""
     valid: Tensor | None
-    """[K, B]: rows that do not pad the batch; None: no row does."""
+    """[K, B]: False for rows of padding. None: there is no padding."""
     keys: Tensor | None
-    """[K]: for dropout."""
+    """[K]: the keys of dropout."""
     between: Between | None = None
-    """What is done to the features of all clients between encoder and head."""
+    """Changes the features of all clients between encoder and head."""
     dropouts: int = 0
-    """How many masks were drawn: a layer may be called more than once."""
+    """Number of dropout masks drawn so far; a layer may be called more than once."""
     statistics: Tensors = field(default_factory=dict)
     """New running statistics of BatchNorm."""
     activation: Activation = "none"
-    """What follows the layer at once: BatchNorm does it in the same pass over its values."""
+    """The activation that directly follows the layer; BatchNorm applies it in the same pass over its values."""
 
-    def of(self, layer: str, name: str) -> Tensor | None:
+    def tensor(self, layer: str, name: str) -> Tensor | None:
         qualified = f"{layer}.{name}" if layer else name
         return self.statistics[qualified] if qualified in self.statistics else self.tensors(qualified)
 
 
-Rule = Callable[[Pass, str, Any, Tensor], Tensor]
-"""What a layer, by its name and module, makes of a value."""
+Rule = Callable[[StackedForward, str, Any, Tensor], Tensor]
+"""Computes a layer, given by its name and module, for a value of all clients."""
 
 RULES: dict[type[nn.Module], Rule] = {}
 
@@ -83,7 +83,7 @@ def _split(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
 
 
 def _per_channel(tensor: Tensor, x: Tensor) -> Tensor:
-    """[K, C], broadcast over the values of x."""
+    """A tensor [K, C], shaped to broadcast over x."""
     return tensor.view(len(tensor), 1, -1, *(1,) * (x.dim() - 3))
 
 
@@ -91,8 +91,8 @@ def _per_channel(tensor: Tensor, x: Tensor) -> Tensor:
 
 
 @rule(nn.Conv2d)
-def _convolution(this: Pass, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
-    weight, bias, padding = this.of(name, "weight"), this.of(name, "bias"), layer.padding
+def _convolution(forward: StackedForward, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
+    weight, bias, padding = forward.tensor(name, "weight"), forward.tensor(name, "bias"), layer.padding
     assert weight is not None
     if layer.padding_mode != "zeros":
         wide = F.pad(x.flatten(0, 1), layer._reversed_padding_repeated_twice, layer.padding_mode)
@@ -105,18 +105,18 @@ def _convolution(this: Pass, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
             return kernels.stacked_conv2d(x, weight, bias, stride, padding)
         if layer.groups == layer.in_channels == layer.out_channels:
             return kernels.stacked_depthwise_conv2d(x, weight, bias, stride, padding)
-    if this.clients == 1:
+    if forward.clients == 1:
         own = None if bias is None else bias[0]
         out = F.conv2d(x[0], weight[0], own, layer.stride, padding, layer.dilation, layer.groups)
         return out.unsqueeze(0)
     flat_bias = None if bias is None else bias.flatten()
-    groups = layer.groups * this.clients
+    groups = layer.groups * forward.clients
     out = F.conv2d(_as_channels(x), weight.flatten(0, 1), flat_bias, layer.stride, padding, layer.dilation, groups)
-    return _from_channels(out, this.clients)
+    return _from_channels(out, forward.clients)
 
 
 def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A 1×1 convolution: a matrix product over the channels, which come last in memory."""
+    """A 1×1 convolution as a matrix product over the channels, which come last in memory."""
     pixels = x.permute(0, 1, 3, 4, 2)
     out = _matrix_product(pixels.flatten(1, 3), weight.flatten(2), bias)
     return out.view(*pixels.shape[:-1], -1).permute(0, 1, 4, 2, 3)
@@ -128,15 +128,15 @@ def _matrix_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 
 @rule(nn.Linear)
-def _linear(this: Pass, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
-    weight, bias = this.of(name, "weight"), this.of(name, "bias")
+def _linear(forward: StackedForward, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
+    weight, bias = forward.tensor(name, "weight"), forward.tensor(name, "bias")
     assert weight is not None
     return _matrix_product(x.flatten(1, -2), weight, bias).view(*x.shape[:-1], layer.out_features)
 
 
 @rule(nn.Embedding)
-def _embedding(this: Pass, name: str, layer: nn.Embedding, tokens: Tensor) -> Tensor:
-    weight = this.of(name, "weight")
+def _embedding(forward: StackedForward, name: str, layer: nn.Embedding, tokens: Tensor) -> Tensor:
+    weight = forward.tensor(name, "weight")
     assert weight is not None
     if layer.padding_idx is not None or layer.max_norm is not None:
         lifted: Tensor = torch.func.vmap(lambda t, x: torch.func.functional_call(layer, {"weight": t}, (x,)))(
@@ -144,49 +144,51 @@ def _embedding(this: Pass, name: str, layer: nn.Embedding, tokens: Tensor) -> Te
         )
         return lifted
     size = layer.num_embeddings
-    first = (torch.arange(this.clients, device=tokens.device) * size).view(-1, *(1,) * (tokens.dim() - 1))
+    first = (torch.arange(forward.clients, device=tokens.device) * size).view(-1, *(1,) * (tokens.dim() - 1))
     known = (tokens >= 0) & (tokens < size)
-    outside = this.clients * size  # an unknown token must fail as it does in one table, not read another client's row
+    outside = (
+        forward.clients * size
+    )  # an unknown token must fail as it does in one table, not read another client's row
     return F.embedding(torch.where(known, tokens + first, outside), weight.flatten(0, 1))
 
 
 @rule(nn.BatchNorm1d, nn.BatchNorm2d)
-def batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    running = [t for s in ("running_mean", "running_var") if (t := this.of(name, s)) is not None]
+def batch_norm(forward: StackedForward, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    running = [t for s in ("running_mean", "running_var") if (t := forward.tensor(name, s)) is not None]
     if running and not layer.training:
-        return _norm_by_running_statistics(this, name, layer, x, running)
-    if this.valid is None and layer.momentum is not None and (x.dim() == 3 or _channels_adjoin(x)):
-        return _full_batch_norm(this, name, layer, x)
+        return _norm_by_running_statistics(forward, name, layer, x, running)
+    if forward.valid is None and layer.momentum is not None and (x.dim() == 3 or _channels_adjoin(x)):
+        return _full_batch_norm(forward, name, layer, x)
     if x.dim() == 5 and kernels.supported(x, x):
-        weight, bias = this.of(name, "weight"), this.of(name, "bias")
-        out, mean, var = kernels.stacked_batch_norm(x, weight, bias, this.valid, layer.eps, this.activation)
+        weight, bias = forward.tensor(name, "weight"), forward.tensor(name, "bias")
+        out, mean, var = kernels.stacked_batch_norm(x, weight, bias, forward.valid, layer.eps, forward.activation)
     else:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
-        mean, var = _batch_statistics(this, wide)
-        out = _normed(this, name, layer, wide, mean, var).to(x.dtype)
+        mean, var = _batch_statistics(forward, wide)
+        out = _normed(forward, name, layer, wide, mean, var).to(x.dtype)
     if layer.training and layer.track_running_stats:
-        count = _values(this, x)
-        _remember(this, name, layer, mean, var * count / (count - 1))
+        count = _values(forward, x)
+        _update_running_statistics(forward, name, layer, mean, var * count / (count - 1))
     return out
 
 
 def _norm_by_running_statistics(
-    this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor, running: Sequence[Tensor]
+    forward: StackedForward, name: str, layer: nn.BatchNorm2d, x: Tensor, running: Sequence[Tensor]
 ) -> Tensor:
-    if this.clients > 1:
+    if forward.clients > 1:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return _normed(this, name, layer, wide, running[0], running[1]).to(x.dtype)
-    weight, bias = (None if t is None else t[0] for t in (this.of(name, "weight"), this.of(name, "bias")))
+        return _normed(forward, name, layer, wide, running[0], running[1]).to(x.dtype)
+    weight, bias = (None if t is None else t[0] for t in (forward.tensor(name, "weight"), forward.tensor(name, "bias")))
     out = F.batch_norm(x[0], running[0][0], running[1][0], weight, bias, eps=layer.eps)
-    return _activated(out, this.activation).unsqueeze(0)
+    return _activated(out, forward.activation).unsqueeze(0)
 
 
-def _normed(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    scale, bias = (var + layer.eps).rsqrt(), this.of(name, "bias")
-    if (weight := this.of(name, "weight")) is not None:
+def _normed(forward: StackedForward, name: str, layer: nn.BatchNorm2d, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    scale, bias = (var + layer.eps).rsqrt(), forward.tensor(name, "bias")
+    if (weight := forward.tensor(name, "weight")) is not None:
         scale = scale * weight
     out = (x - _per_channel(mean, x)) * _per_channel(scale, x)
-    return _activated(out if bias is None else out + _per_channel(bias, x), this.activation)
+    return _activated(out if bias is None else out + _per_channel(bias, x), forward.activation)
 
 
 def _activated(x: Tensor, activation: Activation) -> Tensor:
@@ -195,59 +197,63 @@ def _activated(x: Tensor, activation: Activation) -> Tensor:
     return F.relu(x) if activation == "relu" else F.relu6(x)
 
 
-def _full_batch_norm(this: Pass, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """PyTorch's own, for batches without padding: the clients' channels are so many channels of one batch."""
+def _full_batch_norm(forward: StackedForward, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """PyTorch's BatchNorm, for batches without padding: the clients' channels become channels of one batch."""
     keep = layer.training and layer.track_running_stats
-    weight, bias = (None if t is None else t.flatten() for t in (this.of(name, "weight"), this.of(name, "bias")))
-    tracked = [this.of(name, statistic) if keep else None for statistic in ("running_mean", "running_var")]
+    weight, bias = (
+        None if t is None else t.flatten() for t in (forward.tensor(name, "weight"), forward.tensor(name, "bias"))
+    )
+    tracked = [forward.tensor(name, statistic) if keep else None for statistic in ("running_mean", "running_var")]
     new = [None if t is None else t.flatten().clone() for t in tracked]
     out = F.batch_norm(_as_channels(x), new[0], new[1], weight, bias, True, layer.momentum or 0.0, layer.eps)
     if keep:
         for statistic, value in zip(("running_mean", "running_var"), new, strict=True):
             assert value is not None
-            this.statistics[f"{name}.{statistic}"] = value.view(this.clients, -1)
-        _count_batch(this, name)
-    return _from_channels(_activated(out, this.activation), this.clients)
+            forward.statistics[f"{name}.{statistic}"] = value.view(forward.clients, -1)
+        _count_batch(forward, name)
+    return _from_channels(_activated(out, forward.activation), forward.clients)
 
 
-def _batch_statistics(this: Pass, x: Tensor) -> tuple[Tensor, Tensor]:
+def _batch_statistics(forward: StackedForward, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each client's channels [K, C] over its valid rows."""
     axes = (1, *range(3, x.dim()))
-    if this.valid is None:
+    if forward.valid is None:
         var, mean = torch.var_mean(x, axes, correction=0)
         return mean, var
-    rows, count = this.valid.to(x.dtype).view(*x.shape[:2], *(1,) * (x.dim() - 2)), _values(this, x)
+    rows, count = forward.valid.to(x.dtype).view(*x.shape[:2], *(1,) * (x.dim() - 2)), _values(forward, x)
     mean = (x * rows).sum(axes) / count
     centred = (x - _per_channel(mean, x)) * rows
     return mean, centred.square().sum(axes) / count
 
 
-def _values(this: Pass, x: Tensor) -> Tensor | int:
-    """How many values a statistic of each client is over, [K, 1] or the same for all."""
-    if this.valid is None:
+def _values(forward: StackedForward, x: Tensor) -> Tensor | int:
+    """Number of values per statistic: [K, 1], or one number if it is the same for all clients."""
+    if forward.valid is None:
         return x[0, :, 0].numel()
-    return this.valid.sum(dim=1, keepdim=True) * x[0, 0, 0].numel()
+    return forward.valid.sum(dim=1, keepdim=True) * x[0, 0, 0].numel()
 
 
-def _remember(this: Pass, name: str, layer: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
-    seen = _count_batch(this, name)
+def _update_running_statistics(
+    forward: StackedForward, name: str, layer: nn.BatchNorm2d, mean: Tensor, var: Tensor
+) -> None:
+    seen = _count_batch(forward, name)
     factor = 1 / seen.to(mean.dtype).unsqueeze(-1) if layer.momentum is None else layer.momentum
     for statistic, value in (("running_mean", mean), ("running_var", var)):
-        before = this.of(name, statistic)
+        before = forward.tensor(name, statistic)
         assert before is not None
-        this.statistics[f"{name}.{statistic}"] = before + factor * (value.detach() - before)
+        forward.statistics[f"{name}.{statistic}"] = before + factor * (value.detach() - before)
 
 
-def _count_batch(this: Pass, name: str) -> Tensor:
-    seen = this.of(name, "num_batches_tracked")
+def _count_batch(forward: StackedForward, name: str) -> Tensor:
+    seen = forward.tensor(name, "num_batches_tracked")
     assert seen is not None
-    this.statistics[f"{name}.num_batches_tracked"] = seen + 1
+    forward.statistics[f"{name}.num_batches_tracked"] = seen + 1
     return seen + 1
 
 
 @rule(nn.GroupNorm)
-def _group_norm(this: Pass, name: str, layer: nn.GroupNorm, x: Tensor) -> Tensor:
-    weight, bias = this.of(name, "weight"), this.of(name, "bias")
+def _group_norm(forward: StackedForward, name: str, layer: nn.GroupNorm, x: Tensor) -> Tensor:
+    weight, bias = forward.tensor(name, "weight"), forward.tensor(name, "bias")
     out = _split(F.group_norm(x.flatten(0, 1), layer.num_groups, eps=layer.eps), 0, x.shape[:2])
     if weight is None or bias is None:
         return out
@@ -255,42 +261,42 @@ def _group_norm(this: Pass, name: str, layer: nn.GroupNorm, x: Tensor) -> Tensor
 
 
 @rule(KeyedDropout)
-def _dropout(this: Pass, name: str, layer: KeyedDropout, x: Tensor) -> Tensor:  # noqa: ARG001
-    """Each client's masks."""
+def _dropout(forward: StackedForward, name: str, layer: KeyedDropout, x: Tensor) -> Tensor:  # noqa: ARG001
+    """Apply each client's dropout masks."""
     if not layer.training or layer.p == 0:
         return x
     if layer.p == 1:
         return torch.zeros_like(x)
-    if this.keys is None:
+    if forward.keys is None:
         raise RuntimeError("a network with dropout was run in train mode without a key")
-    this.dropouts += 1
+    forward.dropouts += 1
     shape = x.shape[:3] + (1,) * (x.dim() - 3) if layer.whole_channels else x.shape
     positions = torch.arange(shape[1:].numel(), device=x.device)
-    drawn = uniform(fold(this.keys, this.dropouts).unsqueeze(-1), positions)
+    drawn = uniform(fold(forward.keys, forward.dropouts).unsqueeze(-1), positions)
     return x * (drawn >= layer.p).view(shape).to(x.dtype) / (1 - layer.p)
 
 
 @rule(Perturbation)
-def _perturbation(this: Pass, name: str, layer: Perturbation, x: Tensor) -> Tensor:  # noqa: ARG001
-    return x if this.between is None else this.between(x)
+def _perturbation(forward: StackedForward, name: str, layer: Perturbation, x: Tensor) -> Tensor:  # noqa: ARG001
+    return x if forward.between is None else forward.between(x)
 
 
 @rule(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-def _pooling(this: Pass, name: str, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG001
+def _pooling(forward: StackedForward, name: str, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG001
     if _channels_adjoin(x):
-        return _from_channels(layer(_as_channels(x)), this.clients)
+        return _from_channels(layer(_as_channels(x)), forward.clients)
     return _split(layer(x.flatten(0, 1)), 0, x.shape[:2])
 
 
 @rule(nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Hardswish, nn.Identity)
-def _elementwise(this: Pass, name: str, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG001
+def _elementwise(forward: StackedForward, name: str, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG001
     out: Tensor = layer(x)
     return out
 
 
 @rule(nn.LayerNorm)
-def _layer_norm(this: Pass, name: str, layer: nn.LayerNorm, x: Tensor) -> Tensor:
-    weight, bias = this.of(name, "weight"), this.of(name, "bias")
+def _layer_norm(forward: StackedForward, name: str, layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    weight, bias = forward.tensor(name, "weight"), forward.tensor(name, "bias")
     out = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
     over = (len(x), *(1,) * (x.dim() - 1 - len(layer.normalized_shape)), *layer.normalized_shape)
     if weight is not None:
@@ -299,6 +305,6 @@ def _layer_norm(this: Pass, name: str, layer: nn.LayerNorm, x: Tensor) -> Tensor
 
 
 @rule(nn.Flatten)
-def _flatten(this: Pass, name: str, layer: nn.Flatten, x: Tensor) -> Tensor:  # noqa: ARG001
+def _flatten(forward: StackedForward, name: str, layer: nn.Flatten, x: Tensor) -> Tensor:  # noqa: ARG001
     first, last = (d + 1 if d >= 0 else d for d in (layer.start_dim, layer.end_dim))
     return x.flatten(first, last)

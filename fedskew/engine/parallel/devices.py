@@ -1,6 +1,6 @@
-"""Several devices of one machine: each trains a share of the round's clients with an engine of its own.
+"""Several devices of one machine: each trains a share of the round's clients with its own engine.
 
-Every client's numbers are those of one device, up to rounding.
+Every client's result is the same as on one device, up to rounding.
 """
 
 from __future__ import annotations
@@ -14,74 +14,78 @@ import torch
 
 from fedskew.engine.contract import Engine, RoundResult, RoundWork
 from fedskew.engine.model.network import ModelState
-from fedskew.engine.parallel.shares import Share, balanced_shares, joined, local_steps, share_of
+from fedskew.engine.parallel.shares import Share, balanced_shares, client_costs, join_results, take_share
 from fedskew.methods.parts import Tensors
 
 
 class DevicesEngine(Engine):
-    """Trains on several devices at a time, from one thread for each."""
+    """Trains on several devices at a time, with one thread per device."""
 
     def __init__(self, engines: Sequence[Engine], devices: Sequence[torch.device]) -> None:
-        """Each engine has its network and data on its device; results are gathered on the first."""
+        """Each engine has its network and data on its device. Results are gathered on the first device."""
         self._engines, self._devices = engines, devices
         self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="fedskew-device")
         self.name = engines[0].name
         self.notices: list[str] = []
-        self._said: set[str] = set()
-        self._met: set[tuple[int, str]] = set()
+        self._noticed: set[str] = set()
+        self._trained_kinds: set[tuple[int, str]] = set()
 
     def train(self, work: RoundWork) -> RoundResult:
-        shares = balanced_shares(local_steps(work), len(self._devices))
-        with torch.random.fork_rng(devices=[]):  # threads that set and restore torch's own stream would mix it up
+        shares = balanced_shares(client_costs(work), len(self._devices))
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # threads that set and restore torch's global stream would disturb each other
             results = self._results(work, shares)
         for engine in self._engines:
-            fresh = [line for line in engine.notices if line not in self._said]
+            fresh = [line for line in engine.notices if line not in self._noticed]
             self.notices += fresh
-            self._said.update(fresh)
+            self._noticed.update(fresh)
             engine.notices.clear()
-        return joined(results, shares)
+        return join_results(results, shares)
 
     def _results(self, work: RoundWork, shares: Sequence[Share]) -> list[RoundResult]:
-        """The first round of a kind of work goes device by device: engines take the model apart then, for which torch
-        changes its own modules for a while, under the feet of other threads."""
+        """Train the shares in parallel, except in the first round of a kind of work.
+
+        Engines trace the model in that round. Torch patches its modules meanwhile, which would disturb other threads.
+        """
         kinds = {(place, repr(work.parts)) for place in range(len(shares))}
-        if not kinds <= self._met:
-            results = [self._trained(place, work, share) for place, share in enumerate(shares)]
-            self._met |= kinds
+        if not kinds <= self._trained_kinds:
+            results = [self._train_share(place, work, share) for place, share in enumerate(shares)]
+            self._trained_kinds |= kinds
             return results
-        started = [self._threads.submit(self._trained, place, work, share) for place, share in enumerate(shares)]
+        started = [self._threads.submit(self._train_share, place, work, share) for place, share in enumerate(shares)]
         return [one.result() for one in started]
 
     def close(self) -> None:
         self._threads.shutdown()
 
-    def _trained(self, place: int, work: RoundWork, share: Share) -> RoundResult:
+    def _train_share(self, place: int, work: RoundWork, share: Share) -> RoundResult:
         device = self._devices[place]
         current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
         with current:
-            result = self._engines[place].train(_on(device, share_of(work, share)))
+            result = self._engines[place].train(_move_work(device, take_share(work, share)))
             if device.type == "cuda":
-                torch.cuda.synchronize(device)  # the first device reads it from a stream of its own
+                torch.cuda.synchronize(device)  # the first device reads the result from another stream
             return result
 
 
-def _on(device: torch.device, work: RoundWork) -> RoundWork:
-    """The same work with its models there; clients' states are on the host, and every engine fetches them."""
+def _move_work(device: torch.device, work: RoundWork) -> RoundWork:
+    """The same work with its models on the device. Engines fetch the clients' states from the host themselves."""
     return replace(
         work,
-        sent=_moved_model(work.sent, device),
-        downlink=_moved(work.downlink, device),
+        sent=_move_model(work.sent, device),
+        downlink=_move(work.downlink, device),
         companions={
-            name: _moved_model(model, device)
+            name: _move_model(model, device)
             for name, model in work.companions.items()
             if name in work.objective.companions()
         },
     )
 
 
-def _moved_model(model: ModelState, device: torch.device) -> ModelState:
-    return ModelState(_moved(model.params, device), _moved(model.buffers, device))
+def _move_model(model: ModelState, device: torch.device) -> ModelState:
+    return ModelState(_move(model.params, device), _move(model.buffers, device))
 
 
-def _moved(tensors: Mapping[str, torch.Tensor], device: torch.device) -> Tensors:
+def _move(tensors: Mapping[str, torch.Tensor], device: torch.device) -> Tensors:
     return {name: t.to(device) for name, t in tensors.items()}

@@ -1,7 +1,7 @@
-"""Tensors and small facts between processes of one machine.
+"""Messages between processes of one machine: JSON facts and tensors.
 
-Facts travel as JSON over a socket, tensors in anonymous shared memory whose descriptor travels with them: the receiver
-maps it, and nothing is pickled or copied on the way.
+Facts travel over a socket. Tensors lie in anonymous shared memory, whose descriptor is sent along. The receiver maps
+the memory, so nothing is pickled or copied on the way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Parcel:
     """Tensors in shared memory, written once for any number of receivers."""
 
     def __init__(self, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
-        """A list of tensors of one shape arrives as one tensor with a leading axis."""
+        """A list of tensors of one shape becomes one tensor with a leading axis."""
         self._memory = os.memfd_create("fedskew", os.MFD_CLOEXEC)
         self._table: Facts = {}
         end = 0
@@ -42,7 +42,7 @@ class Parcel:
         os.ftruncate(self._memory, max(end, 1))
 
     def _write(self, tensor: Tensor, position: int) -> int:
-        """Where the tensor ends; numpy knows bytes, but not every number type of torch."""
+        """Write the bytes of a tensor and return where they end. (numpy does not know all dtypes of torch.)"""
         content = memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         while content:
             written = os.pwrite(self._memory, content, position)
@@ -55,12 +55,12 @@ class Parcel:
         to.sendall(body)
 
     def close(self) -> None:
-        """Receivers keep their own hold on the memory."""
+        """Release the memory here. Receivers still hold it."""
         os.close(self._memory)
 
 
 def send(to: socket.socket, facts: Facts, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
-    """One message to one receiver."""
+    """Send one message to one receiver."""
     parcel = Parcel(tensors)
     try:
         parcel.send(to, facts)
@@ -69,7 +69,7 @@ def send(to: socket.socket, facts: Facts, tensors: Mapping[str, Tensor | Sequenc
 
 
 def receive(from_: socket.socket) -> tuple[Facts, Tensors] | None:
-    """The next message; None if the sender is gone."""
+    """Receive the next message; None if the sender is gone."""
     try:
         head, descriptors, _, _ = socket.recv_fds(from_, _LENGTH, 1)
         if not descriptors:

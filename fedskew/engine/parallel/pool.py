@@ -1,9 +1,9 @@
-"""The pool engine: a round's clients shared out to worker processes of one thread each.
+"""The pool engine: worker processes of one thread each share a round's clients.
 
-On a CPU, the layers of small networks gain little from a second thread, but two clients at a time gain almost twofold.
-Workers are forked when they are first needed, so that network, data and method are simply there, and stay for the next
-rounds; models and results travel through shared memory (`messages`). With `plain` inside, a client's numbers are those
-of the plain engine with one thread, bit for bit, whichever worker it falls to.
+On a CPU, small networks gain little from a second thread, but training two clients at a time is almost twice as fast.
+Workers are forked when they are first needed, so that they inherit network, data and method, and they stay for the next
+rounds. Models and results travel through shared memory (`messages`). With `plain` inside, a client's result has the
+bits of the plain engine with one thread, whichever worker trains it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 from fedskew.engine.contract import Engine, RoundResult, RoundWork
 from fedskew.engine.parallel.messages import Facts, Parcel, receive
-from fedskew.engine.parallel.pool_worker import live
-from fedskew.engine.parallel.round_messages import result_of, work_facts, work_tensors
-from fedskew.engine.parallel.shares import Share, balanced_shares, joined, local_steps
+from fedskew.engine.parallel.pool_worker import serve
+from fedskew.engine.parallel.round_messages import unpack_result, work_facts, work_tensors
+from fedskew.engine.parallel.shares import Share, balanced_shares, client_costs, join_results
 from fedskew.engine.same_parts import same_parts
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Tensors
@@ -29,44 +29,44 @@ Reply = tuple[Facts, Tensors]
 
 
 def usable_cores() -> int:
-    """How many processes may compute at a time: the cores that this one may use, but no more than OMP_NUM_THREADS."""
+    """Number of cores that this process may use, limited by OMP_NUM_THREADS."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(limit)) if limit.isdecimal() and int(limit) else cores
 
 
 class PoolEngine(Engine):
-    """Trains as many clients at a time as there are workers, each with an engine of its own."""
+    """Trains one client per worker at a time. Each worker has its own engine."""
 
     def __init__(self, inner: Engine, workers: int | None = None) -> None:
-        """Each worker has a copy of the `inner` engine, which itself never trains."""
+        """Each worker has a copy of the `inner` engine; the original never trains."""
         self._engine = inner
         self.name = "pool" if inner.name == "plain" else f"pool-{inner.name}"
         self.notices: list[str] = []
-        self._said: set[str] = set()
-        self._most = workers or usable_cores()
+        self._noticed: set[str] = set()
+        self._max_workers = workers or usable_cores()
         self._parts: tuple[Part, ...] = ()
         self._workers: list[_Worker] = []
-        weakref.finalize(self, _end, self._workers, os.getpid())
+        weakref.finalize(self, _end_workers, self._workers, os.getpid())
 
     def train(self, work: RoundWork) -> RoundResult:
-        shares = balanced_shares(local_steps(work), self._most)
-        self._hire(work.parts, len(shares))
+        shares = balanced_shares(client_costs(work), self._max_workers)
+        self._ensure_workers(work.parts, len(shares))
         parcel = Parcel(work_tensors(work))
         try:
-            return joined(self._results(parcel, work_facts(work), shares), shares)
+            return join_results(self._results(parcel, work_facts(work), shares), shares)
         except BaseException:
-            self.close()  # what the others still train is of no use
+            self.close()  # the other workers' results are not needed any more
             raise
         finally:
             parcel.close()
 
     def close(self) -> None:
         """End the workers; the next round forks new ones."""
-        _end(self._workers, os.getpid())
+        _end_workers(self._workers, os.getpid())
 
-    def _hire(self, parts: Sequence[Part], number: int) -> None:
-        """Workers that know these parts, and as many as are needed."""
+    def _ensure_workers(self, parts: Sequence[Part], number: int) -> None:
+        """Have enough workers that were forked with these parts."""
         if not same_parts(parts, self._parts):
             self.close()
             self._parts = tuple(parts)
@@ -79,7 +79,7 @@ class PoolEngine(Engine):
         return [self._result(place, parcel, facts | {"share": share}) for place, share in enumerate(shares)]
 
     def _result(self, place: int, parcel: Parcel, facts: Facts) -> RoundResult:
-        """What a worker has trained; one that died is replaced once."""
+        """The result of a worker. A worker that died is replaced once."""
         reply = self._workers[place].reply()
         if reply is None:
             self._workers[place].end()
@@ -89,18 +89,18 @@ class PoolEngine(Engine):
         if reply is None:
             how = self._workers[place].end()
             raise UserError(
-                f"a worker process of engine {self.name!r} died twice ({how}), perhaps for want of memory; "
-                "expected it to live: choose --engine plain or stacked"
+                f"a worker process of engine {self.name!r} died twice ({how}), perhaps because memory ran out; "
+                "choose --engine plain or stacked"
             )
         about, tensors = reply
-        fresh = [line for line in about.get("notices", ()) if line not in self._said]  # every worker says its own
+        fresh = [line for line in about.get("notices", ()) if line not in self._noticed]  # every worker reports its own
         self.notices += fresh
-        self._said.update(fresh)
+        self._noticed.update(fresh)
         if "refused" in about:
             raise UserError(about["refused"])
         if "failed" in about:
             raise RuntimeError(f"a worker process failed:\n{about['failed']}")
-        return result_of(tensors)
+        return unpack_result(tensors)
 
 
 class _Worker:
@@ -108,50 +108,50 @@ class _Worker:
 
     def __init__(self, engine: Engine, parts: tuple[Part, ...]) -> None:
         self._connection, far_end = socket.socketpair()
-        # A Ctrl-C at this moment must not make the child run what its parent does then, such as ending the workers.
+        # Block Ctrl-C during the fork: the child must not run its parent's handling, such as ending the workers.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
-                # Python warns of threads beside the one that forks: the child needs none of them, nor their locks.
+                # Python warns if other threads exist during a fork. The child needs neither them nor their locks.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.process = os.fork()
             if self.process == 0:
                 self._connection.close()
-                live(far_end, engine, parts)
+                serve(far_end, engine, parts)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         far_end.close()
-        self._how = ""
+        self._end_reason = ""
 
     def send(self, parcel: Parcel, facts: Facts) -> None:
-        """That a worker is dead shows when its reply is asked for."""
+        """Send work. A dead worker is noticed when its reply is read."""
         try:
             parcel.send(self._connection, facts)
         except ConnectionError:
             return
 
     def reply(self) -> Reply | None:
-        """Wait for it; None if the worker died."""
+        """Wait for the reply; None if the worker died."""
         return receive(self._connection)
 
     def end(self) -> str:
-        """Leave no process behind, whatever happened; in words, how it ended."""
-        if self._how:
-            return self._how
+        """End the process, whatever happened, and return how it ended, in words."""
+        if self._end_reason:
+            return self._end_reason
         self._connection.close()
         try:
             os.kill(self.process, signal.SIGKILL)
             status = os.waitpid(self.process, 0)[1]
         except (ProcessLookupError, ChildProcessError):
-            self._how = "ended by another"
-            return self._how
+            self._end_reason = "ended by another process"
+            return self._end_reason
         code = os.waitstatus_to_exitcode(status)
-        self._how = f"signal {-code}" if code < 0 else f"exit status {code}"
-        return self._how
+        self._end_reason = f"signal {-code}" if code < 0 else f"exit status {code}"
+        return self._end_reason
 
 
-def _end(workers: list[_Worker], owner: int) -> None:
-    """A forked copy of the engine does not own the workers."""
+def _end_workers(workers: list[_Worker], owner: int) -> None:
+    """End the workers, but only from the process that owns them, not from a forked copy."""
     if os.getpid() == owner:
         while workers:
             workers.pop().end()

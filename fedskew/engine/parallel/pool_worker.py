@@ -1,4 +1,4 @@
-"""The life of a worker process: it trains what it is sent until the process that forked it is gone."""
+"""A worker process: it trains the work that it receives until its parent process is gone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 
 from fedskew.engine.contract import Engine
 from fedskew.engine.parallel.messages import Facts, receive, send
-from fedskew.engine.parallel.round_messages import result_tensors, work_of
+from fedskew.engine.parallel.round_messages import result_tensors, unpack_work
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Tensors
 
 
-def live(connection: socket.socket, engine: Engine, parts: tuple[Part, ...]) -> NoReturn:
-    """It never returns to the code that forked it."""
+def serve(connection: socket.socket, engine: Engine, parts: tuple[Part, ...]) -> NoReturn:
+    """Answer messages. This never returns to the code that forked the process."""
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first of them decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
         threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
@@ -35,16 +35,16 @@ def live(connection: socket.socket, engine: Engine, parts: tuple[Part, ...]) -> 
 
 
 def _end_with_parent(connection: int) -> None:
-    """Even in the middle of a round, and however it ended."""
+    """Exit when the parent is gone, even in the middle of a round."""
     watch = select.poll()
-    watch.register(connection, 0)  # hang-ups are reported unasked
+    watch.register(connection, 0)  # hang-ups are always reported
     watch.poll()
     os._exit(1)
 
 
 def _answer(engine: Engine, parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> tuple[Facts, Tensors]:
     try:
-        result = engine.train(work_of(parts, facts, tensors))
+        result = engine.train(unpack_work(parts, facts, tensors))
     except UserError as error:
         return {"refused": str(error)}, {}
     except Exception:

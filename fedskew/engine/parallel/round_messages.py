@@ -1,4 +1,4 @@
-"""A round's work and its result as facts and named tensors, in which form they go from process to process."""
+"""A round's work and result as JSON facts and named tensors, to be sent between processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Tensors, 
 
 
 def work_facts(work: RoundWork) -> Facts:
-    """What is not tensors; the parts of the method are known to the receiver."""
+    """Everything but tensors. The receiver knows the parts of the method."""
     return {
-        "companions": _needed(work),
+        "companions": _needed_companions(work),
         "clients": [a.client for a in work.assignments],
         "ends": np.cumsum([len(a.samples) for a in work.assignments]).tolist(),
         "local": asdict(work.local),
@@ -31,20 +31,20 @@ def work_facts(work: RoundWork) -> Facts:
 def work_tensors(work: RoundWork) -> Mapping[str, Tensor | Sequence[Tensor]]:
     states = [a.state for a in work.assignments]
     tensors: dict[str, Tensor | Sequence[Tensor]] = {
-        **_model("sent", work.sent),
+        **_pack_model("sent", work.sent),
         **pack("downlink", work.downlink),
         "samples": torch.from_numpy(np.concatenate([a.samples for a in work.assignments])),
         "label_counts": torch.from_numpy(np.stack([a.label_counts for a in work.assignments])),
         **{f"state/{name}": [state[name] for state in states] for name in states[0]},
         **_starts(work),
     }
-    for place, name in enumerate(_needed(work)):
-        tensors |= _model(f"companion{place}", work.companions[name])
+    for place, name in enumerate(_needed_companions(work)):
+        tensors |= _pack_model(f"companion{place}", work.companions[name])
     return tensors
 
 
-def work_of(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWork:
-    """The share of the round that `facts["share"]` names."""
+def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWork:
+    """The part of the round that `facts["share"]` lists."""
     objective, solver, server = parts
     starts = [0, *facts["ends"]]
     samples, counts = tensors["samples"].numpy(), tensors["label_counts"].numpy()
@@ -53,16 +53,16 @@ def work_of(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWor
         objective=cast(Objective, objective),
         solver=cast(Solver, solver),
         server=cast(ServerRule, server),
-        sent=_model_of("sent", tensors),
+        sent=_unpack_model("sent", tensors),
         downlink=unpack("downlink", tensors),
-        companions={name: _model_of(f"companion{i}", tensors) for i, name in enumerate(facts["companions"])},
+        companions={name: _unpack_model(f"companion{i}", tensors) for i, name in enumerate(facts["companions"])},
         assignments=[
             Assignment(
                 client=facts["clients"][row],
                 samples=samples[starts[row] : starts[row + 1]],
                 label_counts=counts[row],
                 state={name: t[row] for name, t in states.items()},
-                start=_start_of(row, tensors),
+                start=_unpack_start(row, tensors),
             )
             for row in facts["share"]
         ],
@@ -72,13 +72,13 @@ def work_of(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWor
 
 
 def _starts(work: RoundWork) -> Mapping[str, Sequence[Tensor]]:
-    """Where clients go on from models of their own, which all of them do then, or none."""
-    starts = [_model("start", a.start) for a in work.assignments if a.start is not None]
+    """The clients' start models. Either all clients of a round have one, or none."""
+    starts = [_pack_model("start", a.start) for a in work.assignments if a.start is not None]
     return {name: [start[name] for start in starts] for name in starts[0]} if starts else {}
 
 
-def _start_of(row: int, tensors: Tensors) -> ModelState | None:
-    starts = _model_of("start", tensors)
+def _unpack_start(row: int, tensors: Tensors) -> ModelState | None:
+    starts = _unpack_model("start", tensors)
     if not starts.params:
         return None
     return ModelState({n: t[row] for n, t in starts.params.items()}, {n: t[row] for n, t in starts.buffers.items()})
@@ -86,7 +86,7 @@ def _start_of(row: int, tensors: Tensors) -> ModelState | None:
 
 def result_tensors(result: RoundResult) -> Tensors:
     return {
-        **_model("trained", result.trained),
+        **_pack_model("trained", result.trained),
         **pack("uplink", result.uplink),
         **pack("states", result.states),
         **pack("tally", result.tally),
@@ -95,9 +95,9 @@ def result_tensors(result: RoundResult) -> Tensors:
     }
 
 
-def result_of(tensors: Tensors) -> RoundResult:
+def unpack_result(tensors: Tensors) -> RoundResult:
     return RoundResult(
-        trained=_model_of("trained", tensors),
+        trained=_unpack_model("trained", tensors),
         uplink=unpack("uplink", tensors),
         states=unpack("states", tensors),
         loss=tensors["loss"],
@@ -106,13 +106,13 @@ def result_of(tensors: Tensors) -> RoundResult:
     )
 
 
-def _needed(work: RoundWork) -> list[str]:
+def _needed_companions(work: RoundWork) -> list[str]:
     return [name for name in work.objective.companions() if name in work.companions]
 
 
-def _model(name: str, model: ModelState) -> Tensors:
+def _pack_model(name: str, model: ModelState) -> Tensors:
     return pack(f"{name}:params", model.params) | pack(f"{name}:buffers", model.buffers)
 
 
-def _model_of(name: str, tensors: Tensors) -> ModelState:
+def _unpack_model(name: str, tensors: Tensors) -> ModelState:
     return ModelState(unpack(f"{name}:params", tensors), unpack(f"{name}:buffers", tensors))

@@ -1,4 +1,4 @@
-"""How much memory there is, and how much one client's step takes."""
+"""How much memory is free, and how much memory one client's step takes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 _SHARE = {"cpu": 0.5, "cuda": 0.8}
-"""Of the free memory, what the slots may take: evaluation and the server need some, too."""
+"""The share of the free memory that slots may take: evaluation and the server need some, too."""
 
 
 def spare_bytes(device: torch.device) -> int | None:
-    """What the slots may take; None where that cannot be known."""
+    """Bytes that the slots may take; None if unknown."""
     free = _free_cuda_bytes(device) if device.type == "cuda" else _free_host_bytes()
     return None if free is None else int(free * _SHARE[device.type])
 
@@ -36,7 +36,7 @@ def _available_bytes() -> int | None:
 
 
 def _bytes_left_to_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container's limit leaves, where there is one."""
+    """Bytes left under a container's limit; None if there is no limit."""
     limit, used = (_read(group / name).strip() for name in ("memory.max", "memory.current"))
     return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None
 
@@ -49,8 +49,11 @@ def _read(path: Path) -> str:
 
 
 def bytes_taken(function: Callable[[], object], device: torch.device) -> int:
-    """The most memory that calling `function` takes at a time: measured on a GPU; elsewhere what autograd keeps for the
-    backward pass, twice over, for gradients take about as much."""
+    """The peak memory of a call of `function`.
+
+    It is measured on a GPU. On a CPU it is estimated as twice what autograd saves for the backward pass, because
+    gradients take about as much.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -58,13 +61,13 @@ def bytes_taken(function: Callable[[], object], device: torch.device) -> int:
         function()
         torch.cuda.synchronize(device)
         return max(0, torch.cuda.max_memory_allocated(device) - before)
-    with _kept_by_autograd() as kept:
+    with _saved_by_autograd() as kept:
         function()
     return 2 * sum(kept.values())
 
 
 @contextmanager
-def _kept_by_autograd() -> Iterator[dict[int, int]]:
+def _saved_by_autograd() -> Iterator[dict[int, int]]:
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

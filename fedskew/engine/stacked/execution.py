@@ -1,7 +1,7 @@
-"""How a step over static memory is run: launched operation by operation, captured as a CUDA graph, or compiled first.
+"""Ways to run a step over static memory: as a CUDA graph, and compiled.
 
-On a GPU a small network's step is a hundred launches of a few microseconds each. A graph launches them as one.
-Compiled, neighbouring operations become one pass over the memory, besides.
+On a GPU a small network's step is a hundred launches of a few microseconds each. A graph launches them at once.
+Compiling also fuses neighbouring operations into one pass over memory.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from fedskew.engine.data.transfer import stream_for
 Memory = dict[str, dict[str, Tensor]]
 """All tensors that a step reads and writes, by kind and name."""
 
-Step = Callable[[Memory], None]
+StaticStep = Callable[[Memory], None]
+"""Reads and writes static memory only."""
 
 _WARM_UPS = 2
 _ONE_CAPTURE_AT_A_TIME = threading.Lock()
 
 
-def captured(step: Step, memory: Memory, pool: object, purpose: str = "training") -> Callable[[], None]:
-    """Replays the step as one CUDA graph; graphs with the same pool share what memory they need in between, and those
-    of one purpose never run at the same time.
+def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "training") -> Callable[[], None]:
+    """Capture the step as one CUDA graph, and return a function that replays it.
 
-    The step is run before: libraries allocate on first use. What it wrote must be written anew.
+    Graphs with the same pool share temporary memory. Graphs of one purpose must not run at the same time. The step runs
+    before it is captured, because libraries allocate on first use; the caller must reset what it wrote.
     """
     device = next(iter(memory["params"].values())).device
     with _ONE_CAPTURE_AT_A_TIME, torch.cuda.device(device), torch.no_grad():
@@ -48,18 +49,18 @@ def captured(step: Step, memory: Memory, pool: object, purpose: str = "training"
     return replay
 
 
-def compiled(step: Step, memory: Memory, longest_expression: int | None = None) -> Step:
-    """The step, forward and backward, as one program that the compiler sees whole.
+def compiled(step: StaticStep, memory: Memory, longest_expression: int | None = None) -> StaticStep:
+    """Compile the step, forward and backward, as one program.
 
-    It is recorded as the operations that it comes to, so that nothing of a user's Python code is compiled. After
-    `longest_expression` operations a value is kept in memory instead of being computed anew for each of its uses.
+    The step is first recorded as tensor operations, so that no Python code of a user is compiled. After
+    `longest_expression` operations a value is stored in memory instead of being computed for each of its uses.
     """
     leaves, structure = tree_flatten(memory)
 
     def flat(*tensors: Tensor) -> None:
         step(tree_unflatten(tensors, structure))
 
-    with _ONE_CAPTURE_AT_A_TIME, torch.no_grad():  # fx changes torch's own modules while it records
+    with _ONE_CAPTURE_AT_A_TIME, torch.no_grad():  # fx patches torch's modules while it records
         recorded = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
     _expect_no_copies_from_the_host(recorded, leaves[0].device)
     options: dict[str, Any] = {} if longest_expression is None else {"realize_opcount_threshold": longest_expression}
@@ -73,8 +74,8 @@ def compiled(step: Step, memory: Memory, longest_expression: int | None = None) 
 
 
 def _expect_no_copies_from_the_host(recorded: torch.fx.GraphModule, device: torch.device) -> None:
-    """A tensor that the step makes from Python numbers lies on the host; a graph would copy from there what has long
-    been overwritten."""
+    """Refuse a step that makes tensors from Python numbers. They lie on the host, and a graph would copy from their old
+    address."""
     made = [value for value in vars(recorded).values() if isinstance(value, Tensor)]
     made += [*recorded.buffers(), *recorded.parameters()]
     if device.type != "cpu" and any(t.device.type == "cpu" and t.dim() for t in made):

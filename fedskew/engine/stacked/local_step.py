@@ -1,7 +1,7 @@
 """One local step of a stack of clients.
 
-The model is one program over all clients (`lifting`), the objective of one client is lifted by `torch.func.vmap`, and
-one backward pass of the sum gives every client its own gradient.
+The model is one program over all clients (`lifting`), and `torch.func.vmap` lifts the objective of one client. One
+backward pass of the sum of all losses gives every client its gradient.
 """
 
 from __future__ import annotations
@@ -15,34 +15,31 @@ from torch import Tensor
 
 from fedskew.engine.contract import (
     RoundWork,
-    clipped,
-    companion,
-    companion_key,
-    perturbation_key,
-    targets_of,
 )
+from fedskew.engine.data.batches import companion_key, half_targets, perturbation_key
 from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import Network
+from fedskew.engine.optimisers import clip
 from fedskew.methods.hooks import uses_hook
 from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained
 
 
 @dataclass(frozen=True)
 class Batches:
-    """One batch of each client, and what its objective uses besides; every tensor has a leading axis of clients."""
+    """One batch per client, and what the objective uses besides. Every tensor has a leading axis of clients."""
 
     x: Tensor
     y: Tensor
     valid: Tensor | None
-    """[K, B]: rows that do not pad; None: no row does."""
+    """[K, B]: False for rows of padding. None: there is no padding."""
     keys: Tensor
     label_counts: Tensor
     state: Tensors
 
 
 @dataclass(frozen=True)
-class Directions:
-    """What a step comes to, for each client."""
+class StepResult:
+    """The directions, statistics and losses of one step, for each client."""
 
     direction: Tensors
     buffers: Tensors
@@ -50,32 +47,32 @@ class Directions:
     tally: Tensors
 
 
-def directions(
+def compute_step(
     network: Network, work: RoundWork, batches: Batches, params: Tensors, buffers: Tensors, samples: Tensor
-) -> Directions:
-    """Each client's descent direction on its batch; `samples` are any, to know the frozen models by."""
-    frozen = _Frozen(network, work, batches, samples).outputs()
+) -> StepResult:
+    """Each client's descent direction on its batch. `samples` are any inputs, for a trial of the frozen models."""
+    frozen = _FrozenModels(network, work, batches, samples).outputs()
     return _Descent(network, work, batches, frozen, buffers).at(params)
 
 
 @torch.no_grad()
-def ends(
+def finish_clients(
     work: RoundWork, params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """What each client sends beside its model, and what it keeps, after its last step and its closing pass."""
+    """What each client sends besides its model, and its next state, after its last step and its closing pass."""
     local = work.local
 
-    def end(
+    def finish(
         params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
     ) -> tuple[Tensors, Tensors]:
         trained = Trained(params, steps, local.lr, local.momentum, closing, local.optimizer)
-        return work.end(trained, work.client(label_counts, state))
+        return work.finish_client(trained, work.client(label_counts, state))
 
-    of_all: tuple[Tensors, Tensors] = torch.func.vmap(end)(params, steps, label_counts, state, closing)
-    return of_all
+    finished: tuple[Tensors, Tensors] = torch.func.vmap(finish)(params, steps, label_counts, state, closing)
+    return finished
 
 
-class _Frozen:
+class _FrozenModels:
     """The models that the objective compares with."""
 
     def __init__(self, network: Network, work: RoundWork, batches: Batches, samples: Tensor) -> None:
@@ -83,16 +80,16 @@ class _Frozen:
 
     @torch.no_grad()
     def outputs(self) -> dict[str, Tensors]:
-        return {name: self._of(name, mode) for name, mode in self._work.objective.companions().items()}
+        return {name: self._model_outputs(name, mode) for name, mode in self._work.objective.companions().items()}
 
-    def _of(self, name: str, mode: Mode) -> Tensors:
-        model, x = companion(name, self._work, self._batches.state), self._batches.x
+    def _model_outputs(self, name: str, mode: Mode) -> Tensors:
+        model, x = self._work.companion(name, self._batches.state), self._batches.x
         keys, clients = companion_key(self._batches.keys), len(x)
         valid = self._batches.valid
         if name.startswith("state/"):
             buffers = {n: b.expand(clients, *b.shape) for n, b in model.buffers.items()}
             return self._stacked(model.params, buffers, x, valid, mode, keys)
-        if not self._network.mixes_rows(mode, self._samples):  # common to all: one model on one batch
+        if not self._network.mixes_rows(mode, self._samples):  # one model for all clients: run it on one large batch
             clients, x, valid, keys = 1, x.flatten(0, 1).unsqueeze(0), None, keys[:1]
         params, buffers = (
             {n: t.expand(clients, *t.shape) for n, t in part.items()} for part in (model.params, model.buffers)
@@ -107,60 +104,60 @@ class _Frozen:
 
 
 class _Descent:
-    """Every client's gradient, and the direction that the solver makes of it."""
+    """Computes every client's gradient, and the solver's direction from it."""
 
     def __init__(
         self, network: Network, work: RoundWork, batches: Batches, frozen: dict[str, Tensors], buffers: Tensors
     ) -> None:
         self._network, self._work, self._batches = network, work, batches
         self._frozen, self._buffers = frozen, buffers
-        self._told: tuple[Tensor, Tensors] | None = None
+        self._recorded: tuple[Tensor, Tensors] | None = None
 
-    def at(self, params: Tensors) -> Directions:
+    def at(self, params: Tensors) -> StepResult:
         if type(self._work.solver).direction is Solver.direction:
             direction = self._gradient(params)
             if self._work.local.clip_norm is not None:
-                direction = torch.func.vmap(self._clipped)(direction)
+                direction = torch.func.vmap(self._clip)(direction)
         else:
             direction = torch.func.vmap(self._direction)(params, self._batches.label_counts, self._batches.state)
-        assert self._told is not None, "a direction without a gradient"
-        loss, tally = self._told
-        return Directions(direction, self._buffers, loss, tally)
+        assert self._recorded is not None, "a direction without a gradient"
+        loss, tally = self._recorded
+        return StepResult(direction, self._buffers, loss, tally)
 
     def _direction(self, params: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
-        """One client's direction, which `vmap` lifts; the gradients it asks for are taken for all clients at once."""
+        """One client's direction, lifted by `vmap`. Its gradients are computed for all clients at once."""
 
         def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
             grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_, half), *at.values())  # type: ignore[no-untyped-call]
             return dict(zip(at, grads, strict=True))
 
         client = self._work.client(label_counts, state)
-        return self._clipped(self._work.solver.direction(gradient, params, client))
+        return self._clip(self._work.solver.direction(gradient, params, client))
 
-    def _clipped(self, direction: Tensors) -> Tensors:
-        return clipped(direction, self._work.local.clip_norm)
+    def _clip(self, direction: Tensors) -> Tensors:
+        return clip(direction, self._work.local.clip_norm)
 
     def _gradient_list(self, names: list[str], tensors: tuple[Tensor, ...], half: Half | None) -> tuple[Tensor, ...]:
         return tuple(self._gradient(dict(zip(names, tensors, strict=True)), half).values())
 
     @torch.enable_grad()
     def _gradient(self, at: Tensors, half: Half | None = None) -> Tensors:
-        """Each client's gradient: that of the sum, for no client's loss depends on another's parameters."""
+        """Each client's gradient. It is the gradient of the sum, as no loss depends on another client's parameters."""
         batches = self._batches
         leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-        y = targets_of(batches.y, half)
+        y = half_targets(batches.y, half)
         out, self._buffers = self._network.forward_stacked(
             leaves, self._buffers, batches.x, batches.valid, "train", batches.keys, self._perturbation(y)
         )
         losses, tally = self._losses(out, y)
-        if self._told is None:  # of the whole batch, also where a solver begins with half of it
-            told, tally = (losses, tally) if half is None else self._losses(out, batches.y)
-            self._told = told.detach(), {name: t.detach() for name, t in tally.items()}
+        if self._recorded is None:  # for the whole batch, even if a solver begins with half of it
+            whole, tally = (losses, tally) if half is None else self._losses(out, batches.y)
+            self._recorded = whole.detach(), {name: t.detach() for name, t in tally.items()}
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
 
     def _perturbation(self, y: Tensor) -> Between | None:
-        """What the objective does to all clients' features, if it does anything."""
+        """The objective's change of all clients' features; None if it has none."""
         work, batches = self._work, self._batches
         if not uses_hook(work.objective, "perturbed"):
             return None
@@ -168,23 +165,23 @@ class _Descent:
         def one(features: Tensor, y: Tensor, label_counts: Tensor, state: Tensors, key: Tensor) -> Tensor:
             return work.objective.perturbed(features, y, work.client(label_counts, state), key)
 
-        def of_all(features: Tensor) -> Tensor:
+        def all_clients(features: Tensor) -> Tensor:
             keys = perturbation_key(batches.keys)
             changed: Tensor = torch.func.vmap(one)(features, y, batches.label_counts, batches.state, keys)
             return changed
 
-        return of_all
+        return all_clients
 
     def _losses(self, out: Outputs, y: Tensor) -> tuple[Tensor, Tensors]:
         """Each client's loss and tally."""
         counts, state = self._batches.label_counts, self._batches.state
-        of_all: tuple[Tensor, Tensors] = torch.func.vmap(self._loss)(out.tensors(), y, counts, state, self._frozen)
-        return of_all
+        losses: tuple[Tensor, Tensors] = torch.func.vmap(self._loss)(out.tensors(), y, counts, state, self._frozen)
+        return losses
 
     def _loss(
         self, out: Tensors, y: Tensor, label_counts: Tensor, state: Tensors, frozen: dict[str, Tensors]
     ) -> tuple[Tensor, Tensors]:
-        """One client's loss and tally, which `vmap` lifts."""
+        """One client's loss and tally, lifted by `vmap`."""
         objective, client = self._work.objective, self._work.client(label_counts, state)
         companions = {name: Outputs.from_tensors(tensors) for name, tensors in frozen.items()}
         outputs = replace(Outputs.from_tensors(out), companions=companions)
@@ -192,7 +189,7 @@ class _Descent:
 
 
 class _AllClients(torch.autograd.Function):
-    """Leaves `vmap` for a function of all clients' tensors at once."""
+    """Leaves `vmap` to call a function of all clients' tensors at once."""
 
     @staticmethod
     def forward(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
@@ -200,7 +197,7 @@ class _AllClients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: object, inputs: object, output: object) -> None:
-        """Nothing is kept: no gradient is taken of a gradient."""
+        """Save nothing: nobody differentiates a gradient."""
 
     @staticmethod
     def vmap(

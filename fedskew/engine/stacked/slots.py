@@ -1,4 +1,4 @@
-"""The slots of the stacked engine: memory for so many clients at once, kept from round to round."""
+"""The slots of the stacked engine: memory for a number of clients, kept from round to round."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.same_parts import same_parts
 from fedskew.engine.stacked.execution import Memory
-from fedskew.engine.stacked.slot_layouts import Layouts
-from fedskew.engine.stacked.slot_program import Pools, Program, SlotStep, Staging
-from fedskew.engine.stacked.slot_round import SlotRound
-from fedskew.engine.stacked.timetable import Timetable
+from fedskew.engine.stacked.layouts import Layouts
+from fedskew.engine.stacked.program import Pools, Program, SlotStep, Staging
+from fedskew.engine.stacked.round import SlotRound
+from fedskew.engine.stacked.schedule import SlotSchedule
 from fedskew.methods.parts import Tensors
 
-_STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what a cache holds; what keeps a GPU busy
+_STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what fits in a cache; what keeps a GPU busy
 STAGED_STEPS = 16
-"""Few, so that the device need not wait long for the first."""
+"""Steps staged at a time. They are few, so that the device need not wait long for the first."""
 
 _WINDOWS = {"cpu": 1, "cuda": 2}
-"""How many such lots of batches there is room for: a GPU makes one while it steps through the other."""
+"""Windows of staged batches in memory: a GPU stages one while it steps through the other."""
 
 _PER_SLOT = ("params", "buffers", "state", "sums", "label_counts")
 """The kinds of memory with a row for each slot, besides the optimiser's state."""
 
 
 class Slots:
-    """Memory for some clients of one kind of work, and the programs that step them."""
+    """Memory for some clients of one kind of work, and the programs that train them."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Slots:
     ) -> None:
         self._network, self._data, self._compile = network, data, compile_steps
         self._device = data.y.device
-        self._layouts = Layouts.of(work, tally)
+        self._layouts = Layouts.for_work(work, tally)
         self._work = replace(work, sent=ModelState({}, {}), downlink={}, companions={}, assignments=[])
         self.capacity = capacity
         self._samples = data.some_inputs()
@@ -60,9 +60,9 @@ class Slots:
             "sums": sums,
             "label_counts": {"": torch.zeros(rows, data.classes, dtype=torch.int64, device=self._device)},
             "rates": {"lr": torch.zeros((), dtype=torch.float32, device=self._device)},
-            "data": data.held(),
-            **layouts.common(work),
-            **layouts.optimiser_state(work.local.optimiser, rows, self._device),
+            "data": data.tensors(),
+            **layouts.common_memory(work),
+            **layouts.optimiser_memory(work.local.optimiser, rows, self._device),
         }
         if any(p.dtype == torch.float64 for p in work.sent.params.values()):
             self._memory["rates"]["lr"] = self._memory["rates"]["lr"].double()
@@ -71,26 +71,26 @@ class Slots:
         self.notices: list[str] = []
 
     def suit(self, work: RoundWork, clients: int) -> bool:
-        """Whether there is room for so many clients at a time, and the programs are those of the work's own parts."""
+        """Whether there is memory for so many clients, and the programs are made for the same parts."""
         return self.capacity >= clients and same_parts(self._work.parts, work.parts)
 
-    def train(self, work: RoundWork, plans: Sequence[BatchPlan], table: Timetable, width: int) -> RoundResult:
-        program = self._program(work, table, width)
-        round_ = SlotRound(self._network, self._data, self._layouts, program, work, plans, table, width)
+    def train(self, work: RoundWork, plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) -> RoundResult:
+        program = self._program(work, schedule, width)
+        round_ = SlotRound(self._network, self._data, self._layouts, program, work, plans, schedule, width)
         program.prepare(round_.kinds_of_step)
-        self._give(work)
+        self._fill_common(work)
         return round_.train()
 
     def bare_step(
-        self, work: RoundWork, plans: Sequence[BatchPlan], table: Timetable, width: int
+        self, work: RoundWork, plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int
     ) -> Callable[[], None]:
-        """One step of the round's first clients, again and again on staged batches: for measurements."""
-        program = self._program(work, table, width)
-        round_ = SlotRound(self._network, self._data, self._layouts, program, work, plans, table, width)
+        """A function that repeats one step of the round's first clients on staged batches, for benchmarks."""
+        program = self._program(work, schedule, width)
+        round_ = SlotRound(self._network, self._data, self._layouts, program, work, plans, schedule, width)
         program.prepare({bool(round_.full[0])})
-        self._give(work)
+        self._fill_common(work)
         round_.begin()
-        positions = min(program.window, table.times)
+        positions = min(program.window, schedule.times)
         state = {"next": 0}
 
         def step() -> None:
@@ -99,36 +99,36 @@ class Slots:
 
         return step
 
-    def _give(self, work: RoundWork) -> None:
-        """What the server sends to all, where the programs read it."""
-        for kind, flats in self._layouts.common(work).items():
+    def _fill_common(self, work: RoundWork) -> None:
+        """Copy what the server sends to all clients to where the programs read it."""
+        for kind, flats in self._layouts.common_memory(work).items():
             for name, flat in flats.items():
                 self._memory[kind][name].copy_(flat)
         self._memory["rates"]["lr"].fill_(work.local.lr)
 
-    def _program(self, work: RoundWork, table: Timetable, width: int) -> Program:
-        slots = table.slots
+    def _program(self, work: RoundWork, schedule: SlotSchedule, width: int) -> Program:
+        slots = schedule.slots
         key = slots, width
         if key not in self._programs:
             memory = {kind: dict(tensors) for kind, tensors in self._memory.items()}
             for kind in (*_PER_SLOT, *work.local.optimiser.state_names):
                 memory[kind] = {name: t[:slots] for name, t in self._memory[kind].items()}
-            memory["inputs"], memory["plan"] = self._inputs(slots, width, table.times)
+            memory["inputs"], memory["plan"] = self._inputs(slots, width, schedule.times)
             step = SlotStep(
                 self._network, self._work, self._layouts, self._samples, True, self._channels_last, not self._compile
             )
             staging = Staging(self._data, self._channels_last)
             self._programs[key] = Program(step, staging, memory, self._pools, self._compile, self.notices)
-        return self._programs[key].of_round(work)
+        return self._programs[key].start_round(work)
 
     def _inputs(self, slots: int, width: int, times: int) -> tuple[Tensors, Tensors]:
-        """Room for the batches of some steps ahead, and for what they are made from."""
+        """Memory for the batches of the next steps, and for the indices and keys from which they are made."""
         sample = self._samples[0]
         shape = (*sample.shape[1:], sample.shape[0]) if self._channels_last else sample.shape
         bytes_ = slots * width * sample.numel() * sample.element_size()
         most = max(1, min(STAGED_STEPS, _STAGED_BYTES[self._device.type] // max(bytes_, 1)))
-        even = -(-times // -(-times // most))  # windows of a size, so that the last is not half empty
-        window = max(even, min(most, STAGED_STEPS // 2))  # though later rounds may be longer than this one
+        even = -(-times // -(-times // most))  # windows of equal size, so that the last is not half empty
+        window = max(even, min(most, STAGED_STEPS // 2))  # later rounds may be longer than this one
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)

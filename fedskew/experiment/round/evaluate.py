@@ -89,7 +89,7 @@ class TestSet:
 
     def begin_to_measure(self, model: ModelState, labels: Labels = None) -> Callable[[], RowFields]:
         """Start `measure` on the device. Calling what is returned waits for it."""
-        pending = {name: evaluator.begun(model, labels) for name, evaluator in self._evaluators.items()}
+        pending = {name: evaluator.begin(model, labels) for name, evaluator in self._evaluators.items()}
         return lambda: _row_fields({name: read() for name, read in pending.items()})
 
     def measure_own_models(

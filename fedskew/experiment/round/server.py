@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedskew.data.federation import Federation
-from fedskew.engine import ENGINES, AutoEngine, Engine, ModelState, RoundResult, survey, worth_compiling
+from fedskew.engine import ENGINES, Engine, ModelState, RoundResult, cpu_engine, survey, worth_compiling
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.aggregate import Aggregated, Aggregator, TrainingReport
 from fedskew.experiment.round.client_states import (
@@ -43,7 +43,7 @@ class Server:
         self._federation, self._config = federation, config
         self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config))
         self.device = self._runtimes.devices[0]
-        self._runtime = self._runtimes.runtime(model, config.engine)
+        self._runtime = self._runtimes.runtime(model, self._resolve_engine(model))
         self._wide: tuple[list[ModelState], ModelRuntime] | None = None
         self.network = self._runtime.network
         self._initial = self.network.state()
@@ -80,8 +80,17 @@ class Server:
 
     def resume_with(self, engine: str | None) -> None:
         """Use the engine that the run began with, where `auto` might choose another now."""
-        if engine is not None and isinstance(self._runtime.engine, AutoEngine):
-            self._runtime.engine.take(engine)
+        if self._config.engine != "auto" or engine not in ENGINES or engine == self.engine_name:
+            return
+        self._runtime.engine.close()
+        self._runtime = self._runtimes.runtime(self.network.module(self._initial), engine)
+        self.network = self._runtime.network
+
+    def _resolve_engine(self, model: nn.Module) -> str:
+        if self._config.engine != "auto" or self.device.type != "cpu":
+            return self._config.engine
+        clients = self._federation.clients
+        return cpu_engine(model, min(self._config.clients_per_round or clients, clients))
 
     # -- before the first round, between stages and after the last round ------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedskew.engine.auto import usual_engine
+from fedskew.engine import usual_engine
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import run_name

@@ -12,7 +12,7 @@ from toy_runs import image_federation, linear, moved, norm_and_dropout, trained
 
 from fedskew.data.federation import Federation
 from fedskew.engine import DeviceSamples, Network
-from fedskew.engine.model.channels_last import Layout, channels_last
+from fedskew.engine.model.channels_last import InputLayout, channels_last
 from fedskew.losses import cross_entropy
 from fedskew.methods.parts import Client, Mode, Objective, Outputs
 from fedskew.models import Classifier
@@ -39,9 +39,9 @@ class Drawing(Viewing):
         return self.out(functional.dropout(self.convolution(x), 0.5, self.training).flatten(1))
 
 
-def layout(federation: Federation, model: nn.Module) -> Layout:
+def layout(federation: Federation, model: nn.Module) -> InputLayout:
     data = federation.dataset
-    return Layout(Network(model), DeviceSamples(data, data.train, CPU))
+    return InputLayout(Network(model), DeviceSamples(data, data.train, CPU))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ COLOURED = image_federation(shape=(3, 8, 8))
 )
 def test_which_networks_it_suits(model: nn.Module, suits: bool) -> None:
     x = torch.randn(5, 3, 8, 8)
-    found = layout(COLOURED, model).of_inputs(x)
+    found = layout(COLOURED, model).arrange(x)
     assert torch.equal(found, x)
     assert (found.stride(1) == 1) == suits
 
@@ -84,13 +84,13 @@ def test_one_channel_is_said_to_be_last() -> None:
 def test_it_is_for_one_thread_and_float32() -> None:
     found = layout(COLOURED, norm_and_dropout(channels=3))
     x = torch.randn(5, 3, 8, 8)
-    assert found.of_inputs(x.double()).is_contiguous()
+    assert found.arrange(x.double()).is_contiguous()
     torch.set_num_threads(2)
     try:
-        assert found.of_inputs(x).is_contiguous()
+        assert found.arrange(x).is_contiguous()
     finally:
         torch.set_num_threads(1)
-    assert found.of_inputs(torch.zeros(5, 7)).shape == (5, 7)
+    assert found.arrange(torch.zeros(5, 7)).shape == (5, 7)
 
 
 @pytest.mark.parametrize("method", ["fedvls", "scaffold"])
@@ -100,13 +100,13 @@ def test_a_run_is_the_same_up_to_rounding(method: str, monkeypatch: pytest.Monke
         return state.model.params
 
     with_it = run()
-    monkeypatch.setattr(Layout, "of_inputs", lambda self, x: x)
+    monkeypatch.setattr(InputLayout, "arrange", lambda self, x: x)
     without = run()
     assert 0 < moved(with_it, without) < 1e-4
 
 
 def test_methods_never_see_it() -> None:
     model = Classifier(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
-    assert layout(COLOURED, model).of_inputs(torch.randn(5, 3, 8, 8)).stride(1) == 1
+    assert layout(COLOURED, model).arrange(torch.randn(5, 3, 8, 8)).stride(1) == 1
     _, rows = trained(COLOURED, Compact(), model, precision="float32", lr=0.01)
     assert [row.diverged for row in rows] == [[], []]

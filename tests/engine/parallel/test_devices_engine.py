@@ -52,10 +52,10 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"cpu": "cpu", "auto": "cuda", "cuda": "cuda", "cuda:1": "cuda:1", "cuda:all": "cuda:0,cuda:1"}
     for name, devices in (names | {"cuda:1,cuda:0": "cuda:1,cuda:0"}).items():
         assert ",".join(map(str, choose_devices(name))) == devices
-    with pytest.raises(UserError, match="'cuda:2' is not there: 2 CUDA devices found"):
+    with pytest.raises(UserError, match="device is 'cuda:2', but 2 CUDA devices are available"):
         choose_devices("cuda:0,cuda:2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_devices("auto") == (CPU,)
-    with pytest.raises(UserError, match="no CUDA device found"):
+    with pytest.raises(UserError, match=r"device is .cuda:all., but no CUDA device is available"):
         choose_devices("cuda:all")

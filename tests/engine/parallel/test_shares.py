@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedskew.engine.contract import RoundResult
 from fedskew.engine.model.network import ModelState
-from fedskew.engine.parallel.shares import balanced_shares, joined
+from fedskew.engine.parallel.shares import balanced_shares, join_results
 
 COSTS = st.lists(st.integers(0, 50), min_size=1, max_size=30)
 WORKERS = st.integers(1, 8)
@@ -47,7 +47,7 @@ def result(rows: list[int], tallied: bool = True) -> RoundResult:
 @given(COSTS, WORKERS)
 def test_results_come_back_in_the_order_of_the_assignments(costs: list[int], workers: int) -> None:
     shares = balanced_shares(costs, workers)
-    whole, expected = joined([result(share) for share in shares], shares), result(list(range(len(costs))))
+    whole, expected = join_results([result(share) for share in shares], shares), result(list(range(len(costs))))
     assert torch.equal(whole.trained.params["w"], expected.trained.params["w"])
     assert torch.equal(whole.trained.buffers["seen"], expected.trained.buffers["seen"])
     assert torch.equal(whole.uplink["up"], expected.uplink["up"])
@@ -58,5 +58,5 @@ def test_results_come_back_in_the_order_of_the_assignments(costs: list[int], wor
 
 
 def test_a_share_that_took_no_step_has_tallied_zero() -> None:
-    whole = joined([result([1, 2]), result([0, 3], tallied=False)], [[1, 2], [0, 3]])
+    whole = join_results([result([1, 2]), result([0, 3], tallied=False)], [[1, 2], [0, 3]])
     assert whole.tally["masked"].tolist() == [0.0, 1.0, 2.0, 0.0]

@@ -27,7 +27,7 @@ import fedskew.engine.stacked.engine
 import fedskew.engine.stacked.slots
 from fedskew.engine.stacked import execution
 from fedskew.engine.stacked.engine import StackedEngine
-from fedskew.engine.stacked.slot_program import Program
+from fedskew.engine.stacked.program import Program
 from fedskew.engine.stacked.slots import Slots
 from fedskew.errors import UserError
 from fedskew.experiment.round.server import Server
@@ -203,7 +203,7 @@ def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule
         run = execution.compiled(replace(step, fused=False), self.memory)
         return lambda _: run(self.memory)  # memory itself says which batch is next
 
-    monkeypatch.setattr(Program, "_ready", ready)
+    monkeypatch.setattr(Program, "_prepare_step", ready)
     return programs
 
 

@@ -153,13 +153,13 @@ def test_methods_with_passes_in_fewer_slots_than_clients(method: str, most: int)
 def test_a_pass_has_an_order_of_its_own_and_leaves_nobody_out() -> None:
     samples = np.arange(100, 113)
     plans = [plan_batches(samples, client, 2, 5, 1, RoundKey(0, 0, 3)) for client in (4, 5)]
-    first, other = (plan.whole for plan in plans)
+    first, other = (plan.pass_batches for plan in plans)
     assert first.shape == (3, 5)
     assert sorted(first[first >= 0].tolist()) == samples.tolist()
     assert not np.array_equal(first, other)
     assert not np.array_equal(first, plans[0].rows(0, 3))
-    assert np.array_equal(plan_batches(samples, 4, 1, 5, 1, RoundKey(0, 0, 3)).whole, first)
-    assert plan_batches(samples[:1], 4, 2, 5, 2, RoundKey(0, 0, 3)).whole.tolist() == [[-1] * 5]
+    assert np.array_equal(plan_batches(samples, 4, 1, 5, 1, RoundKey(0, 0, 3)).pass_batches, first)
+    assert plan_batches(samples[:1], 4, 2, 5, 2, RoundKey(0, 0, 3)).pass_batches.tolist() == [[-1] * 5]
 
 
 # -- hooks that cannot be stacked -----------------------------------------------------------------------------

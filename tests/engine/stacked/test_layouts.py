@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedskew.engine.stacked.rows import RowLayout
+from fedskew.engine.stacked.layouts import RowLayout
 
 DTYPES = (torch.float32, torch.float64, torch.int64)
 SHAPES = st.lists(st.tuples(st.lists(st.integers(1, 5), max_size=3), st.sampled_from(DTYPES)), max_size=6)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedskew.engine.stacked.timetable import SLACK, slots_for, timetable
+from fedskew.engine.stacked.schedule import SLACK, make_schedule, slots_for
 
 STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(any)
 
 
 @given(STEPS, st.integers(1, 30))
 def test_every_client_takes_its_steps_in_order_in_one_slot(steps: list[int], slots: int) -> None:
-    table = timetable(steps, slots)
+    table = make_schedule(steps, slots)
     assert table.client.shape == (table.times, slots)
     for client, count in enumerate(steps):
         times, places = np.nonzero(table.client == client)
@@ -26,7 +26,7 @@ def test_every_client_takes_its_steps_in_order_in_one_slot(steps: list[int], slo
 
 @given(STEPS, st.integers(1, 30))
 def test_a_client_enters_before_its_first_step_and_leaves_after_its_last(steps: list[int], slots: int) -> None:
-    table = timetable(steps, slots)
+    table = make_schedule(steps, slots)
     for events, at_step in ((table.arrivals, lambda client: 0), (table.departures, lambda client: steps[client] - 1)):
         moved = [(t, s, c) for t, e in events.items() for s, c in zip(e.slots, e.clients, strict=True)]
         assert sorted(c for _, _, c in moved) == [c for c, n in enumerate(steps) if n]
@@ -40,7 +40,7 @@ def test_slots_are_few_and_hardly_lengthen_a_round(steps: list[int], most: int, 
     busy = sum(1 for n in steps if n)
     assert 1 <= slots <= min(most, busy)
     if slots < min(most, busy):
-        assert timetable(steps, slots).times <= max(steps) * SLACK
+        assert make_schedule(steps, slots).times <= max(steps) * SLACK
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""What runs over the slots: one local step of all of them, and the making of their batches, each as a program over
-static memory."""
+"""The programs that run over the slots' static memory: one prepares batches, one takes a local step of all slots."""
 
 from __future__ import annotations
 
@@ -18,15 +17,15 @@ from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.data.transfer import stream_for
 from fedskew.engine.model.network import Network
 from fedskew.engine.optimisers import STEPS
-from fedskew.engine.stacked.execution import Memory, Step, captured, compiled
-from fedskew.engine.stacked.local_step import Batches, directions
-from fedskew.engine.stacked.slot_layouts import Layouts
+from fedskew.engine.stacked.execution import Memory, StaticStep, captured, compiled
+from fedskew.engine.stacked.layouts import Layouts
+from fedskew.engine.stacked.local_step import Batches, compute_step
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold
 
 _LONGEST_EXPRESSION = 15
-"""Operations: fewer than a keyed draw has, or a compiler would draw a sample's numbers anew for each of its pixels."""
+"""In operations. A keyed draw has more of them, so a compiler does not repeat a sample's draw for each pixel."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class SlotStep:
     """Whether the optimiser may use PyTorch's fused kernels; without them a compiler can fuse more operations."""
 
     def __call__(self, memory: Memory) -> None:
-        """The step that memory says is next; all of it on the device."""
+        """Take the step whose number is in memory. Everything happens on the device."""
         inputs = memory["inputs"]
         at = inputs["at"]
         now = {name: t.index_select(0, at).squeeze(0) for name, t in inputs.items() if name != "at"}
@@ -53,14 +52,14 @@ class SlotStep:
 
     @torch.no_grad()
     def descend(self, memory: Memory, now: Tensors, lr: Tensor | float) -> None:
-        work = self.layouts.work(self.work, memory)
+        work = self.layouts.work_from_memory(self.work, memory)
         valid = None if self.full else now["y"] != IGNORE
         x = now["x"].movedim(-1, 2) if self.channels_last else now["x"]
         state = self.layouts.state.views(memory["state"])
         batches = Batches(x, now["y"], valid, now["keys"], memory["label_counts"][""], state)
         params = self.layouts.params.views(memory["params"])
         buffers = self.layouts.buffers.views(memory["buffers"])
-        found = directions(self.network, work, batches, params, buffers, self.samples)
+        found = compute_step(self.network, work, batches, params, buffers, self.samples)
         self._step(memory, found.direction, lr)
         for name, tensor in found.buffers.items():
             if tensor is not buffers[name]:
@@ -88,14 +87,14 @@ class SlotStep:
 
 @dataclass(frozen=True)
 class Staging:
-    """Gathers, augments and normalises the batches of some steps ahead, all in one go."""
+    """Gathers, augments and normalises the batches of the next steps at once."""
 
     data: DeviceSamples
     channels_last: bool
 
     @torch.no_grad()
     def __call__(self, memory: Memory) -> None:
-        plan, inputs, data = memory["plan"], memory["inputs"], self.data.holding(memory["data"])
+        plan, inputs, data = memory["plan"], memory["inputs"], self.data.with_tensors(memory["data"])
         valid = plan["indices"] >= 0
         indices = torch.where(valid, plan["indices"], 0)
         x = data.training_inputs(indices, plan["epoch keys"].unsqueeze(-1))
@@ -107,7 +106,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Pools:
-    """Where graphs have what memory they need in between: those of one pool never run at the same time."""
+    """Temporary memory of CUDA graphs. Graphs of one pool never run at the same time."""
 
     steps: object
     staging: object
@@ -118,7 +117,7 @@ class Pools:
 
 
 class Program:
-    """Staging and step for one number of slots and one width of batch; the step with and without padding."""
+    """Staging and step for one number of slots and one batch width. The step has a form with and without padding."""
 
     def __init__(
         self,
@@ -134,39 +133,39 @@ class Program:
         self._pools, self._compile, self._notices = pools, compile_steps, notices
         self._stages: list[Callable[[int], None]] = []
         self._launched: torch.cuda.Event | None = None
-        """When the device has done what it was given before the last window was staged."""
+        """Fires when the device has done all work from before the last window was staged."""
         self._runs: dict[bool, Callable[[int], None]] = {}
         self._lr = 0.0
 
     @property
     def window(self) -> int:
-        """How many steps' batches are staged at a time."""
+        """Number of steps whose batches are staged at a time."""
         return len(self.memory["plan"]["steps"])
 
     @property
     def windows(self) -> int:
-        """How many there is room for: two where one is staged while the steps of the other run."""
+        """Number of windows in memory: two if one is staged while the steps of the other run."""
         return len(self.memory["inputs"]["y"]) // self.window
 
-    def of_round(self, work: RoundWork) -> Program:
+    def start_round(self, work: RoundWork) -> Program:
         self._lr = work.local.lr
         return self
 
     def prepare(self, kinds: set[bool]) -> None:
-        """Ready the steps that a round will take, before its clients enter: making ready writes into memory."""
+        """Prepare the steps of a round. Do this before clients enter, because it writes into memory."""
         if self._on_gpu:
-            kinds = {False}  # the kernels there mask for nothing, and each kind is compiled and captured anew
+            kinds = {False}  # GPU kernels mask padding at no cost, and each form would be compiled and captured
         for full in kinds - self._runs.keys():
-            self._runs[full] = self._ready(replace(self._step, full=full))
+            self._runs[full] = self._prepare_step(replace(self._step, full=full))
         if not self._stages:
-            self._stages = self._ready_staging()
+            self._stages = self._prepare_staging()
 
     def rewind(self) -> None:
-        """To the first step of a round."""
+        """Go to the first step of a round."""
         self.memory["inputs"]["at"].zero_()
 
     def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Make the batches of a round's window of steps, counted from 0, after those before were launched."""
+        """Prepare the batches of a window of steps, counted from 0. Earlier windows must have been launched."""
         with self._beside_steps(first=window == 0):
             for name, array in plan.items():
                 self.memory["plan"][name][: len(array)].copy_(_sendable(array, self._on_gpu), non_blocking=True)
@@ -174,8 +173,10 @@ class Program:
 
     @contextlib.contextmanager
     def _beside_steps(self, first: bool) -> Iterator[None]:
-        """On a GPU, staging runs while the window before is stepped through, but after the one whose room it takes; and
-        the steps that are launched next wait for it."""
+        """On a GPU, stage during the previous window's steps, but after the steps of the window whose memory is reused.
+
+        Steps that are launched later wait for the staging.
+        """
         if not self._on_gpu:
             yield
             return
@@ -186,7 +187,7 @@ class Program:
         try:
             with torch.cuda.stream(staging):
                 yield
-        finally:  # out of memory, too: then others have it
+        finally:  # also if memory runs out: the next attempt reuses it
             steps.wait_stream(staging)
 
     def run(self, position: int, full: bool) -> None:
@@ -200,7 +201,7 @@ class Program:
     def _on_gpu(self) -> bool:
         return self._device.type == "cuda"
 
-    def _ready(self, step: SlotStep) -> Callable[[int], None]:
+    def _prepare_step(self, step: SlotStep) -> Callable[[int], None]:
         if not self._on_gpu:
             return lambda position: self._launch(step, position)
         replay = self._replay(step)
@@ -217,7 +218,7 @@ class Program:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a compiler may fail in any way
-                self._notice("cannot be compiled, so it runs as it is", error)
+                self._notice("cannot be compiled, so it runs uncompiled", error)
         try:
             return captured(replace(step, fused=True), self.memory, self._pools.steps)
         except torch.OutOfMemoryError:
@@ -226,33 +227,35 @@ class Program:
             self._notice("cannot be captured as a CUDA graph, so operations are launched one by one", error)
             return None
 
-    def _ready_staging(self) -> list[Callable[[int], None]]:
-        """One for each window that there is room for."""
-        rooms = [self._room(number) for number in range(self.windows)]
+    def _prepare_staging(self) -> list[Callable[[int], None]]:
+        """One function per window in memory."""
+        windows = [self._window_memory(number) for number in range(self.windows)]
         if self._on_gpu:
             if self._compile and self._staging.data.compilable:
-                with contextlib.suppress(Exception):  # a compiler may fail in any way; what it was given works as well
-                    program = compiled(self._staging, rooms[0], _LONGEST_EXPRESSION)
-                    return [self._captured_staging(program, room) for room in rooms]
+                with contextlib.suppress(
+                    Exception
+                ):  # a compiler may fail in any way; without it the program works as well
+                    program = compiled(self._staging, windows[0], _LONGEST_EXPRESSION)
+                    return [self._captured_staging(program, window) for window in windows]
             try:
-                return [self._captured_staging(self._staging, room) for room in rooms]
+                return [self._captured_staging(self._staging, window) for window in windows]
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # an augmentation may wait for the device
                 torch.cuda.synchronize()
-        return [partial(self._stage_now, room) for room in rooms]
+        return [partial(self._stage_now, window) for window in windows]
 
-    def _room(self, number: int) -> Memory:
-        """The memory with the place of one window for its inputs."""
+    def _window_memory(self, number: int) -> Memory:
+        """The memory, with the inputs of one window only."""
         rows = slice(number * self.window, (number + 1) * self.window)
         return self.memory | {"inputs": {n: t[rows] for n, t in self.memory["inputs"].items() if n != "at"}}
 
-    def _captured_staging(self, staging: Step, room: Memory) -> Callable[[int], None]:
-        return _ignoring(captured(staging, room, self._pools.staging, "staging"))
+    def _captured_staging(self, staging: StaticStep, window: Memory) -> Callable[[int], None]:
+        return _ignoring(captured(staging, window, self._pools.staging, "staging"))
 
-    def _stage_now(self, room: Memory, steps: int) -> None:
-        ahead = {kind: {name: t[:steps] for name, t in room[kind].items()} for kind in ("plan", "inputs")}
-        self._staging(room | ahead)
+    def _stage_now(self, window: Memory, steps: int) -> None:
+        ahead = {kind: {name: t[:steps] for name, t in window[kind].items()} for kind in ("plan", "inputs")}
+        self._staging(window | ahead)
 
     def _notice(self, what: str, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -264,6 +267,6 @@ def _ignoring(replay: Callable[[], None]) -> Callable[[int], None]:
 
 
 def _sendable(array: npt.NDArray[np.int64], to_gpu: bool) -> Tensor:
-    """From pinned memory the host need not wait until the device takes it."""
+    """In pinned memory for a GPU, so that the host need not wait for the copy."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory() if to_gpu else tensor

@@ -1,4 +1,4 @@
-"""One round through the slots: clients enter, are trained, leave, and come to an end."""
+"""One round on the slots: clients enter, train, leave and finish."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fedskew.engine.contract import RoundResult, RoundWork
 from fedskew.engine.data.batches import BatchPlan
 from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.data.transfer import all_to_device, to_device
+from fedskew.engine.data_passes import DataPass
 from fedskew.engine.model.network import ModelState, Network
-from fedskew.engine.passes import Pass, Stack, stacked_sums
+from fedskew.engine.stacked.data_passes import ClientStack, stacked_sums
 from fedskew.engine.stacked.execution import Memory
-from fedskew.engine.stacked.local_step import ends
-from fedskew.engine.stacked.rows import Flats, Places
-from fedskew.engine.stacked.slot_layouts import Layouts
-from fedskew.engine.stacked.slot_program import Program
-from fedskew.engine.stacked.timetable import Event, Timetable
+from fedskew.engine.stacked.layouts import Flats, Layouts, Rows
+from fedskew.engine.stacked.local_step import finish_clients
+from fedskew.engine.stacked.program import Program
+from fedskew.engine.stacked.schedule import SlotChange, SlotSchedule
 from fedskew.methods.parts import Tensors
 
 
 class SlotRound:
-    """One round through the slots."""
+    """One round on the slots."""
 
     def __init__(
         self,
@@ -35,25 +35,25 @@ class SlotRound:
         program: Program,
         work: RoundWork,
         plans: Sequence[BatchPlan],
-        table: Timetable,
+        schedule: SlotSchedule,
         width: int,
     ) -> None:
         device = data.y.device
-        self._data, self._layouts, self._program, self._work, self._table = data, layouts, program, work, table
+        self._data, self._layouts, self._program, self._work, self._schedule = data, layouts, program, work, schedule
         self._network, self._device, self._plans = network, device, plans
         self._width = width
-        self.full = _all_full(plans, table, width)
+        self.full = _all_full(plans, schedule, width)
         self._label_counts, moves, self._steps, self._visits, self._first_slots = all_to_device(
             [
                 np.stack([a.label_counts for a in work.assignments]),
-                _packed(table),
+                _packed(schedule),
                 np.array([plan.steps for plan in plans], dtype=np.int64),
                 np.array([max(plan.visits, 1) for plan in plans], dtype=np.int64),
-                np.argsort(table.arrivals[0].clients),
+                np.argsort(schedule.arrivals[0].clients),
             ],
             device,
         )
-        self._moves = _Moves(table, moves)
+        self._moves = _Moves(schedule, moves)
         clients = len(plans)
         self._results: Memory = {
             "params": layouts.params.zeros(clients, device),
@@ -67,32 +67,32 @@ class SlotRound:
 
     def train(self) -> RoundResult:
         self._program.rewind()
-        for time in range(self._table.times):
-            if time in self._table.arrivals:
-                self._enter(*self._moves.arrivals[time], self._table.arrivals[time].clients)
+        for time in range(self._schedule.times):
+            if time in self._schedule.arrivals:
+                self._enter(*self._moves.arrivals[time], self._schedule.arrivals[time].clients)
             if time % self._program.window == 0:
                 self._stage(time // self._program.window)
             self._program.run(time % self._program.window, bool(self.full[time]))
-            if time in self._table.departures:
+            if time in self._schedule.departures:
                 self._leave(*self._moves.departures[time])
-        self._without_steps()
-        return self._end()
+        self._return_idle_clients()
+        return self._finish()
 
     def begin(self) -> None:
-        """The first clients in their slots, their batches staged."""
+        """Put the first clients into their slots and stage their batches."""
         self._program.rewind()
-        self._enter(*self._moves.arrivals[0], self._table.arrivals[0].clients)
+        self._enter(*self._moves.arrivals[0], self._schedule.arrivals[0].clients)
         for window in range(self._program.windows):
             self._stage(window, again=True)
 
     def _stage(self, window: int, again: bool = False) -> None:
-        """Have the batches of the next steps made; after the last, the first `again`."""
+        """Prepare the batches of a window. With `again`, the first window follows the last."""
         size = self._program.window
         first = window * size
-        first = 0 if again and first >= self._table.times else first
-        self._program.stage(window, _scheduled(self._plans, self._table, self._width, first, size))
+        first = 0 if again and first >= self._schedule.times else first
+        self._program.stage(window, _batches_per_slot(self._plans, self._schedule, self._width, first, size))
 
-    def _enter(self, slots: Places, clients: Places, numbers: npt.NDArray[np.int64]) -> None:
+    def _enter(self, slots: Rows, clients: Rows, numbers: npt.NDArray[np.int64]) -> None:
         memory = self._program.memory
         self._start(memory, slots, numbers)
         for kind in (*self._work.local.optimiser.state_names, "sums"):
@@ -102,8 +102,8 @@ class SlotRound:
         for name, flat in self._states(numbers).items():
             memory["state"][name][slots] = flat
 
-    def _start(self, memory: Memory, rows: Places, numbers: npt.NDArray[np.int64]) -> None:
-        """These rows of params and buffers as the clients start: with what is sent, or with models of their own."""
+    def _start(self, memory: Memory, rows: Rows, numbers: npt.NDArray[np.int64]) -> None:
+        """Fill these rows of params and buffers with the clients' start models."""
         starts = [self._work.assignments[number].start for number in numbers]
         own = [start for start in starts if start is not None]
         for kind, source, layout in (
@@ -112,15 +112,13 @@ class SlotRound:
         ):
             flats = self._program.memory[source]
             if own:
-                names = getattr(own[0], kind)
-                flats = layout.flat(
-                    {n: torch.stack([getattr(start, kind)[n] for start in own]).to(self._device) for n in names}
-                )
+                tensors = [start.params if kind == "params" else start.buffers for start in own]
+                flats = layout.flat({n: torch.stack([t[n] for t in tensors]).to(self._device) for n in tensors[0]})
             for name, flat in flats.items():
                 memory[kind][name][rows] = flat
 
     def _states(self, numbers: npt.NDArray[np.int64]) -> Flats:
-        """What these clients keep, brought to the device: through pinned memory, so that the host need not wait."""
+        """The states of these clients on the device, copied through pinned memory so that the host need not wait."""
         layout, states = self._layouts.state, [self._work.assignments[number].state for number in numbers]
         if all(t.device == self._device for t in states[0].values()):
             return layout.flat({name: torch.stack([s[name] for s in states]) for name in states[0]})
@@ -130,23 +128,23 @@ class SlotRound:
                 row.copy_(state[name])
         return {kind: flat.to(self._device, non_blocking=True) for kind, flat in host.items()}
 
-    def _leave(self, slots: Places, clients: Places) -> None:
+    def _leave(self, slots: Rows, clients: Rows) -> None:
         for kind, results in self._results.items():
             for name, tensor in results.items():
                 tensor[clients] = self._program.memory[kind][name][slots]
 
-    def _without_steps(self) -> None:
-        """Clients that had nothing to train on return what they were sent."""
+    def _return_idle_clients(self) -> None:
+        """Clients without steps return the model that they started from."""
         idle = [number for number, plan in enumerate(self._plans) if not plan.steps]
         if idle:
             rows = to_device(torch.tensor(idle), self._device)
             self._start(self._results, rows, np.array(idle))
 
     @torch.no_grad()
-    def _end(self) -> RoundResult:
+    def _finish(self) -> RoundResult:
         params = self._layouts.params.views(self._results["params"])
         buffers = self._layouts.buffers.views(self._results["buffers"])
-        uplink, states = self._all_ends(params, buffers)
+        uplink, states = self._finish_clients(params, buffers)
         sums = self._results["sums"]
         return RoundResult(
             trained=ModelState(params, buffers),
@@ -157,27 +155,29 @@ class SlotRound:
             visits=np.array([plan.visits for plan in self._plans]),
         )
 
-    def _all_ends(self, params: Tensors, buffers: Tensors) -> tuple[Tensors, Tensors]:
-        """What the clients send beside their models, and what they keep: as many at a time as there are slots."""
+    def _finish_clients(self, params: Tensors, buffers: Tensors) -> tuple[Tensors, Tensors]:
+        """What the clients send besides their models, and their next states; as many clients at a time as slots."""
         dtype = next(iter(params.values())).dtype
         steps = self._steps.to(dtype)
         uplinks, states = [], []
-        for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._table.slots)):
+        for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._schedule.slots)):
             rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
             own, statistics = ({name: t[rows] for name, t in part.items()} for part in (params, buffers))
             state = self._states_again(numbers)
-            stack = Stack(self._plans[rows], own, statistics, self._label_counts[rows], state)
-            sent, kept = ends(self._work, own, steps[rows], stack.label_counts, stack.state, self._closing(stack))
+            stack = ClientStack(self._plans[rows], own, statistics, self._label_counts[rows], state)
+            sent, kept = finish_clients(
+                self._work, own, steps[rows], stack.label_counts, stack.state, self._closing(stack)
+            )
             uplinks.append(sent)
             states.append(kept)
-        return _joined(uplinks), _joined(states)
+        return _concatenate(uplinks), _concatenate(states)
 
-    def _closing(self, stack: Stack) -> Tensors:
-        this = Pass(self._work, "closing")
-        return stacked_sums(self._network, self._data, this, stack) if this.wanted else {}
+    def _closing(self, stack: ClientStack) -> Tensors:
+        data_pass = DataPass(self._work, "closing")
+        return stacked_sums(self._network, self._data, data_pass, stack) if data_pass.needed else {}
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
-        """From the slots, where each client has one to itself; else they were overwritten and are brought anew."""
+        """The clients' states: from the slots if each client has its own slot, else copied to the device again."""
         state = self._layouts.state
         if len(self._first_slots) < len(self._plans):
             return state.views(self._states(numbers))
@@ -186,59 +186,59 @@ class SlotRound:
 
 
 class _Moves:
-    """Who enters and leaves which slot, by time, on the device: sent there at once, not as a round goes on."""
+    """(slots, clients) that change at each time, as indices on the device. They are copied there once per round."""
 
-    def __init__(self, table: Timetable, packed: Tensor) -> None:
+    def __init__(self, schedule: SlotSchedule, packed: Tensor) -> None:
         self._packed, self._next = packed, 0
-        self.arrivals = {time: self._places(event) for time, event in table.arrivals.items()}
-        self.departures = {time: self._places(event) for time, event in table.departures.items()}
+        self.arrivals = {time: self._rows(event) for time, event in schedule.arrivals.items()}
+        self.departures = {time: self._rows(event) for time, event in schedule.departures.items()}
 
-    def _places(self, event: Event) -> tuple[Places, Places]:
+    def _rows(self, event: SlotChange) -> tuple[Rows, Rows]:
         columns = slice(self._next, self._next + len(event.slots))
         self._next = columns.stop
-        return _place(event.slots, self._packed[0, columns]), _place(event.clients, self._packed[1, columns])
+        return _as_rows(event.slots, self._packed[0, columns]), _as_rows(event.clients, self._packed[1, columns])
 
 
-def _packed(table: Timetable) -> npt.NDArray[np.int64]:
+def _packed(schedule: SlotSchedule) -> npt.NDArray[np.int64]:
     """[2, moves]: the slots and clients of all events, arrivals first."""
-    events = [*table.arrivals.values(), *table.departures.values()]
+    events = [*schedule.arrivals.values(), *schedule.departures.values()]
     return np.concatenate([np.stack([event.slots, event.clients]) for event in events], axis=1)
 
 
-def _place(numbers: npt.NDArray[np.int64], on_device: Tensor) -> Places:
-    """A slice where there is one: a plain copy is faster than one by indices."""
+def _as_rows(numbers: npt.NDArray[np.int64], on_device: Tensor) -> Rows:
+    """A slice if the numbers are consecutive, because a plain copy is faster than one by indices."""
     first, last = int(numbers[0]), int(numbers[-1])
-    in_a_row = np.array_equal(numbers, np.arange(first, last + 1))
-    return slice(first, last + 1) if in_a_row else on_device
+    consecutive = np.array_equal(numbers, np.arange(first, last + 1))
+    return slice(first, last + 1) if consecutive else on_device
 
 
-def _all_full(plans: Sequence[BatchPlan], table: Timetable, width: int) -> npt.NDArray[np.bool_]:
-    """[times]: whether no client's batch is short then."""
-    full = np.ones(table.times, dtype=bool)
-    for time, event in table.arrivals.items():
+def _all_full(plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) -> npt.NDArray[np.bool_]:
+    """[times]: whether all clients' batches are full."""
+    full = np.ones(schedule.times, dtype=bool)
+    for time, event in schedule.arrivals.items():
         for client in event.clients:
             full[time : time + plans[client].steps] &= plans[client].lengths == width
     return full
 
 
-def _scheduled(
-    plans: Sequence[BatchPlan], table: Timetable, width: int, first: int, window: int
+def _batches_per_slot(
+    plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int, first: int, window: int
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Whose which batch each slot is given from time `first` on."""
-    end = min(first + window, table.times)
-    step = table.step[first:end]
+    """Batch indices and keys per slot, from step `first`."""
+    end = min(first + window, schedule.times)
+    step = schedule.step[first:end]
     indices = np.full((*step.shape, width), -1, dtype=np.int64)
     epoch_keys, client_keys = np.zeros_like(step), np.zeros_like(step)
-    for begin, slot, number in table.turns:
+    for begin, slot, number in schedule.turns:
         plan = plans[number]
         since, until = max(begin, first), min(begin + plan.steps, end)
         if since < until:
             times = slice(since - first, until - first)
-            indices[times, slot, : plan.width] = plan.rows(since - begin, until - begin)
-            epoch_keys[times, slot] = plan.keys(since - begin, until - begin)
+            indices[times, slot, : plan.width] = plan.indices_between(since - begin, until - begin)
+            epoch_keys[times, slot] = plan.epoch_keys_between(since - begin, until - begin)
             client_keys[times, slot] = plan.client_key
     return {"indices": indices, "epoch keys": epoch_keys, "client keys": client_keys, "steps": step}
 
 
-def _joined(parts: Sequence[Tensors]) -> Tensors:
+def _concatenate(parts: Sequence[Tensors]) -> Tensors:
     return parts[0] if len(parts) == 1 else {n: torch.cat([part[n] for part in parts]) for n in parts[0]}

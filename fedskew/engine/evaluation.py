@@ -1,4 +1,4 @@
-"""Forward passes over whole sets of samples: test confusion, and what PKD's clients report."""
+"""Evaluation on whole sets of samples: the test confusion matrix, and the survey of PKD's clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedskew.engine.data.device_samples import DeviceSamples
 from fedskew.engine.data.transfer import Fetch, stream_for
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.stacked.execution import Memory, captured, compiled
-from fedskew.engine.stacked.rows import RowLayout
+from fedskew.engine.stacked.layouts import RowLayout
 from fedskew.methods.stages import Survey
 
 _BATCH = 1000
@@ -32,11 +32,11 @@ class Evaluator:
         self._layouts: tuple[RowLayout, RowLayout] | None = None
 
     def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
-        """True class × predicted class; with `labels`, only samples and predictions among those classes."""
-        return self.begun(model, labels)()
+        """True class × predicted class. With `labels`, only these classes' samples and predictions count."""
+        return self.begin(model, labels)()
 
-    def begun(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], npt.NDArray[np.int64]]:
-        """The same, to be waited for later: a GPU tests beside what else it is given."""
+    def begin(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], npt.NDArray[np.int64]]:
+        """Begin an evaluation and return a function that waits for it. A GPU evaluates beside its other work."""
         device = self._data.y.device
         if labels is None and device.type == "cuda" and self._captured(model):
             stream = stream_for("testing", device)
@@ -48,19 +48,21 @@ class Evaluator:
         return partial(self._read, cells, model)
 
     def _read(self, cells: Fetch, model: ModelState) -> npt.NDArray[np.int64]:  # noqa: ARG002
-        """Whoever holds this holds the model, whose memory must be nobody else's while it is tested."""
+        """`model` is a parameter only to keep its memory alive while it is evaluated."""
         return np.asarray(cells.read()[""].view(self._data.classes, self._data.classes).numpy())
 
     def _captured(self, model: ModelState) -> bool:
-        """Whether the whole evaluation is there as CUDA graphs, one for each batch: launched one by one, a small
-        network's operations take longer to launch than to run."""
+        """Capture the evaluation as one CUDA graph per batch, if possible, and return whether it is captured.
+
+        A small network's operations take longer to launch one by one than to run.
+        """
         if self._programs is None:
             layouts = self._layouts = RowLayout(model.params), RowLayout(model.buffers)
             sizes = [len(part) for part in _parts(torch.arange(len(self._data)))]
             self._memory = _memory(layouts, model, self._data)
             try:
                 made = {size: self._program(layouts, size) for size in dict.fromkeys(sizes)}
-            except RuntimeError:  # it waits for the device, or there is no room: evaluated as elsewhere
+            except RuntimeError:  # the model waits for the device, or memory is short: evaluate without graphs
                 torch.cuda.synchronize()
                 made = {}
             self._programs = [made[size] for size in sizes] if made else []
@@ -69,7 +71,7 @@ class Evaluator:
     def _program(self, layouts: tuple[RowLayout, RowLayout], size: int) -> Callable[[], None]:
         batch = _Batch(self._network, self._data, layouts, size)
         if self._compile:
-            with contextlib.suppress(Exception):  # a compiler may fail in any way; what it was given works as well
+            with contextlib.suppress(Exception):  # a compiler may fail in any way; without it the program works as well
                 return captured(compiled(batch, self._memory), self._memory, None, "testing")
         return captured(batch, self._memory, None, "testing")
 
@@ -90,11 +92,11 @@ def _memory(layouts: tuple[RowLayout, RowLayout], model: ModelState, data: Devic
         "cells": torch.zeros(data.classes**2, dtype=torch.int64, device=data.y.device),
         "first": torch.zeros((), dtype=torch.int64, device=data.y.device),
     }
-    return {**_rows(layouts, model), "data": data.held(), "progress": progress}
+    return {**_rows(layouts, model), "data": data.tensors(), "progress": progress}
 
 
 def _rows(layouts: tuple[RowLayout, RowLayout], model: ModelState) -> Memory:
-    """The model in the programs' order, whatever the order of its own names."""
+    """The model's tensors as flat rows, in the order of the programs' memory."""
     parts = {"params": model.params, "buffers": model.buffers}
     return {
         kind: layout.flat({n: t.unsqueeze(0) for n, t in part.items()})
@@ -104,7 +106,7 @@ def _rows(layouts: tuple[RowLayout, RowLayout], model: ModelState) -> Memory:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The next so many samples, tested; from static memory to static memory."""
+    """Evaluates the next `size` samples, from static memory to static memory."""
 
     network: Network
     data: DeviceSamples
@@ -113,9 +115,9 @@ class _Batch:
 
     @torch.no_grad()
     def __call__(self, memory: Memory) -> None:
-        data, progress = self.data.holding(memory["data"]), memory["progress"]
+        data, progress = self.data.with_tensors(memory["data"]), memory["progress"]
         rows = progress["first"] + torch.arange(self.size, device=data.y.device)
-        rows = rows % len(data)  # a program is tried out some times before it is captured
+        rows = rows % len(data)  # a program runs a few times before it is captured
         params, buffers = (
             {n: t[0] for n, t in layout.views(memory[kind]).items()}
             for layout, kind in zip(self.layouts, ("params", "buffers"), strict=True)
@@ -145,9 +147,9 @@ def _confusion(network: Network, model: ModelState, data: DeviceSamples, labels:
 
 @torch.no_grad()
 def survey(network: Network, model: ModelState, data: DeviceSamples, samples: npt.NDArray[np.int64]) -> Survey:
-    """How the samples of each true class are predicted on average; they count as one client's.
+    """The mean prediction for the samples of each true class, as if all samples were one client's.
 
-    Each client would send its sums and counts; their total is what one pass over all samples gives.
+    Each client would send its sums and counts. One pass over all samples gives the same totals.
     """
     classes = data.classes
     rows = torch.from_numpy(samples).to(data.y.device)
@@ -166,6 +168,6 @@ def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tens
 
 
 def _parts(rows: Tensor) -> Sequence[Tensor]:
-    """Of equal sizes: a model may take its batch's statistics in tests, too, and a rest of one sample has none."""
+    """Parts of about equal size: some models use batch statistics in tests too, and one sample has none."""
     parts: Sequence[Tensor] = rows.tensor_split(-(-len(rows) // _BATCH))
     return parts

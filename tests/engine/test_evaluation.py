@@ -8,11 +8,10 @@ import torch
 from torch import nn
 from toy_runs import image_federation, norm_and_dropout
 
-from fedskew.engine import DeviceSamples, Evaluator, ModelState, Network
-from fedskew.engine.model import evaluation
-from fedskew.engine.model.evaluation import _Batch, _memory, _rows
+from fedskew.engine import DeviceSamples, Evaluator, ModelState, Network, evaluation
+from fedskew.engine.evaluation import _Batch, _memory, _rows
 from fedskew.engine.stacked.execution import compiled
-from fedskew.engine.stacked.rows import RowLayout
+from fedskew.engine.stacked.layouts import RowLayout
 
 
 @pytest.mark.parametrize("recorded", [False, True])

@@ -1,0 +1,156 @@
+"""How tensors lie in the memory of the stacked engine: named tensors of several clients, one row per client.
+
+A client enters or leaves a slot with one copy, however many tensors it has, and an optimiser's step is one operation on
+all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedskew.engine.contract import RoundWork
+from fedskew.engine.model.network import ModelState
+from fedskew.engine.optimisers import STEPS, LocalOptimiser
+from fedskew.engine.stacked.execution import Memory
+from fedskew.methods.parts import Tensors
+
+_ALIGNMENT = 16
+"""In elements. Matrix products are fastest if tensors begin at multiples of 64 bytes."""
+
+Flats = dict[str, Tensor]
+"""Arrays [rows, width] by the name of their dtype."""
+
+Rows = slice | Tensor
+"""Row indices."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    dtype: str
+    offset: int
+    shape: torch.Size
+
+
+class RowLayout:
+    """Where each named tensor lies in a row."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._names = list(tensors)
+        self._places: dict[str, _Place] = {}
+        self._widths: dict[str, int] = {}
+        self._dtypes = {_dtype_name(t): t.dtype for t in tensors.values()}
+        for name in sorted(
+            tensors, key=lambda n: tensors[n].numel() % _ALIGNMENT != 0
+        ):  # aligned tensors first, so that all of them stay aligned
+            tensor, kind = tensors[name], _dtype_name(tensors[name])
+            self._places[name] = _Place(kind, self._widths.get(kind, 0), tensor.shape)
+            self._widths[kind] = self._widths.get(kind, 0) + tensor.numel()
+        self._widths = {kind: -(-width // _ALIGNMENT) * _ALIGNMENT for kind, width in self._widths.items()}
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(width * self._dtypes[kind].itemsize for kind, width in self._widths.items())
+
+    def zeros(self, rows: int, device: torch.device, pinned: bool = False) -> Flats:
+        return {
+            kind: torch.zeros(rows, width, dtype=self._dtypes[kind], device=device, pin_memory=pinned)
+            for kind, width in self._widths.items()
+        }
+
+    def views(self, flats: Mapping[str, Tensor]) -> Tensors:
+        """The named tensors [rows, …] as views of the arrays."""
+        return {name: self._view(flats, self._places[name]) for name in self._names}
+
+    def _view(self, flats: Mapping[str, Tensor], place: _Place) -> Tensor:
+        flat = flats[place.dtype]
+        return flat[:, place.offset : place.offset + place.shape.numel()].view(len(flat), *place.shape)
+
+    def flat(self, tensors: Mapping[str, Tensor]) -> Flats:
+        """The arrays that hold these named tensors [rows, …]."""
+        flats: Flats = {}
+        for kind, width in self._widths.items():
+            parts = [
+                tensors[name].reshape(len(tensors[name]), -1)
+                for name, place in self._places.items()
+                if place.dtype == kind
+            ]
+            rows, gap = len(parts[0]), width - sum(part.shape[1] for part in parts)
+            flats[kind] = torch.cat([*parts, parts[0].new_zeros(rows, gap)], dim=1) if gap else torch.cat(parts, dim=1)
+        return flats
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The layouts of a kind of work, the same in every round."""
+
+    params: RowLayout
+    buffers: RowLayout
+    state: RowLayout
+    downlink: RowLayout
+    companions: Mapping[str, tuple[RowLayout, RowLayout]]
+    tally: Mapping[str, torch.dtype]
+
+    @classmethod
+    def for_work(cls, work: RoundWork, tally: Mapping[str, torch.dtype]) -> Layouts:
+        used = [name for name in work.objective.companions() if name in work.companions]
+        return cls(
+            params=RowLayout(work.sent.params),
+            buffers=RowLayout(work.sent.buffers),
+            state=RowLayout(work.assignments[0].state),
+            downlink=RowLayout(work.downlink),
+            companions={
+                name: (RowLayout(work.companions[name].params), RowLayout(work.companions[name].buffers))
+                for name in used
+            },
+            tally=tally,
+        )
+
+    def optimiser_memory(self, optimiser: LocalOptimiser, rows: int, device: torch.device) -> Memory:
+        """Memory for the optimiser's state of `rows` clients."""
+        memory = {kind: self.params.zeros(rows, device) for kind in optimiser.shaped_state}
+        if optimiser.counts_steps:
+            memory[STEPS] = {"": torch.zeros(rows, dtype=torch.float64, device=device)}
+        return memory
+
+    def common_memory(self, work: RoundWork) -> Memory:
+        """Memory for what all clients of a round receive, filled from the work."""
+        memory = {
+            "sent": self.params.flat(_as_row(work.sent.params)),
+            "sent buffers": self.buffers.flat(_as_row(work.sent.buffers)),
+            "downlink": self.downlink.flat(_as_row(work.downlink)),
+        }
+        for name, (params, buffers) in self.companions.items():
+            memory[f"companion {name}"] = params.flat(_as_row(work.companions[name].params))
+            memory[f"companion buffers {name}"] = buffers.flat(_as_row(work.companions[name].buffers))
+        return memory
+
+    def work_from_memory(self, work: RoundWork, memory: Memory) -> RoundWork:
+        """The work, with everything that clients receive read from memory."""
+
+        def model(kind: str, params: RowLayout, buffers: RowLayout) -> ModelState:
+            head, _, name = kind.partition(" ")
+            statistics = f"{head} buffers {name}".strip()
+            return ModelState(_first_row(params.views(memory[kind])), _first_row(buffers.views(memory[statistics])))
+
+        return replace(
+            work,
+            sent=model("sent", self.params, self.buffers),
+            downlink=_first_row(self.downlink.views(memory["downlink"])),
+            companions={name: model(f"companion {name}", *both) for name, both in self.companions.items()},
+        )
+
+
+def _as_row(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: t.unsqueeze(0) for name, t in tensors.items()}
+
+
+def _first_row(tensors: Tensors) -> Tensors:
+    return {name: t[0] for name, t in tensors.items()}

@@ -1,0 +1,142 @@
+"""Trial steps: they show whether a model and a method can be stacked, and whether they ignore padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.contract import Assignment, RoundWork
+from fedskew.engine.data.batches import plan_batches
+from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data_passes import DataPass, When
+from fedskew.engine.model.network import Network
+from fedskew.engine.stacked.data_passes import ClientStack, stacked_sums
+from fedskew.engine.stacked.local_step import Batches, StepResult, compute_step, finish_clients
+from fedskew.losses import IGNORE
+from fedskew.methods.parts import Outputs, Seen, Tensors
+from fedskew.randomness import fold
+
+_WHEN: tuple[When, ...] = ("opening", "closing")
+
+
+class Trial:
+    """Steps of a few samples that change nothing."""
+
+    def __init__(self, network: Network, data: DeviceSamples, work: RoundWork) -> None:
+        self._network, self._data, self._work = network, data, work
+        largest = max(work.assignments, key=lambda a: len(a.samples))
+        self._few = replace(largest, samples=largest.samples[:3])
+
+    def tally(self) -> dict[str, torch.dtype]:
+        """The dtypes of the objective's tally. Raises an error if the step cannot be stacked."""
+        found = self._compute_step(1, self._few.samples, len(self._few.samples))
+        params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
+        steps = torch.ones(1, dtype=next(iter(params.values())).dtype, device=self._data.y.device)
+        finish_clients(self._work, params, steps, *self._client_tensors(1), self._closing(params))
+        return {name: t.dtype for name, t in found.tally.items()}
+
+    def _closing(self, params: Tensors) -> Tensors:
+        """The sums of one client's closing pass."""
+        data_pass, work = DataPass(self._work, "closing"), self._work
+        if not data_pass.needed:
+            return {}
+        few = self._few.samples
+        plan = plan_batches(few, self._few.client, 1, max(len(few), 1), 1, work.key)
+        buffers = {name: b.unsqueeze(0) for name, b in work.sent.buffers.items()}
+        stack = ClientStack([plan], params, buffers, *self._client_tensors(1))
+        return stacked_sums(self._network, self._data, data_pass, stack)
+
+    def step(self, clients: int, width: int) -> StepResult:
+        """A step of so many clients with batches of that width."""
+        rows = np.resize(self._few.samples, width)
+        return self._compute_step(clients, rows, width)
+
+    def ignores_padding(self) -> bool:
+        """Whether rows of padding have no effect.
+
+        That their content has none shows in the step, to the last digit: a row of weight zero adds exactly nothing.
+        That their number has none is tested on the objective alone. A network rounds differently for another batch
+        shape, and a deep network amplifies the difference.
+        """
+        samples = self._few.samples
+        padded, otherwise_padded = (
+            self._compute_step(1, np.concatenate([samples, [row] * 3]), len(samples)).direction
+            for row in (0, len(self._data) - 1)
+        )
+        same = _close(padded, otherwise_padded, 10 * self._network.resolution)
+        return same and self._ignores_padding_length(self._few)
+
+    def _compute_step(self, clients: int, rows: npt.NDArray[np.int64], valid_rows: int) -> StepResult:
+        """The step on these rows of the data. Rows after the first `valid_rows` are padding."""
+        work, device = self._work, self._data.y.device
+        indices = torch.tensor(rows, dtype=torch.int64, device=device).expand(clients, -1)
+        valid = torch.arange(len(rows), device=device).expand(clients, -1) < valid_rows
+        keys = torch.arange(clients, device=device)
+        label_counts, state = self._client_tensors(clients)
+        batches = Batches(
+            x=self._data.training_inputs(indices, keys.unsqueeze(-1)),
+            y=torch.where(valid, self._data.y[indices], IGNORE),
+            valid=valid,
+            keys=fold(keys, 0),
+            label_counts=label_counts,
+            state=state,
+        )
+        params = {name: _copies(p, clients) for name, p in work.sent.params.items()}
+        buffers = {name: _copies(b, clients) for name, b in work.sent.buffers.items()}
+        with torch.no_grad():
+            return compute_step(self._network, work, batches, params, buffers, self._data.some_inputs())
+
+    def _client_tensors(self, clients: int) -> tuple[Tensor, Tensors]:
+        """Label counts and state of one client, repeated."""
+        device = self._data.y.device
+        state = {name: _copies(t.to(device), clients) for name, t in self._few.state.items()}
+        return _copies(torch.tensor(self._few.label_counts, device=device), clients), state
+
+    def _ignores_padding_length(self, few: Assignment) -> bool:
+        """Whether the objective and its gradient are the same with and without padding after the given outputs."""
+        work, device, samples = self._work, self._data.y.device, len(few.samples)
+        rows = torch.from_numpy(np.tile(few.samples, 2)).to(device)
+        with torch.no_grad():
+            out = self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)).tensors()
+        y = torch.where(torch.arange(len(rows), device=device) < samples, self._data.y[rows], IGNORE)
+        state = {name: t.to(device) for name, t in few.state.items()}
+        client = work.client(torch.tensor(few.label_counts, device=device), state)
+
+        def results(count: int) -> Tensors:
+            leaves = {kind: t[:count].clone().requires_grad_() for kind, t in out.items()}
+            others = {
+                kind: t[:count].roll(1, dims=-1) for kind, t in out.items()
+            }  # outputs that differ from the student's
+            frozen = {name: Outputs.from_tensors(others) for name in work.objective.companions()}
+            loss = work.objective.loss(replace(Outputs.from_tensors(leaves), companions=frozen), y[:count], client)
+            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            seen = Seen(
+                Outputs.from_tensors({kind: t[:count] for kind, t in out.items()}),
+                y[:count],
+                rows[:count],
+                work.sent.params,
+            )
+            passes = {
+                f"{when} {n}": t for when in _WHEN for n, t in DataPass(work, when).batch_sums(seen, client).items()
+            }
+            gradients = {kind: g[:samples] for kind, g in zip(leaves, grads, strict=True)}
+            return {"loss": loss.detach(), **gradients, **passes}
+
+        return _close(results(samples), results(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
+
+
+def _copies(tensor: Tensor, clients: int) -> Tensor:
+    return tensor.expand(clients, *tensor.shape).clone()
+
+
+def _close(a: Tensors, b: Tensors, tolerance: float) -> bool:
+    """Whether tensors differ by rounding only. Entries that are not finite count as zero."""
+    return _norm({n: a[n].nan_to_num() - b[n].nan_to_num() for n in a}) <= tolerance * _norm(a) + 1e-20
+
+
+def _norm(tensors: Tensors) -> float:
+    return float(torch.stack([t.double().nan_to_num().square().sum() for t in tensors.values()]).sum().sqrt())

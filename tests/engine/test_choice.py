@@ -1,0 +1,82 @@
+"""Which engine `auto` is: by a rule before the run, or the engine that a run began with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from toy_runs import linear, norm_and_dropout
+
+from fedskew.data import IID, federation
+from fedskew.engine import ENGINES, choice, choose_engine, cpu_engine, estimated_seconds
+from fedskew.engine.choice import SHORT_RUN, multiplications
+from fedskew.errors import UserError
+from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.run import run
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_only_a_long_run_on_a_cpu_stays_auto_in_its_configuration() -> None:
+    assert choose_engine("auto", linear(), GPU, 1e6) == "stacked"
+    assert choose_engine("auto", linear(), CPU, SHORT_RUN / 2) == "stacked"
+    assert choose_engine("auto", norm_and_dropout(), CPU, SHORT_RUN / 2) == "plain"
+    assert choose_engine("auto", linear(), CPU, SHORT_RUN * 2) == "auto"
+    for name in ENGINES:
+        assert choose_engine(name, linear(), CPU, 1e6) == name
+    with pytest.raises(UserError, match="engine 'pool' needs a CPU and Linux"):
+        choose_engine("pool", linear(), GPU)
+
+
+@pytest.mark.parametrize(
+    ("cores", "clients", "dense", "convolutional"),
+    [
+        (1, 10, "stacked", "plain"),
+        (2, 1, "stacked", "plain"),
+        (2, 7, "pool", "pool"),
+        (2, 10, "pool-stacked", "pool"),
+        (16, 10, "pool", "pool"),
+        (16, 64, "pool-stacked", "pool"),
+    ],
+)
+def test_a_long_run_uses_the_cores(
+    cores: int, clients: int, dense: str, convolutional: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "usable_cores", lambda: cores)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cpu_engine(linear(), clients) == dense
+    assert cpu_engine(norm_and_dropout(), clients) == convolutional
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert cpu_engine(linear(), clients) == "stacked"
+
+
+def test_the_cost_of_a_run_grows_with_its_steps_and_its_model() -> None:
+    image = torch.zeros(1, 1, 8, 8)
+    assert multiplications(linear(), image) == 256
+    assert multiplications(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3)), image) == 36 * 27 + 16 * 54
+    seconds = [estimated_seconds(linear(), image, steps, visits) for steps, visits in ((10, 100), (20, 100), (20, 1e9))]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < SHORT_RUN < seconds[2]
+
+
+def test_a_resumed_run_continues_with_the_engine_that_it_began_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Interruption(Callback):
+        def on_round(self, row: object, rounds_ahead: int) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(choice, "SHORT_RUN", 0.0)
+    fed = federation("digits", IID(clients=4))
+    settings = {"rounds": 2, "local_epochs": 1, "out": tmp_path / "run"}
+    monkeypatch.setattr("fedskew.experiment.round.server.cpu_engine", lambda model, clients: "plain")
+    with pytest.raises(KeyboardInterrupt):
+        run(fed, "fedavg", callbacks=[Interruption()], **settings)
+    monkeypatch.setattr("fedskew.experiment.round.server.cpu_engine", lambda model, clients: "stacked")
+    result = run(fed, "fedavg", **settings)
+    assert (result.engine, result.config.engine) == ("plain", "auto")
+    assert run(fed, "fedavg", **settings).engine == "plain"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "plain"
