@@ -191,7 +191,7 @@ class CountsPadding(Witness):
     [
         (Branching("opening"), "cannot be stacked"),
         (Branching("closing"), "cannot be stacked"),
-        (CountsPadding(), "counts padded rows"),
+        (CountsPadding(), "counts rows of padding"),
     ],
 )
 def test_a_hook_that_cannot_be_stacked_still_gives_the_right_sums(solver: Witness, words: str) -> None:

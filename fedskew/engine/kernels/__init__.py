@@ -1,8 +1,8 @@
 """Layers of many clients, each with its own weights, as Triton programs in channels-last memory.
 
-cuDNN's grouped convolution is the other way to say a convolution, but is made for few and large groups; BatchNorm over
-valid rows, as a formula, reads its images many times over. Importing this package needs neither Triton nor a
-GPU; `supported` says whether it can be used.
+cuDNN's grouped convolution would also do, but it is made for few large groups. BatchNorm over valid rows, written as
+tensor operations, reads its images many times. Importing this package needs neither Triton nor a GPU; `supported` says
+whether its kernels can run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the kernels can run, and in which number format they then do."""
+"""Where the kernels can run, and in which number format."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def _triton_is_installed() -> bool:
 
 
 def supported(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels can convolve these: tensors on CUDA, or anywhere in Triton's interpreter."""
+    """Whether the kernels can convolve these tensors: on CUDA, or anywhere in Triton's interpreter."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     reachable = x.device == weight.device and (x.device.type == "cuda" or interpreted)
     return reachable and x.dtype in _FORMATS and weight.dtype in _FORMATS and _triton_is_installed()
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """As autocast has it for a convolution."""
+    """The dtype that autocast would use for a convolution."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def tf32_allowed() -> bool:
-    """What cuDNN would be allowed for a convolution of float32."""
+    """Whether a float32 convolution may use TF32, as for cuDNN."""
     return bool(torch.backends.cudnn.allow_tf32)

@@ -1,8 +1,8 @@
 """BatchNorm of stacked clients over their valid rows, with the activation that follows it.
 
-Bound by memory: the images are read twice forwards and twice backwards, and nothing but the images is kept between.
-The operations take and give images as contiguous [K, B, H, W, C]. Sums are made in two stages of a fixed order, so
-that results are the same bits each time.
+It is bound by memory: both the forward and the backward pass read the images twice, and only the images are kept in
+between. The operations take and return contiguous images [K, B, H, W, C]. Sums are computed in two stages of a fixed
+order, so that results have the same bits each time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fedskew.engine.kernels.geometry import aligned, blocks, channels_first, cha
 
 Activation = Literal["none", "relu", "relu6"]
 _BOUNDS = {"none": (-math.inf, math.inf), "relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
-"""Of what each gives."""
+"""The bounds of each activation's output."""
 
 
 def stacked_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, valid: Tensor | None, eps: float, activation: Activation
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images [K, B, C, H, W] normalised by each client's batch, scaled by weight and bias [K, C], and activated.
+    """Normalise images [K, B, C, H, W] by each client's batch, scale them by weight and bias [K, C], and activate them.
 
-    Also the mean and biased variance [K, C] in float32, through which no gradient flows. Rows that are not `valid`
-    [K, B] are normalised but count neither in the statistics nor in the sums over a batch that the gradient needs.
+    Also returns the mean and biased variance [K, C] in float32, without gradient. Rows that are not `valid` [K, B] are
+    normalised, but they count neither in the statistics nor in the gradient's sums over a batch.
     """
     y, mean, var = _forward(channels_last(x), weight, bias, valid, eps, activation)
     return channels_first(y), mean.detach(), var.detach()
@@ -35,13 +35,13 @@ def stacked_batch_norm(
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a pass over the images is cut into programs; a row is a pixel of a sample."""
+    """How a pass over the images is divided into programs. A row is a pixel of a sample."""
 
     rows: int
     channels: int
     warps: int
     splits: int
-    """Of a client's rows."""
+    """Number of parts that a client's rows are split into."""
 
     def constants(self) -> dict[str, int]:
         return {"ROWS": self.rows, "CHANNELS": self.channels, "num_warps": self.warps}
@@ -54,13 +54,13 @@ _MULTIPROCESSORS = 132
 
 
 _MOST_SPLITS = 128
-"""Each program of a second pass reads what all splits left."""
+"""Splits are limited because each program of the second pass reads the results of all splits."""
 
 
 def _channel_block(clients: int, channels: int) -> int:
-    """The widest of three of which no more than a quarter is padding; narrower for want of clients.
+    """The widest of three blocks with at most a quarter of padding; narrower if there are few clients.
 
-    Few widths, for each is a compilation.
+    There are few widths, because each is compiled separately.
     """
     wide = next((c for c in (128, 64) if blocks(channels, c) * c * 3 <= channels * 4), 32)
     while wide > 32 and clients * blocks(channels, wide) * _MOST_SPLITS < 2 * _MULTIPROCESSORS:
@@ -69,10 +69,10 @@ def _channel_block(clients: int, channels: int) -> int:
 
 
 def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
-    """Two loads of 16 bytes in flight in each thread; backwards one is of the images and one of their gradient.
+    """A tiling with two loads of 16 bytes in flight per thread; backwards, one of the images and one of their gradient.
 
-    As many programs as run at once, by the registers they then need: a multiprocessor has four forwards and three
-    backwards. None has fewer than two blocks of rows.
+    There are as many programs as can run at once with their registers: four per multiprocessor forwards and three
+    backwards. Each has at least two blocks of rows.
     """
     wide = _channel_block(clients, channels)
     high = 8 * 32 * (16 if backwards else 32) // dtype.itemsize // wide
@@ -85,14 +85,14 @@ def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwa
 
 
 def _cut(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
-    """The grid of programs, and the rows of a split."""
+    """The grid of programs, and the number of rows per split."""
     clients, samples, h, w, channels = x.shape
     chunk = blocks(blocks(samples * h * w, tiling.rows), tiling.splits) * tiling.rows
     return (blocks(channels, tiling.channels), clients, tiling.splits), chunk
 
 
 def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
-    """[K, C] whose rows are contiguous, and their distance; the images stand in for what there is not."""
+    """A tensor [K, C] with contiguous rows, and their stride. The images replace a missing tensor."""
     if values is None:
         return x, 0
     values = values if values.stride(1) == 1 or values.shape[1] == 1 else values.contiguous()
@@ -100,7 +100,7 @@ def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
-    """Samples, pixels of each, and channels in units of their alignment."""
+    """Number of samples, of pixels per sample, and of channels in units of their alignment."""
     _, samples, h, w, channels = x.shape
     return samples, h * w, channels // aligned(channels)
 
@@ -110,7 +110,7 @@ def _as_bytes(valid: Tensor | None, x: Tensor) -> Tensor:
 
 
 def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[Tensor, Tensor]:
-    """[splits, K, 2, C]: mean and the sum of squared distances from it; [splits, K]: of how many rows."""
+    """[splits, K, 2, C]: means and sums of squared deviations. [splits, K]: numbers of rows."""
     from fedskew.engine.kernels.batch_norm_programs import statistics_program
 
     clients, channels = x.shape[0], x.shape[4]
@@ -127,7 +127,7 @@ def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[
         ALIGNED=aligned(channels),
         SHIFTS=is_power_of_two(x.shape[2] * x.shape[3]),
         HAS_VALID=valid is not None,
-        maxnreg=64,  # of which four programs to a multiprocessor have enough
+        maxnreg=64,  # leaves enough registers for four programs per multiprocessor
         **tiling.constants(),
     )
     return partial, counts
@@ -175,7 +175,7 @@ def launch_normalisation(
 
 @dataclass(frozen=True)
 class Kept:
-    """What the backward pass has of the forward one."""
+    """What the backward pass needs from the forward pass."""
 
     x: Tensor
     weight: Tensor | None
@@ -206,7 +206,7 @@ class Kept:
 
 
 def launch_gradient_sums(grad: Tensor, kept: Kept, tiling: Tiling) -> Tensor:
-    """[splits, K, 2, C]: sums of the gradient and of its product with the normalised images."""
+    """[splits, K, 2, C]: sums of the gradient, and of its product with the normalised images."""
     from fedskew.engine.kernels.batch_norm_programs import gradient_sums_program
 
     x = kept.x
@@ -226,7 +226,7 @@ def launch_gradient_sums(grad: Tensor, kept: Kept, tiling: Tiling) -> Tensor:
 
 
 def launch_input_gradient(grad: Tensor, kept: Kept, partial: Tensor, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
-    """And those of weight and bias."""
+    """The gradients of images, weight and bias."""
     from fedskew.engine.kernels.batch_norm_programs import input_gradient_program
 
     x = kept.x
@@ -262,7 +262,7 @@ def _rule(x: Tensor, *, backwards: bool) -> Tiling:
 def _forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, valid: Tensor | None, eps: float, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, mean and variance."""
+    """Return images, mean and variance."""
     x = x.contiguous()
     rule = _rule(x, backwards=False)
     return launch_normalisation(x, weight, bias, launch_statistics(x, valid, rule), eps, activation, rule)
@@ -280,7 +280,7 @@ def _gradient(
     eps: float,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of images, weight and bias."""
+    """Return the gradients of images, weight and bias."""
     grad, x = grad.contiguous(), x.contiguous()
     rule = _rule(x, backwards=True)
     kept = Kept(x, weight, bias, valid, mean.contiguous(), var.contiguous(), eps, activation)

@@ -1,14 +1,14 @@
 # mypy: ignore-errors
-"""The Triton programs of BatchNorm: each takes one block of a client's channels through one split of its rows.
+"""The Triton programs of BatchNorm: each processes one block of a client's channels for one split of its rows.
 
 A row is a pixel of a sample. Memory: images [K, rows, C], partial results [splits, K, 2, C] and counts [splits, K],
-statistics [K, C], all contiguous; weight and bias [K, C] with any distance between clients; `valid` [K, samples]. Both
-passes over the images are cut the same way. The second begins with what the first left for its channels, combined anew
-by each program, which saves a launch; it runs backwards, for what was read last is still in the cache.
+statistics [K, C], all contiguous; weight and bias [K, C] with any stride between clients; `valid` [K, samples]. Both
+passes over the images are split the same way. In the second pass each program first combines the results of all splits
+for its channels, which saves a launch. It runs backwards, because the last values read are still in the cache.
 
-Numbers in capitals are compiled in. Sizes are not, for each would cost a compilation per layer: C is `groups` of
-ALIGNED, which tells how many values a load may take at once. Nor does Triton compile anew for sizes that happen to be 1
-or multiples of 16, or for weights that do not begin at multiples of 16 bytes.
+Names in capitals are compiled in. Sizes are not, because each would need a compilation per layer: C is `groups` of
+ALIGNED, the number of values that one load may take. Triton does not specialise on sizes that are 1 or multiples of 16,
+or on weights that are not aligned to 16 bytes.
 """
 
 import triton
@@ -22,7 +22,7 @@ _UNALIGNED = ("weight", "bias")
 
 @triton.jit
 def _counted(valid, row, rows, pixels, SHIFTS: tl.constexpr, HAS_VALID: tl.constexpr):
-    """Which rows there are, and count."""
+    """Masks of the rows that exist and of the rows that are valid."""
     counted = row < rows
     if HAS_VALID:
         counted = counted & (tl.load(valid + quotient(row, pixels, SHIFTS), mask=counted, other=0) != 0)
@@ -39,7 +39,7 @@ def _per_channel(values, channel, known, EXISTS: tl.constexpr, OTHERWISE: tl.con
 
 @triton.jit
 def _all_statistics(partial, counts, splits, client, channel, known, C):
-    """Mean and variance of all splits, from each split's count, mean and squared distance from that (Chan et al.)."""
+    """Mean and variance over all splits, from each split's count, mean and squared deviation (Chan et al.)."""
     clients = tl.num_programs(1)
     count = 0.0
     mean = tl.zeros(channel.shape, dtype=tl.float32)
@@ -79,7 +79,7 @@ def _all_sums(partial, splits, client, channel, known, C):
 
 @triton.jit
 def _count(valid, samples, pixels, HAS_VALID: tl.constexpr):
-    """How many rows of the client count."""
+    """Number of valid rows of the client."""
     found = samples
     if HAS_VALID:
         found = samples * 0
@@ -91,7 +91,7 @@ def _count(valid, samples, pixels, HAS_VALID: tl.constexpr):
 
 @triton.jit
 def _slope(grad, normed, scale, bias, ACTIVATION: tl.constexpr):
-    """The gradient before the activation, which passes it on inside its bounds only."""
+    """The gradient before the activation, which is zero outside the activation's bounds."""
     before = normed * scale[None, :] + bias[None, :]
     if ACTIVATION == "relu":
         grad = tl.where(before <= 0.0, 0.0, grad)
@@ -116,7 +116,7 @@ def statistics_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Count, mean and squared distance from it, by Welford's recurrence: as sound for numbers far from zero."""
+    """Count, mean and squared deviation by Welford's recurrence, which is stable far from zero."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -175,7 +175,7 @@ def normalisation_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """The images normalised, within the activation's bounds; the programs of the first split keep the statistics."""
+    """Normalise and activate the images. The programs of the first split store the statistics."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -229,7 +229,7 @@ def gradient_sums_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """The sums of the gradient and of its product with the normalised images, over the rows that count."""
+    """Sums of the gradient, and of its product with the normalised images, over the valid rows."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -290,7 +290,7 @@ def input_gradient_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """The gradient of the images; the programs of the first split keep that of weight and bias."""
+    """The gradient of the images. The programs of the first split store the gradients of weight and bias."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

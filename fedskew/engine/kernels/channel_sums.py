@@ -1,4 +1,4 @@
-"""Sums of images over samples and pixels: what the gradient of a convolution's bias is."""
+"""Sums of images over samples and pixels: the gradient of a convolution's bias."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from fedskew.engine.kernels.geometry import blocks, power_of_two
 
 _PROGRAMS = 1056
-"""Eight for each of the H200's 132 multiprocessors."""
+"""Eight per multiprocessor of an H200, which has 132."""
 
 
 def channel_sums(images: Tensor) -> Tensor:
-    """[K, C] in float32 of images [K, B, H, W, C], in two stages of a fixed order."""
+    """Sums [K, C] in float32 of images [K, B, H, W, C], in two stages of a fixed order."""
     partial: Tensor = _partial_sums(images)
     return partial.sum(0)
 
 
 def _cut(images: Tensor) -> tuple[int, int, int]:
-    """Rows and channels of a block, and splits of the rows: each thread has two loads of 16 bytes in flight."""
+    """Rows and channels of a block, and splits of the rows. Each thread has two loads of 16 bytes in flight."""
     clients, samples, h, w, channels = images.shape
     wide = power_of_two(16, 64, channels)
     high = 4 * 32 * 32 // images.dtype.itemsize // wide

@@ -1,8 +1,7 @@
 """Dense convolution of stacked clients: an implicit matrix product per client.
 
-The operations take and give images as contiguous [K, B, H, W, C], so that what they say of strides is true under
-`make_fx` and `torch.compile`. Block sizes follow from shapes, never from timings: results must be the same bits each
-time.
+The operations take and return contiguous images [K, B, H, W, C], so that their strides are right under `make_fx` and
+`torch.compile`. Block sizes follow from shapes, never from timings, so that results have the same bits each time.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ def stacked_conv2d(
 ) -> Tensor:
     """`F.conv2d` of each client: images [K, B, C, H, W], weights [K, O, C, kh, kw], biases [K, O].
 
-    The result is in channels-last memory, in which the images are best given.
+    The result is in channels-last memory, which is also the best layout for the images.
     """
     dtype = working_dtype(x)
     images, packed = channels_last(x.to(dtype)), weight.permute(0, 1, 3, 4, 2).to(dtype).contiguous()
-    if x.shape[2] == 3:  # a fourth channel of zeros: pixels are then loaded whole
+    if x.shape[2] == 3:  # add a channel of zeros, so that whole pixels can be loaded
         images, packed = F.pad(images, (0, 1)), F.pad(packed, (0, 1))
     flat_bias = None if bias is None else bias.to(dtype)
     return channels_first(_forward(images, packed, flat_bias, stride, padding, tf32_allowed()))
@@ -37,7 +36,7 @@ def stacked_conv2d(
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a kernel is cut into programs, and how many of the GPU's resources each takes."""
+    """How a kernel is divided into programs, and how many resources of the GPU each takes."""
 
     pixels: int
     channels: int
@@ -45,7 +44,7 @@ class Tiling:
     warps: int
     stages: int
     splits: int = 1
-    """Of the pixels; for the gradient of the weights."""
+    """Number of parts that the pixels are split into, for the gradient of the weights."""
 
     def constants(self) -> dict[str, int]:
         return {
@@ -68,11 +67,11 @@ _MULTIPROCESSORS = 132
 
 
 def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, tf32: bool) -> Tiling:
-    """For the forward pass and the input's gradient: `columns` of the result, a reduction over `channels` per tap.
+    """The tiling of the forward pass and the input's gradient: `columns` of results, reduced over `channels` per tap.
 
-    As wide as the result, for then the images are read once. A block of the reduction lies inside one tap if the
-    channels allow it. If they do not, it holds all taps where the pixels of four channels can be loaded whole, and is
-    a padded 32 elsewhere. Exact float32 has no tensor cores: small blocks, else it spills registers.
+    Blocks are as wide as the result, so that the images are read once. A block of the reduction lies inside one tap if
+    the channels allow it. If they do not, it holds all taps if whole pixels of four channels can be loaded, and is a
+    padded 32 otherwise. Exact float32 has no tensor cores and needs small blocks, or it would spill registers.
     """
     if _precision(dtype, tf32) == "ieee":
         return Tiling(64, power_of_two(16, 64, columns), 16, warps=4, stages=2)
@@ -87,9 +86,10 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype, tf32: bool) -> Tiling:
-    """128 rows of taps and input channels, so that the gradient of the output is read few times.
+    """A tiling with 128 rows of taps and input channels, so that the gradient of the output is read few times.
 
-    Channels that do not fill a vector are loaded one by one: fewer pixels at once, else it spills registers.
+    Channels that do not fill a vector are loaded one by one. Then there are fewer pixels at once, to avoid spilling
+    registers.
     """
     exact = _precision(dtype, tf32) == "ieee"
     depth = power_of_two(16, 64 if exact else 128, shape.depth)
@@ -102,7 +102,7 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: t
 
 
 def _even_splits(programs: int) -> int:
-    """Into how many to cut each program so that every multiprocessor has the same two to four: few, if they can be."""
+    """Splits per program that give every multiprocessor the same two to four programs, and preferably few."""
     choices = [max(1, each * _MULTIPROCESSORS // programs) for each in (2, 3, 4)]
 
     def busy(splits: int) -> float:
@@ -116,7 +116,7 @@ def _even_splits(programs: int) -> int:
 
 
 def _fixed(shape: Geometry) -> bool:
-    """Whether to compile the sizes in: narrow layers gain by it, and networks have few shapes of those."""
+    """Whether to compile the sizes in. Narrow layers gain by it, and networks have few such shapes."""
     return min(shape.c, shape.o) < 128
 
 
@@ -167,7 +167,7 @@ def launch_input_gradient(
     clients = len(grad)
     grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
     flat = weight.reshape(clients, shape.o, shape.taps, shape.c)
-    if grad.dtype == torch.float32:  # the tensor cores take TF32 only with the reduction's axis contiguous
+    if grad.dtype == torch.float32:  # tensor cores need a contiguous reduction axis for TF32
         flat = flat.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
     phase = blocks(shape.h, shape.sh) * blocks(shape.w, shape.sw)
     grid = (blocks(samples * phase, tiling.pixels) * blocks(shape.c, tiling.channels), clients, shape.sh * shape.sw)
@@ -181,7 +181,7 @@ def launch_input_gradient(
         **_sizes(shape),
         **_windows(shape),
         WHOLE=shape.o % tiling.depth == 0,
-        maxnreg=None if _fixed(shape) or tiling.warps < 8 else 128,  # that two programs fit a multiprocessor
+        maxnreg=None if _fixed(shape) or tiling.warps < 8 else 128,  # lets two programs fit on a multiprocessor
         PRECISION=_precision(grad.dtype, tf32),
         **tiling.constants(),
     )
@@ -220,7 +220,7 @@ def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
     """Images [K, B, H, W, C], weights [K, O, kh, kw, C]."""
-    shape = Geometry.of(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
+    shape = Geometry.from_shapes(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
     return launch_forward(x, weight, bias, shape, tf32, product_tiling(shape.o, shape.c, shape.taps, x.dtype, tf32))
 
 
@@ -228,8 +228,8 @@ def _forward(
 def _input_gradient(
     grad: Tensor, weight: Tensor, image: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
-    """Of images of the given shape."""
-    shape = Geometry.of(image, weight.shape[1], weight.shape[2:4], stride, padding)
+    """The gradient of images of the given shape."""
+    shape = Geometry.from_shapes(image, weight.shape[1], weight.shape[2:4], stride, padding)
     tiling = product_tiling(shape.c, shape.o, shape.taps, grad.dtype, tf32)
     return launch_input_gradient(grad, weight, image[1], shape, tf32, tiling)
 
@@ -238,8 +238,8 @@ def _input_gradient(
 def _weight_gradient(
     x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
-    """Partial sums [splits, K, kh·kw·C, O] in float32."""
-    shape = Geometry.of(x.shape, grad.shape[-1], window, stride, padding)
+    """Partial sums [splits, K, kh·kw·C, O] of the gradient, in float32."""
+    shape = Geometry.from_shapes(x.shape, grad.shape[-1], window, stride, padding)
     tiling = weight_gradient_tiling(x.shape[0], x.shape[1], shape, x.dtype, tf32)
     return launch_weight_gradient(x, grad, shape, tf32, tiling)
 
@@ -253,7 +253,7 @@ def _(
     padding: Sequence[int],
     tf32: bool,  # noqa: ARG001
 ) -> Tensor:
-    shape = Geometry.of(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
+    shape = Geometry.from_shapes(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
     return x.new_empty(*x.shape[:2], shape.ho, shape.wo, shape.o)
 
 
@@ -273,7 +273,7 @@ def _(
 def _(
     x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
-    shape = Geometry.of(x.shape, grad.shape[-1], window, stride, padding)
+    shape = Geometry.from_shapes(x.shape, grad.shape[-1], window, stride, padding)
     splits = weight_gradient_tiling(x.shape[0], x.shape[1], shape, x.dtype, tf32).splits
     return x.new_empty(splits, x.shape[0], shape.depth, shape.o, dtype=torch.float32)
 

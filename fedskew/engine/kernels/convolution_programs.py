@@ -2,10 +2,10 @@
 """The Triton programs of a dense convolution: each computes one block of a client's result.
 
 Memory, all contiguous: images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, gradients
-of the weights [splits, K, taps·C, O]. What is compiled in is in capitals; sizes are not, for each would cost a
-compilation per layer, but in the `fixed` programs, for layers whose loops are so short that it pays. C is `groups` of
-ALIGNED and O is `out_groups` of OUT_ALIGNED, which tell how many values a load may take at once; SHIFTS says that all
-sizes of images are powers of two.
+of the weights [splits, K, taps·C, O]. Names in capitals are compiled in. Sizes are not, because each would need a
+compilation per layer, except in the `fixed` programs, for layers whose short loops make it worthwhile. C is `groups` of
+ALIGNED and O is `out_groups` of OUT_ALIGNED, the numbers of values that one load may take. SHIFTS means that all sizes
+of images are powers of two.
 """
 
 from types import FunctionType
@@ -48,9 +48,9 @@ def forward_program(
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of the result; the reduction runs over taps and input channels, flattened, in DEPTHs.
+    """[PIXELS, CHANNELS] of the result. The reduction runs over taps and input channels, flattened, in blocks of DEPTH.
 
-    FEW are input channels of which no number of blocks makes a tap; they are compiled in. It is 0 where one does.
+    FEW is the number of input channels if a tap is not a whole number of blocks; it is compiled in. Otherwise it is 0.
     """
     client = tl.program_id(1).to(tl.int64)
     C = FEW if FEW else groups * ALIGNED
@@ -82,7 +82,7 @@ def forward_program(
             a = tl.load(x + base[:, None] + offset[None, :], mask=seen, other=0.0)
             known = (out < O)[None, :] & (k < KH * KW * C)[:, None]
             b = tl.load(weight + out[None, :] * (KH * KW * C) + k[:, None], mask=known, other=0.0)
-        else:  # the block lies in one tap
+        else:  # the block lies inside one tap
             seen = inside & (top + i >= 0) & (top + i < h) & (left + j >= 0) & (left + j < w)
             offset = (i * w + j) * C + first + depth
             a = tl.load(x + base[:, None] + offset[None, :], mask=seen[:, None], other=0.0)
@@ -130,10 +130,10 @@ def input_gradient_program(
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of the gradient; the reduction runs over taps and output channels.
+    """[PIXELS, CHANNELS] of the gradient. The reduction runs over taps and output channels.
 
-    With a stride, an input pixel is reached by some taps only: those of its row and column modulo the stride. The
-    pixels of one such phase make a program, so that no tap is computed in vain. WHOLE says that no block of output
+    With a stride, only some taps reach an input pixel: those of its row and column modulo the stride. A program
+    processes the pixels of one such phase, so that no tap is computed in vain. WHOLE means that no block of output
     channels is padded.
     """
     client = tl.program_id(1).to(tl.int64)
@@ -213,7 +213,7 @@ def weight_gradient_program(
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """[DEPTH of taps·C, CHANNELS of O] of one split's gradient; the reduction runs over the split's pixels."""
+    """[DEPTH of taps·C, CHANNELS of O] of one split's gradient. The reduction runs over the split's pixels."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     C = groups * ALIGNED

@@ -1,6 +1,6 @@
-"""Depthwise convolution of stacked clients: bound by memory, so blocks lie along the channels.
+"""Depthwise convolution of stacked clients. It is bound by memory, so blocks lie along the channels.
 
-The operations take and give images as contiguous [K, B, H, W, C] and weights as [K, kh, kw, C].
+The operations take and return contiguous images [K, B, H, W, C], and take weights [K, kh, kw, C].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def stacked_depthwise_conv2d(
 ) -> Tensor:
     """`F.conv2d` of each client with a group per channel: images [K, B, C, H, W], weights [K, C, 1, kh, kw].
 
-    The result is in channels-last memory, in which the images are best given.
+    The result is in channels-last memory, which is also the best layout for the images.
     """
     dtype = working_dtype(x)
     packed = weight.squeeze(2).permute(0, 2, 3, 1).to(dtype).contiguous()
@@ -32,14 +32,14 @@ def stacked_depthwise_conv2d(
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a kernel is cut into programs."""
+    """How a kernel is divided into programs."""
 
     pixels: int
-    """Of a row, where rows are gone through one by one."""
+    """Pixels per block; of one row if rows are processed one by one."""
     channels: int
     warps: int = 4
     splits: int = 1
-    """Of all pixels; for the gradient of the weights."""
+    """Number of parts that the pixels are split into, for the gradient of the weights."""
 
     def constants(self) -> dict[str, int]:
         return {"PIXELS": self.pixels, "CHANNELS": self.channels, "num_warps": self.warps, "num_stages": 2}
@@ -48,27 +48,27 @@ class Tiling:
 # -- rules of shapes ---------------------------------------------------------------------------------------
 
 _PROGRAMS = 1056
-"""Eight for each of the H200's 132 multiprocessors: what the gradient of the weights is split into at least."""
+"""Fewest programs for the gradient of the weights: eight per multiprocessor of an H200, which has 132."""
 
 
 def _channel_block(channels: int) -> int:
-    """The largest power of two up to 64 that divides the channels; a padded block where that is too little."""
+    """The largest power of two from 16 to 64 that divides the channels, or else a padded block."""
     return next((c for c in (64, 32, 16) if channels % c == 0), power_of_two(16, 64, channels))
 
 
 def pass_tiling(shape: Geometry) -> Tiling:
-    """For the forward pass and the input's gradient: 16 values a thread, two loads of 16 bytes in 16-bit formats."""
+    """The tiling of the forward pass and of the input's gradient: 16 values per thread, two loads in 16-bit formats."""
     wide = _channel_block(shape.c)
     return Tiling(2048 // wide, wide)
 
 
 def _slides(shape: Geometry) -> bool:
-    """Whether rows can be gone through one by one, each for all the windows that touch it."""
+    """Whether rows can be processed one by one, each for all windows that touch it."""
     return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tiling:
-    """8 values a thread, for each has a sum per tap in registers."""
+    """A tiling with 8 values per thread, because each thread has a sum per tap in registers."""
     wide = _channel_block(shape.c)
     pixels = 1024 // wide
     columns = blocks(samples * shape.wo, pixels)
@@ -174,7 +174,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Til
 
 
 def _geometry(image: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Geometry:
-    return Geometry.of(image, image[-1], window, stride, padding)
+    return Geometry.from_shapes(image, image[-1], window, stride, padding)
 
 
 @torch.library.custom_op("fedskew::stacked_depthwise_conv2d", mutates_args=())
@@ -187,7 +187,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[in
 def _input_gradient(
     grad: Tensor, weight: Tensor, image: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """Of images of the given shape."""
+    """The gradient of images of the given shape."""
     shape = _geometry(image, weight.shape[1:3], stride, padding)
     return launch_input_gradient(grad, weight, shape, pass_tiling(shape))
 
@@ -196,7 +196,7 @@ def _input_gradient(
 def _weight_gradient(
     x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """Partial sums [splits, K, kh·kw, C] in float32."""
+    """Partial sums [splits, K, kh·kw, C] of the gradient, in float32."""
     shape = _geometry(x.shape, window, stride, padding)
     return launch_weight_gradient(x, grad, shape, weight_gradient_tiling(x.shape[0], x.shape[1], shape))
 

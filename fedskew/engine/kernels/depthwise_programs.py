@@ -2,9 +2,9 @@
 """The Triton programs of a depthwise convolution: each computes one block of a client's result.
 
 Memory, all contiguous: images [K, pixels, C], weights [K, taps, C] with taps = KH·KW in row order, gradients of the
-weights [splits, K, taps, C]. What is compiled in is in capitals; sizes are not, for each would cost a compilation per
-layer. C is `groups` of ALIGNED, which tells how many values a load may take at once; SHIFTS says that all sizes of
-images are powers of two.
+weights [splits, K, taps, C]. Names in capitals are compiled in. Sizes are not, because each would need a compilation
+per layer. C is `groups` of ALIGNED, the number of values that one load may take. SHIFTS means that all sizes of images
+are powers of two.
 """
 
 import triton
@@ -91,7 +91,7 @@ def input_gradient_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of the gradient; taps that a stride leaves out load nothing."""
+    """[PIXELS, CHANNELS] of the gradient. Taps that a stride skips load nothing."""
     client = tl.program_id(1).to(tl.int64)
     C = groups * ALIGNED
     channel_blocks = (C + CHANNELS - 1) // CHANNELS
@@ -146,7 +146,7 @@ def weight_gradient_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """[taps, CHANNELS] of one split's gradient: each tap's sum stays in registers while the split's pixels go by."""
+    """[taps, CHANNELS] of one split's gradient. Each tap's sum stays in registers for all pixels of the split."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Division by sizes that are not compiled in: dear, but for powers of two."""
+"""Division by sizes that are not compiled in. It is expensive except for powers of two."""
 
 import triton
 import triton.language as tl
@@ -7,13 +7,13 @@ import triton.language as tl
 
 @triton.jit
 def quotient(number, size, SHIFTS: tl.constexpr):
-    """Of numbers from 0; SHIFTS says that the size is a power of two."""
+    """The quotient of numbers ≥ 0. SHIFTS means that the size is a power of two."""
     return number >> (tl.log2(size.to(tl.float32)) + 0.5).to(tl.int32) if SHIFTS else number // size
 
 
 @triton.jit
 def pixel_place(pixel, height, width, SHIFTS: tl.constexpr):
-    """Sample, row and column of pixels that are counted through all samples."""
+    """Sample, row and column of pixels that are numbered across all samples."""
     line = quotient(pixel, width, SHIFTS)
     sample = quotient(line, height, SHIFTS)
     return sample, line - sample * height, pixel - line * width

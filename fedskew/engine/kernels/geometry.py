@@ -1,4 +1,4 @@
-"""The shape of a convolution, as the kernels take it."""
+"""The shape of a convolution, in the form that the kernels use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of images and windows, by the names they have in the kernels."""
+    """Sizes of images and windows, named as in the kernels."""
 
     h: int
     w: int
@@ -27,7 +27,7 @@ class Geometry:
     pw: int
 
     @classmethod
-    def of(
+    def from_shapes(
         cls,
         image: Sequence[int],
         out_channels: int,
@@ -35,7 +35,7 @@ class Geometry:
         stride: Sequence[int],
         padding: Sequence[int],
     ) -> Geometry:
-        """Of images [K, B, H, W, C] under windows [KH, KW]."""
+        """The geometry of images [K, B, H, W, C] and windows [KH, KW]."""
         (_, _, h, w, c), (kh, kw), (sh, sw), (ph, pw) = image, window, stride, padding
         ho, wo = (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1
         return cls(h, w, c, ho, wo, out_channels, kh, kw, sh, sw, ph, pw)
@@ -49,12 +49,12 @@ class Geometry:
         return self.taps * self.c
 
     def reversed(self) -> Geometry:
-        """Of the convolution, by the window flipped, that gives the gradient of the images; for a stride of 1."""
+        """The geometry of the convolution with the flipped window that gives the images' gradient, for stride 1."""
         ph, pw = self.kh - 1 - self.ph, self.kw - 1 - self.pw
         return replace(self, h=self.ho, w=self.wo, c=self.o, ho=self.h, wo=self.w, o=self.c, ph=ph, pw=pw)
 
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Of images, channels in units of their alignment, and results."""
+        """Sizes of images, channels in units of their alignment, and sizes of results."""
         return self.h, self.w, self.c // aligned(self.c), self.ho, self.wo
 
     @property
@@ -63,18 +63,18 @@ class Geometry:
         return all(map(is_power_of_two, (self.h, self.w, self.ho, self.wo)))
 
     def windows(self) -> dict[str, int]:
-        """What is compiled in."""
+        """The constants that are compiled in."""
         names = ("kh", "kw", "sh", "sw", "ph", "pw")
         return {"ALIGNED": aligned(self.c), **{name.upper(): getattr(self, name) for name in names}}
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """[K, B, C, H, W] as contiguous [K, B, H, W, C]: a view if the memory is in that order."""
+    """[K, B, C, H, W] as contiguous [K, B, H, W, C]. It is a view if the memory has that order."""
     return images.permute(0, 1, 3, 4, 2).contiguous()
 
 
 def channels_first(images: Tensor) -> Tensor:
-    """[K, B, H, W, C] seen as [K, B, C, H, W]."""
+    """A view of [K, B, H, W, C] as [K, B, C, H, W]."""
     return images.permute(0, 1, 4, 2, 3)
 
 
@@ -83,12 +83,12 @@ def blocks(total: int, block: int) -> int:
 
 
 def power_of_two(least: int, most: int, number: int) -> int:
-    """The smallest power of two that holds the number, within bounds."""
+    """The smallest power of two that is at least the number, within bounds."""
     return max(least, min(most, 1 << (number - 1).bit_length()))
 
 
 def aligned(channels: int) -> int:
-    """The largest power of two up to 8 that divides them: 16 bytes, in the short formats, are what a load can take."""
+    """The largest power of two up to 8 that divides the channels; a load takes 16 bytes, 8 values of 16 bits."""
     return math.gcd(channels, 8)
 
 

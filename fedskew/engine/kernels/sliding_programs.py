@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""The Triton programs of a depthwise convolution of stride 1: each goes down some columns of the images, row by row.
+"""The Triton programs of a depthwise convolution of stride 1: each processes some columns of the images, row by row.
 
-A row is loaded once per column of the window, not once per tap, and serves all the result's rows that it touches.
-Memory and sizes as in `depthwise_programs`. A position is a column of a sample.
+A row is loaded once per column of the window, not once per tap, and is used for all rows of the result that it touches.
+Memory and sizes are as in `depthwise_programs`. A position is a column of a sample.
 """
 
 import triton
@@ -33,7 +33,7 @@ def convolution_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of all rows of the result; with the window `flipped`, this is the gradient of the images."""
+    """[PIXELS, CHANNELS] of all rows of the result. With the window `flipped` it is the gradient of the images."""
     client = tl.program_id(1).to(tl.int64)
     C = groups * ALIGNED
     channel_blocks = (C + CHANNELS - 1) // CHANNELS
@@ -100,7 +100,7 @@ def weight_gradient_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """[taps, CHANNELS] of one split's gradient; the last rows of the result's gradient stay in registers."""
+    """[taps, CHANNELS] of one split's gradient. The last rows of the result's gradient stay in registers."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

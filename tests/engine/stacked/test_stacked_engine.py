@@ -78,7 +78,7 @@ class SendsANumber(ServerRule):
 def test_an_objective_that_counts_padded_rows_sees_none(objective: Objective, model: nn.Module) -> None:
     told = notices(objective, model, rounds=3)
     assert len(told) == 1
-    assert "padded rows" in told[0]
+    assert "rows of padding" in told[0]
 
 
 @pytest.mark.parametrize("method", [AsksForNumbers(), SendsANumber()])
