@@ -155,9 +155,6 @@ class ListRecorder(Recorder):
         super().__init__(ready, server)
         self.states: list[RunState] = []
 
-    def notify(self, lines: list[str]) -> None:
-        """Leave the engine's notices where tests read them."""
-
     def add(self, row: RoundRow, state: RunState, snapshot: Fetch | None = None) -> None:
         super().add(row, state, snapshot)
         self.states.append(state)
