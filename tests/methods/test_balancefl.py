@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from toy_runs import use_engine
 
 from fedskew.engine import RoundWork
-from fedskew.engine.contract import perturbation_key
+from fedskew.engine.data.batches import perturbation_key
 from fedskew.errors import UserError
 from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.server import Server
