@@ -49,7 +49,7 @@ def _onnx(model: RawInputs, run: Result) -> bytes:
     with _quiet():
         program: Any = torch.onnx.export(
             model,
-            (_samples(run.inputs, _TRACED),),
+            (random_samples(run.inputs, _TRACED),),
             dynamo=True,
             verbose=False,
             input_names=[INPUT_NAMES[run.inputs["kind"]]],
@@ -75,7 +75,7 @@ def _difference(content: bytes, model: RawInputs, run: Result) -> float:
     (name,) = (given.name for given in session.get_inputs())
     worst = []
     for size in _CHECKED:
-        samples = _samples(run.inputs, size)
+        samples = random_samples(run.inputs, size)
         with torch.no_grad():
             expected = model(samples).numpy()
         (found,) = session.run(None, {name: samples.numpy()})
@@ -85,7 +85,7 @@ def _difference(content: bytes, model: RawInputs, run: Result) -> float:
     return float(np.max(worst))
 
 
-def _samples(form: dict[str, Any], size: int) -> torch.Tensor:
+def random_samples(form: dict[str, Any], size: int) -> torch.Tensor:
     """Random samples in the form in which samples are stored."""
     random = torch.Generator().manual_seed(0)
     shape = (size, *form["shape"])

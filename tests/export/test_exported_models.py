@@ -47,7 +47,7 @@ def test_the_one_file_of_code_is_the_model(name: str, tmp_path: Path, monkeypatc
     write_tensors(tmp_path / "model.safetensors", run.model.state_dict(), {})
     module = imported(tmp_path / "model.py", monkeypatch)
     loaded = module.load()
-    samples = run.samples(3)
+    samples = onnx_file.random_samples(run.inputs, 3)
     assert not loaded.training
     torch.testing.assert_close(loaded(samples), RawInputs(run.model, inputs)(samples), rtol=0, atol=0)
     assert module.classes() == CLASSES
@@ -83,7 +83,7 @@ def test_onnx_gives_the_logits_of_pytorch(name: str, tmp_path: Path) -> None:
     difference = onnx_file.write_onnx(run, tmp_path / "model.onnx")
     assert difference < 1e-5
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
-    samples = run.samples(4)  # a batch size that the export did not try
+    samples = onnx_file.random_samples(run.inputs, 4)  # a batch size that the export did not try
     (logits,) = session.run(["logits"], {onnx_file.INPUT_NAMES[run.inputs["kind"]]: samples.numpy()})
     with torch.no_grad():
         expected = RawInputs(run.model, run.inputs)(samples)

@@ -77,7 +77,7 @@ def test_several_settings_are_kept_apart() -> None:
     assert len(keys) == len(set(keys))
     assert [chapter.title for chapter in report.chapters] == ["lr=0.1", "lr=0.2"]
     assert report.summary is not None
-    assert "8 runs, 8 finished; 2 settings, which differ in lr." in report.summary.words[0]
+    assert "8 runs, 8 finished, in 2 settings that differ in lr." in report.summary.words[0]
 
 
 def test_a_sweep_has_an_overview_and_no_chapters() -> None:
@@ -99,7 +99,7 @@ def test_a_half_finished_run_is_drawn_as_far_as_it_came(copy: Path) -> None:
     (run / "rounds.jsonl").write_text("".join(rows[:3]) + rows[3][:50])
     report = document(load_runs([run]))
     told = missing(report)
-    assert "not finished: it stands after round 2; the same command continues it" in told
+    assert "not finished: it stopped after round 2; the same command resumes it" in told
     assert "no finished run, so there is no model" in told
     assert report.chapters[0].verdict[0].startswith("No run is finished; these are the results after round 2")
     assert len(report.figures) > 8
@@ -128,7 +128,7 @@ def test_a_run_from_before_says_what_it_lacks(copy: Path) -> None:
     (run / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = document(load_runs([run]), with_features=False)
     told = missing(report)
-    for what in ("no about.json", "did not count bytes", "time by part", "--eval-local"):
+    for what in ("about.json is missing", "did not count bytes", "time by part", "--eval-local"):
         assert what in told
     federation = next(section for section in report.sections if section.key == "federation")
     assert federation.figures, "the split is drawn again from the data"

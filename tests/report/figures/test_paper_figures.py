@@ -105,10 +105,10 @@ def test_local_figures_want_local_tests() -> None:
 @pytest.mark.parametrize("name", ["fedvls/1", "fedvls/2", "fedvls/9"])
 def test_local_figures_leave_bounds_out(name: str, comparison: Path) -> None:
     runs = [load_run(comparison / "fedavg-0"), load_run(comparison / "fedvls-0")]
-    bound = replace(runs[0], config=with_values(runs[0].config, {"method": "centralised"}), rows=[])
+    bound = replace(runs[0], config=with_values(runs[0].config, {"method": "centralised"}), history=[])
     alone = find(name).draw(comparisons(runs)).charts
     assert find(name).draw(comparisons([*runs, bound])).charts == alone
-    with pytest.raises(UserError, match="centralised is a bound"):
+    with pytest.raises(UserError, match="centralised is a reference bound"):
         find(name).draw(comparisons([bound]))
 
 
