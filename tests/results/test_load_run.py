@@ -45,7 +45,7 @@ def test_the_model_is_read_when_it_is_first_used(runs: list[Result], tmp_path: P
     (folder / "model.safetensors").unlink()
     run = load_run(folder)
     assert run.accuracy == runs[0].accuracy
-    with pytest.raises(UserError, match="has no model.safetensors"):
+    with pytest.raises(UserError, match=r"has no model\.safetensors"):
         _ = run.model
 
 
