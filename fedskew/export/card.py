@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def method_entries(run: Result) -> list[Entry]:
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def _lead(run: Result) -> str:
@@ -61,7 +62,7 @@ def _lead(run: Result) -> str:
     said = (
         f"A classifier of {len(run.classes)} classes ({size}), trained federatedly on {_data(run)}: "
         f"{run.rounds} rounds, accuracy {percent(evaluation.accuracy)}, "
-        f"worst class {percent(evaluation.worst_class)}."
+        f"{'results by class unknown' if evaluation.totals else f'worst class {percent(evaluation.worst_class)}'}."
     )
     return said + (f" **It does not recognise {', '.join(map(_cell, lost))}.**" if lost else "")
 
@@ -150,7 +151,7 @@ def _accuracy(run: Result) -> str:
         ("mean over classes", percent(evaluation.mean_class)),
         ("worst class", percent(evaluation.worst_class)),
         ("best class", percent(evaluation.best_class)),
-        ("macro F1", f"{evaluation.macro_f1:.3f}"),
+        ("macro F1", "–" if math.isnan(evaluation.macro_f1) else f"{evaluation.macro_f1:.3f}"),
     ]
     table = _table(("measure", "value"), rows)
     return f"On {evaluation.samples:,} test samples, after the last round:\n\n{table}\n\n{_by_class(run)}"
@@ -158,6 +159,8 @@ def _accuracy(run: Result) -> str:
 
 def _by_class(run: Result) -> str:
     evaluation = run.evaluation
+    if evaluation.totals is not None:
+        return f"The sites reported no results by class. Outputs: {', '.join(map(_cell, run.classes))}."
     tested = evaluation.confusion.sum(axis=1).tolist()
     rows: list[tuple[Any, ...]] = []
     for number, (name, accuracy) in enumerate(zip(run.classes, evaluation.class_accuracy, strict=True)):

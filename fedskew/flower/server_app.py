@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from flwr.app import Context
@@ -20,6 +23,7 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.round.row import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
+from fedskew.experiment.storage.atomic import replace_file
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.loop import FederatedRounds
@@ -32,16 +36,37 @@ from fedskew.flower.sites import Sites
 app = ServerApp()
 
 _LOG = logging.getLogger("flwr")
+STATUS = "status.json"
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation to its end; a UserError is one line in the log."""
+    """Run the federation to its end. Why it stopped stands in the log and in the run's `status.json`.
+
+    The error is raised again: Flower marks a run as failed only if its ServerApp ends with an Exception.
+    """
     try:
         run_federation(grid, context)
-    except UserError as error:
-        say(f"stopped: {error}")
-        raise SystemExit(2) from error
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        say(f"stopped: {reason}")
+        _write_status(context, {"status": "stopped", "reason": reason})
+        raise
+    _write_status(context, {"status": "finished", "reason": ""})
+
+
+def _write_status(context: Context, status: dict[str, str]) -> None:
+    """Note how the last attempt ended, in the run's folder if there is one; this must not hide the error itself."""
+    folder = Path(os.path.expanduser(str(context.run_config.get("federation.folder") or FederationSettings.folder)))
+    if not (folder / "config.yaml").exists():
+        return
+    text = json.dumps(status | {"time": datetime.now(UTC).isoformat(timespec="seconds")}, indent=2) + "\n"
+    with contextlib.suppress(OSError, UserError):
+        replace_file(folder / STATUS, lambda draft: _put(draft, text))
+
+
+def _put(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def run_federation(grid: Grid, context: Context) -> Result:

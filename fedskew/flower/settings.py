@@ -64,7 +64,9 @@ class FederationSettings:
     attempts: int = _option(3, integer(1), "times that a round with too few good replies is tried")
     evaluation: str = _option("sites", choice("server", "sites"), "whose test data decide: the server's or the sites'")
     site_metrics: str = _option(
-        "class", choice("class", "total", "none"), "what a site tells of its own tests: by class, in total, nothing"
+        "total",
+        choice("class", "total", "none"),
+        "what a site reports of its tests: results by class, which reveal label counts, the total, or nothing",
     )
     share_loss: bool = _option(True, flag, "whether sites tell their training loss")
     test_data: str | None = _option(
@@ -85,9 +87,9 @@ class FederationSettings:
         for name, number in (("minimum", self.minimum), ("begin_with", self.begin_with)):
             if (number or 1) > len(self.sites):
                 raise refuse(f"federation.{name}", number, f"at most {len(self.sites)}, the number of sites")
-        if self.evaluation == "sites" and self.site_metrics != "class":
+        if self.evaluation == "sites" and self.site_metrics == "none":
             raise UserError(
-                f"federation.site_metrics is {self.site_metrics!r}; expected 'class', as the sites' tests are the only "
+                "federation.site_metrics is 'none'; expected 'total' or 'class', since the sites' tests are the only "
                 "ones, or federation.evaluation = 'server' with federation.test_data"
             )
         if self.privacy == "local" and (self.share_loss or self.evaluation == "sites" or self.site_metrics != "none"):

@@ -40,7 +40,7 @@ class SiteConfig:
     """Threads of torch; none: torch decides."""
     idle: int | None = None
     """Seconds without work after which the worker ends and frees its memory; none: never. New work starts it again."""
-    metrics: str = "class"
+    metrics: str = "total"
     """The most that this site reports of its tests: none, total (the accuracy), or class (results by class)."""
     packages: tuple[str, ...] = ()
     """Python packages, beside fedskew and the app, whose methods and models the server may name."""
@@ -115,7 +115,7 @@ def _check(values: Mapping[str, Any], data: object) -> None:
     for key in ("name", "data_dir", "state", "device", "split"):
         value = values.get(key)
         expect(value is None or isinstance(value, str), key, value, "text")
-    metrics = values.get("metrics", "class")
+    metrics = values.get("metrics", "total")
     expect(metrics in ("none", "total", "class"), "metrics", metrics, "none, total or class")
     for key, least in (("client", 0), ("threads", 1), ("idle", 1)):
         value = values.get(key)

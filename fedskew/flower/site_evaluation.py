@@ -1,4 +1,4 @@
-"""Tests of a model where the test data are: at the sites, whose confusion matrices add up."""
+"""Tests of a model where the test data are: at the sites, whose results add up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.engine import ModelState
+from fedskew.errors import UserError
 from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
 from fedskew.flower.model_message import model_tensors, models_tensors
 from fedskew.flower.settings import FederationSettings
@@ -36,7 +37,7 @@ class SiteEvaluation:
 
         `frozen` names the models whose encoders are part of the one that is tested.
         """
-        detail = "class" if self.by_sites else self._settings.site_metrics
+        detail = self._settings.site_metrics
         if detail == "none":
             return None
         return {"labels": labels and list(labels), "detail": detail, "frozen": list(frozen)}
@@ -52,23 +53,25 @@ class SiteEvaluation:
         return dict(good(answers))
 
     def evaluate(self, replies: Replies) -> Evaluation:
-        """The evaluation over all sites that answered."""
-        return self._total(self._matrices(replies))
+        """The evaluation over all sites that answered: by class, or in total if that is all that sites report."""
+        blank = np.zeros((self._classes, self._classes), np.int64)
+        if self._settings.site_metrics == "class":
+            matrices = self._matrices(replies)
+            _require_tests(matrices)
+            return Evaluation(np.sum([blank, *matrices.values()], axis=0))
+        counts = self._counts(replies)
+        _require_tests(counts)
+        right, tested = np.sum(list(counts.values()), axis=0).tolist()
+        return Evaluation(blank, (right, tested))
 
     def measure(self, replies: Replies, own: TestSet, model: ModelState, labels: Labels) -> RowFields:
         """The fields of the round's row that the evaluation fills; `own` are the server's tests."""
-        if self.by_sites:
-            matrices = self._matrices(replies)
-            return {"evaluation": self._total(matrices), "sites": self._by_name(matrices)}
-        fields = own.measure(model, labels)
+        fields: RowFields = {"evaluation": self.evaluate(replies)} if self.by_sites else own.measure(model, labels)
         if self._settings.site_metrics == "total":
             fields["sites"] = self._accuracies(replies)
         elif self._settings.site_metrics == "class":
             fields["sites"] = self._by_name(self._matrices(replies))
         return fields
-
-    def _total(self, matrices: Mapping[int, Confusion]) -> Evaluation:
-        return Evaluation(np.sum([np.zeros((self._classes, self._classes)), *matrices.values()], axis=0))
 
     def _by_name(self, matrices: Mapping[int, Confusion]) -> dict[str, Any]:
         return {self._sites.names[client]: Evaluation(m).to_json() for client, m in matrices.items() if m.any()}
@@ -83,12 +86,22 @@ class SiteEvaluation:
         return found
 
     def _accuracies(self, replies: Replies) -> dict[str, Any]:
+        counts = self._counts(replies)
+        return {self._sites.names[client]: {"accuracy": right / tested} for client, (right, tested) in counts.items()}
+
+    def _counts(self, replies: Replies) -> dict[int, tuple[int, int]]:
+        """Samples predicted right and samples tested, of each site that reports both."""
         counts = {client: (reply.facts.get("right"), reply.facts.get("tested")) for client, reply in replies.items()}
         return {
-            self._sites.names[client]: {"accuracy": right / tested}
+            client: (right, tested)
             for client, (right, tested) in counts.items()
             if is_count(right) and is_count(tested, least=1) and right <= tested
         }
+
+
+def _require_tests(results: Mapping[int, object]) -> None:
+    if not results:
+        raise UserError("no site reported its tests; expected sites whose site.yaml allows federation.site_metrics")
 
 
 def _matrix(reply: Reply, classes: int) -> Confusion:

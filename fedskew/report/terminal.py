@@ -137,11 +137,13 @@ def colour(accuracy: float) -> str:
 
 
 def _spread(value: MeanStd, seeds: int) -> str:
+    if np.isnan(value.mean):  # sites that reported their tests in total only
+        return "-"
     return f"{100 * value.mean:.1f} ± {100 * value.std:.1f}" if seeds > 1 else f"{100 * value.mean:.1f}"
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return "-" if np.isnan(value) else f"{100 * value:.1f} %"
 
 
 def _cell(accuracy: float) -> Text:

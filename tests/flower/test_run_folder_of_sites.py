@@ -70,7 +70,7 @@ def test_it_is_compared_with_a_simulated_run(run: Path, tmp_path: Path, capsys: 
     assert "partition.rule" in printed.err
 
     assert main(["compare", str(run), "--rounds", "3"]) == 2
-    assert "expected no settings beside them" in capsys.readouterr().err
+    assert "expected no settings beside the run folders" in capsys.readouterr().err
     (tmp_path / "simulated" / "summary.json").unlink()
     assert main(["compare", str(run), str(tmp_path / "simulated")]) == 2
     assert "is not finished" in capsys.readouterr().err
@@ -87,6 +87,25 @@ def test_its_card_says_what_was_told(run: Path, tmp_path: Path) -> None:
     assert "reported their test results by class, which reveal the label counts of their test parts." in card
     assert "stayed with the sites" not in card
     assert "training was not differentially private" in card
+
+
+def test_a_run_tested_in_total_can_be_reported_compared_and_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = small_data(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+    values = {"method": "fedavg", "rounds": 2, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    own = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
+    here = case(tmp_path, split, data, with_values(Config(), values), **own)
+    run_federation(here.grid, here.context)
+    run = str(tmp_path / "run")
+    assert main(["export", run, "-o", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "The label counts stayed with the sites" in card
+    assert "| worst class | – |" in card
+    assert main(["compare", run, run]) == 0
+    assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
+    assert "nan" not in capsys.readouterr().out
 
 
 def test_the_card_of_a_private_run_has_its_epsilon(tmp_path: Path) -> None:

@@ -66,9 +66,28 @@ def test_the_site_command_checks_data_against_the_federation(
     assert main(["federate", "site", file, "--check", str(tmp_path / "app" / "pyproject.toml")]) == 0
     told = capsys.readouterr().out
     assert "a: 16 training samples (dog 8, cat 8)" in told
-    assert "tests: results by class, whose sums are the label counts of the site's test part" in told
-    assert "the server learns of its labels: label counts of its test part" in told
+    assert "tests: the number of test samples and how many of them are right" in told
+    assert "the server learns of its labels: nothing" in told
     assert "privacy: no noise is added" in told
+
+
+def test_the_site_command_says_that_results_by_class_reveal_label_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_data(tmp_path)
+    file = str(written(tmp_path, "name: a\ndata: scans.npz"))
+    init = ["federate", "init", str(tmp_path / "app"), "--sites", "a,b", "--shape", "1,8,8", "--classes", "cat,dog"]
+    private = ["--federation", "privacy=central", "--federation", "noise=2", "--set", "average=uniform"]
+    assert main([*init, "--federation", "site_metrics=class", "--rounds", "10", *private]) == 0
+    assert main(["federate", "site", file, "--check", str(tmp_path / "app")]) == 0
+    shown = capsys.readouterr()
+    assert "tests: results by class, whose sums are the label counts of the site's test part" in shown.out
+    assert "the server learns of its labels: label counts of its test part" in shown.out
+    assert "privacy: central, ε = 17.9 at δ = 1e-05 after 10 rounds, for a site whose data are replaced" in shown.out
+    assert "this site allows metrics: total, so the results of its tests will be left out" in shown.err
+    assert "warning: the noise on a round's mean is" in shown.err
+    readme = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")
+    assert "- the server learns of its labels: label counts of its test part" in readme
 
 
 def test_the_newest_state_that_the_server_knows_of_is_kept(tmp_path: Path) -> None:

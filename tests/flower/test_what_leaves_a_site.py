@@ -16,7 +16,9 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.contract import Contract
 from fedskew.flower.server_app import run_federation
+from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site import Site
+from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.methods import METHODS
 from fedskew.methods.catalogue import Entry
@@ -114,6 +116,23 @@ def test_totals_tell_nothing_by_class(data: Path, split: Federation, tmp_path: P
     assert all(set(told) == {"right", "tested"} for told in [*(m.facts for m in alone), *along])
     assert (len(alone), len(along)) == (3, 3)  # the last model is tested by itself, those before it with a training
     assert all(m.payload == b"" for m in alone)
+
+
+def test_by_default_no_label_count_of_training_or_test_data_leaves_a_site(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """The sites' tests are the evaluation, in total: with default settings and a default site.yaml."""
+    chosen = FederationSettings(sites=("a", "b", "c"))
+    assert SiteConfig(tmp_path, "a", "digits").metrics == chosen.site_metrics == "total"
+    own = {"evaluation": chosen.evaluation, "site_metrics": chosen.site_metrics, "test_data": chosen.test_data}
+    here = case(tmp_path, split, data, _fedavg(rounds=2), **own)
+    result = run_federation(here.grid, here.context)
+    tests = np.bincount(split.dataset.test.y, minlength=10)
+    for message in here.grid.sent:
+        assert not _holds(message, split.label_counts[int(message.site.removeprefix("site-"))])
+        assert "confusion" not in {**message.facts, **message.facts.get("tests", {})}
+    assert result.evaluation.totals == (round(result.accuracy * 3 * len(split.dataset.test)), 3 * int(tests.sum()))
+    assert result.class_accuracy == (None,) * 10
 
 
 @pytest.mark.parametrize("entry", METHODS.values(), ids=lambda entry: entry.name)

@@ -135,8 +135,9 @@ def case(
     contract = Contract.of(federation.dataset)
     values = {"evaluation": "server", "site_metrics": "none", "test_data": str(data)}
     settings = settings_of(names, {"folder": str(folder / "run"), "minimum": len(names), **values, **own})
+    agreed = {"metrics": settings.site_metrics, **(site or {})}
     grid = DirectGrid(
-        {name: _site(folder, federation, data, client, name, site or {}) for client, name in enumerate(names)}, meddle
+        {name: _site(folder, federation, data, client, name, agreed) for client, name in enumerate(names)}, meddle
     )
     whole = resolved(config, contract, names)
     run_config = run_config_of(settings, contract, whole)
