@@ -17,7 +17,7 @@ from fedskew.cli.terminal import notice, stderr
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.run_folder import RunFolder
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 
 

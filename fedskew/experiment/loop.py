@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.round.aggregate import read_report
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.methods import Stage

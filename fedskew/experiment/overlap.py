@@ -21,7 +21,7 @@ from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.round.aggregate import Aggregated, PendingReport, server_update
 from fedskew.experiment.round.evaluate import RowFields
 from fedskew.experiment.round.plan import RoundPlan
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Stage

@@ -12,7 +12,7 @@ from fedskew.engine import Fetch
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.about import described

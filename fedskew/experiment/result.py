@@ -1,7 +1,7 @@
 """The result of a run: what `fedskew.run` returns, and what `fedskew.load_run` reads from a folder.
 
 Both are one type. Everything but the configuration, the rows and the model is derived from the rows, so a new metric
-per round is one field of `RoundRow` (`round/row.py`), and at most one property here.
+per round is one field of `RoundRow` (`round/record.py`), and at most one property here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, run_name
 from fedskew.experiment.preparation import build_federation
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.about import described, recorded_inputs
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import CurveSummary

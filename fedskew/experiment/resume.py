@@ -14,7 +14,8 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.about import about
-from fedskew.experiment.storage.run_folder import Checkpoint, RunFolder
+from fedskew.experiment.storage.checkpoints import Checkpoint
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods import unpack
 from fedskew.models.concatenation import count_encoders, with_encoders
 

@@ -17,7 +17,7 @@ from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.round.aggregate import Aggregated, read_report
 from fedskew.experiment.round.evaluate import RowFields
 from fedskew.experiment.round.plan import RoundPlan
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.flower.federation_server import FederationServer
 from fedskew.flower.privacy import SENSITIVITY, epsilon

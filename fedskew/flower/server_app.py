@@ -20,7 +20,7 @@ from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import config_hash
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.result import Result
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.atomic import replace_file

@@ -1,6 +1,6 @@
 """What came out of runs: one typed model that reports, figures, tables, trackers, exports and commands read.
 
-- A round: `RoundRow` (`experiment/round/row.py`). A new metric per round is one field there.
+- A round: `RoundRow` (`experiment/round/record.py`). A new metric per round is one field there.
 - A run: `Result` (`experiment/result.py`), just ended or read by `load_run`. Its model is loaded when first used.
 - Several runs: `load_runs`, which looks for run folders.
 - Methods on the same federations: `Comparison` with one `MethodRuns` per method, from `compare`, which runs them, or
@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from fedskew.experiment.result import Result
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.results.comparison import Comparison, MethodRuns, compare_runs, comparisons
 from fedskew.results.folders import LoadedRuns, find_runs, load_run, load_runs
 from fedskew.results.run_methods import compare

@@ -14,7 +14,7 @@ from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import config_hash, run_name
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import MEASURES, Result
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 
 FolderOf = Callable[[Prepared], Path]

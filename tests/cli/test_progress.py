@@ -10,7 +10,7 @@ from rich.console import Console
 
 import fedskew as fs
 from fedskew.cli.progress import Bar, Standing, clock
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
 
 SETTINGS = {"rounds": 3, "local_epochs": 1, "clients_per_round": 2}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedskew as fs
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
 
 

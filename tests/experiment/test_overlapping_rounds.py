@@ -13,7 +13,7 @@ from torch import Tensor
 from toy_runs import finished, image_federation, linear, norm_and_dropout, same_bits, server, timeless
 
 import fedskew as fs
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.losses import cross_entropy

@@ -12,7 +12,7 @@ import fedskew as fs
 from fedskew.experiment.config import load_yaml, with_values
 from fedskew.experiment.preparation import build_federation
 from fedskew.experiment.result import Result
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.run_folder import RunFolder
 
 

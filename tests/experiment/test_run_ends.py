@@ -22,7 +22,7 @@ from fedskew.experiment.overlap import run_overlapping_rounds
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
 from fedskew.experiment.round.plan import RoundPlan
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared

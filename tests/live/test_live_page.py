@@ -14,7 +14,7 @@ import pytest
 import fedskew as fs
 from fedskew.cli import main
 from fedskew.experiment.callbacks import Callback
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.live.process import live_page
 from fedskew.live.server import LiveServer
 from fedskew.live.state import LiveState

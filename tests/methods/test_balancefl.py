@@ -15,7 +15,7 @@ from toy_runs import use_engine
 from fedskew.engine import RoundWork
 from fedskew.engine.data.batches import perturbation_key
 from fedskew.errors import UserError
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.losses import IGNORE, batch_class_cross_entropy, class_masks

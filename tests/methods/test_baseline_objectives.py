@@ -16,7 +16,7 @@ import fedskew as fs
 from fedskew import losses
 from fedskew.data import Federation
 from fedskew.errors import UserError
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.losses import IGNORE

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.experiment.result import Result
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models import MODELS, Inputs, make_model
 

@@ -18,7 +18,7 @@ from toy_runs import advance
 from fedskew.data import Dataset, Federation, Samples
 from fedskew.engine import Engine, RoundResult, RoundWork
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.methods import Method, Part, make_method

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.result import Result
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
 
 

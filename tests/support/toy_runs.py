@@ -18,7 +18,7 @@ from fedskew.experiment.loop import run_round, run_rounds
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.round.plan import RoundPlan
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.methods import Method, Part, make_method

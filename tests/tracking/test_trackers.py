@@ -11,7 +11,7 @@ import pytest
 
 import fedskew as fs
 from fedskew.cli import main
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
 from fedskew.tracking.choice import TRACKERS, make_trackers
 from fedskew.tracking.trackers import scalars

@@ -13,8 +13,7 @@ import torch
 from fedskew.data.federation import Federation
 from fedskew.engine import Evaluator, ModelState, RoundResult
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.client_states import ClientStates, model_from_state
-from fedskew.experiment.round.state import RunState
+from fedskew.experiment.round.state import ClientStates, RunState, model_from_state
 from fedskew.methods import Tensors
 from fedskew.metrics.confusion import Confusion, Evaluation, accuracy
 from fedskew.metrics.drift import drift_diversity, finite_or_none

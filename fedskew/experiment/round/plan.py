@@ -12,10 +12,9 @@ import torch
 from fedskew.data.federation import Federation
 from fedskew.engine import Assignment, LocalTraining, ModelState, RoundKey, RoundWork
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.client_states import ClientStates, initial_state, model_from_state
 from fedskew.experiment.round.runtime import ModelRuntime
 from fedskew.experiment.round.sampler import ClientSampler, Participants, model_number
-from fedskew.experiment.round.state import RunState, ServerModel
+from fedskew.experiment.round.state import ClientStates, RunState, ServerModel, initial_state, model_from_state
 from fedskew.methods import Method, Part, Stage, Tensors
 
 

@@ -14,20 +14,21 @@ from fedskew.data.federation import Federation
 from fedskew.engine import ENGINES, Engine, ModelState, RoundResult, cpu_engine, survey, worth_compiling
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.aggregate import Aggregated, Aggregator, TrainingReport
-from fedskew.experiment.round.client_states import (
+from fedskew.experiment.round.evaluate import RoundEvaluation, RowFields
+from fedskew.experiment.round.plan import RoundPlan, RoundPlanner
+from fedskew.experiment.round.record import RoundRecord, RoundRow
+from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
+from fedskew.experiment.round.state import (
     ClientStates,
     HeldStates,
+    RunStages,
+    RunState,
+    ServerModel,
     model_as_state,
     most_states,
     state_bytes,
     states_after,
 )
-from fedskew.experiment.round.evaluate import RoundEvaluation, RowFields
-from fedskew.experiment.round.plan import RoundPlan, RoundPlanner
-from fedskew.experiment.round.record import RoundRecord
-from fedskew.experiment.round.row import RoundRow
-from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
-from fedskew.experiment.round.state import RunStages, RunState, ServerModel
 from fedskew.methods import Method, Stage, Survey
 from fedskew.metrics.confusion import Evaluation
 from fedskew.models.concatenation import concatenate

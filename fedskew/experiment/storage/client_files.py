@@ -1,8 +1,8 @@
-"""Clients' states in a run's folder: `clients/MODEL.client-3.round-17.safetensors`, one file per client and round.
+"""Client states in a run's folder: `clients/MODEL.client-3.round-17.safetensors`, one file per client and round.
 
-A file is never changed. A round writes new ones; a checkpoint names, by their rounds, those that belong to it, and is
-written after them; what a newer state replaced is removed once no kept checkpoint names it. So a kill at any moment
-leaves every kept checkpoint with the states of its own round.
+A file is never changed. A round writes new files, and then its checkpoint, which names the states that belong to it.
+A state that a newer one has replaced is removed once no kept checkpoint names it. So a kill at any moment leaves every
+kept checkpoint with the states of its own round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from fedskew.errors import UserError
-from fedskew.experiment.round.client_states import ClientStates, Versions
+from fedskew.experiment.round.state import ClientStates, Versions
 from fedskew.experiment.storage.atomic import at_once, reporting_os_errors
 from fedskew.experiment.storage.tensors import Unreadable, read_tensors, write_files
 from fedskew.methods.parts import Tensors
@@ -24,7 +24,7 @@ _NAME = re.compile(r"(.+)\.client-(\d+)\.round-(\d+)\.safetensors")
 
 
 class _File(NamedTuple):
-    """Which state a file holds."""
+    """The state that a file holds."""
 
     model: str
     client: int
@@ -41,18 +41,18 @@ class ClientFiles:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._run = ""
-        self._lock = Lock()  # a checkpoint is written, and what it replaced dropped, beside the next round
+        self._lock = Lock()  # a thread drops replaced states while the next round writes new ones
         self._replaced: list[tuple[int, _File]] = []
-        """Files with a newer state of the same client, and the round that made it."""
+        """Files that a newer state has replaced, each with the round that replaced it."""
 
-    def absent(self, versions: Versions) -> str | None:
-        """The name of a file that should be there and is not."""
-        there = set(self._found())
-        wanted = (_File(model, client, number) for model, of in versions.items() for client, number in of.items())
-        return next((file.name for file in wanted if file not in there), None)
+    def missing(self, versions: Versions) -> str | None:
+        """The name of a file that should exist and does not."""
+        found = set(self._found())
+        named = (_File(model, client, round) for model, states in versions.items() for client, round in states.items())
+        return next((file.name for file in named if file not in found), None)
 
-    def take_up(self, versions: Versions, run: str) -> FiledStates:
-        """The states that these versions name; those of a future that was passed over are removed."""
+    def resume(self, versions: Versions, run: str) -> FiledStates:
+        """The states with these versions. Later ones, from an abandoned timeline, are removed."""
         self._run, self._replaced = run, []
         for file in self._found():
             current = versions.get(file.model, {}).get(file.client, -1)
@@ -77,7 +77,7 @@ class ClientFiles:
         return tensors
 
     def write(self, model: str, round: int, states: Mapping[int, Tensors], before: Mapping[int, int]) -> None:
-        """Put the states of a round on disk; `before` are the rounds of those that they replace."""
+        """Write the states of a round; `before` are the rounds of those that they replace."""
         with reporting_os_errors("write", self._path):
             self._path.mkdir(exist_ok=True)
         files = {_File(model, client, round): state for client, state in states.items()}
@@ -87,7 +87,7 @@ class ClientFiles:
             self._replaced += replaced
 
     def drop_replaced(self, oldest: int) -> None:
-        """Remove what no checkpoint from round `oldest` on names."""
+        """Remove states that no checkpoint from round `oldest` on names."""
         with self._lock:
             idle = [file for number, file in self._replaced if number <= oldest]
             self._replaced = [(number, file) for number, file in self._replaced if number > oldest]
@@ -125,5 +125,5 @@ class FiledStates:
 
     def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
         self._files.write(model, round, states, self.versions.get(model, {}))
-        of_model = {**self.versions.get(model, {}), **dict.fromkeys(states, round)}
-        return FiledStates(self._files, {**self.versions, model: of_model})
+        rounds = {**self.versions.get(model, {}), **dict.fromkeys(states, round)}
+        return FiledStates(self._files, {**self.versions, model: rounds})

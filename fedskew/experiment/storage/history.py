@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
 
 

@@ -2,11 +2,11 @@
 
     config.yaml         everything needed to repeat the run
     about.json          the federation it met, the command, the versions, the machine: for readers
-    rounds.jsonl        one row a round, append-only
+    rounds.jsonl        one row per round, append-only
     checkpoint/         the last two states from which the run can go on
-    clients/            what clients keep between their rounds, for methods with such state
+    clients/            what clients keep between their rounds, for stateful methods
     model.safetensors   the final model
-    summary.json        the result; it is written last
+    summary.json        the result, written last
 
 The order of writing makes a kill harmless: a round's row is on disk before its checkpoint, so resuming is
 `load_checkpoint`, then `truncate_rounds` to its round, then the next round. Reading needs no lock; writing does.
@@ -15,39 +15,25 @@ The order of writing makes a kill harmless: a round's row is on disk before its 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import yaml
 from torch import Tensor
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash, differing_keys, load_yaml
-from fedskew.experiment.round.client_states import ClientStates, Versions
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
+from fedskew.experiment.round.state import ClientStates, Versions
 from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors, sync, temporary
-from fedskew.experiment.storage.background import Background
+from fedskew.experiment.storage.checkpoints import Checkpoint, Checkpoints
 from fedskew.experiment.storage.client_files import ClientFiles
 from fedskew.experiment.storage.history import RoundsFile
 from fedskew.experiment.storage.tensors import Unreadable, read_tensors, write_tensors
 from fedskew.locks import FolderLock
-
-_CHECKPOINTS_KEPT = 2
-_FORMAT = 2
-
-
-class Checkpoint(NamedTuple):
-    """The state after a round."""
-
-    round: int
-    tensors: dict[str, Tensor]
-    meta: dict[str, Any]
-    clients: Versions
-    """The client states that belong to it."""
 
 
 class RunFolder:
@@ -66,13 +52,13 @@ class RunFolder:
         """One line for each thing that was damaged and worked around."""
         self._rounds = RoundsFile(self.rounds_path)
         self._clients = ClientFiles(self.clients_path)
-        self._background = Background()
+        self._checkpoints = Checkpoints(self.checkpoint_path, self._clients)
         self._lock: FolderLock | None = None
         self._last_round = -1
         self._run = ""
 
     def open(self, config: Config, repeated_by: str = "fedskew run -c config.yaml") -> Self:
-        """Create the folder, or take up the run in it; refuse a folder that holds anything else.
+        """Create the folder, or resume the run in it. A folder that holds anything else is refused.
 
         `repeated_by` is what a reader of its configuration is told to do to repeat the run.
         """
@@ -81,7 +67,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(self.path / ".lock")
         try:
-            self._take_up(config, repeated_by)
+            self._resume_or_create(config, repeated_by)
         except BaseException:
             lock.release()
             raise
@@ -93,9 +79,9 @@ class RunFolder:
     def close(self) -> None:
         """Finish writing and let others write."""
         try:
-            self._background.wait()
+            self._checkpoints.wait()
         finally:
-            self._background.close()
+            self._checkpoints.close()
             if self._lock is not None:
                 self._lock.release()
                 self._lock = None
@@ -151,7 +137,7 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result, after all else; with `status: finished` in it, the run is finished."""
         self._require_open()
-        self._background.wait()
+        self._checkpoints.wait()
         _write_text(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def rounds(self) -> list[RoundRow]:
@@ -191,9 +177,9 @@ class RunFolder:
             raise UserError(f"cannot use {self.model_path}: {error}") from error
 
     def client_states(self, versions: Versions | None = None) -> ClientStates:
-        """What clients keep, at the start or as a checkpoint has it; removes what came after."""
+        """The client states at the start, or those of a checkpoint. Later ones are removed."""
         self._require_open()
-        return self._clients.take_up(versions or {}, self._run)
+        return self._clients.resume(versions or {}, self._run)
 
     def save_checkpoint(
         self,
@@ -204,49 +190,21 @@ class RunFolder:
         *,
         wait: bool = True,
     ) -> None:
-        """Secure the state after a round, whose row must be there; keep this one and the one before.
+        """Save the state after a round, whose row must exist. This checkpoint and the one before it are kept.
 
-        Without `wait` it is written while the run goes on; an error is raised by the next checkpoint, `write_summary`
+        Without `wait`, it is written while the run goes on. An error is raised by the next checkpoint, `write_summary`
         or `close`.
         """
         self._require_open()
         if round < 0 or 0 < round != self._last_round:
             raise ValueError(f"checkpoint of round {round} when the last row is of round {self._last_round}")
-        with reporting_os_errors("write", self.checkpoint_path):
-            self.checkpoint_path.mkdir(exist_ok=True)
-        held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        identity = {"format": _FORMAT, "run": self._run, "round": round, "meta": dict(meta), "clients": clients or {}}
-
-        def write() -> None:
-            write_tensors(self.checkpoint_path / f"round-{round:06d}.safetensors", held, identity)
-            self._clients.drop_replaced(self._drop_checkpoints(round))
-
-        self._background.start(write)
+        self._checkpoints.save(Checkpoint(round, dict(tensors), dict(meta), clients or {}), self._run)
         if wait:
-            self._background.wait()
+            self._checkpoints.wait()
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest state that is whole and belongs to this run, or None; what is passed over gives a warning."""
-        run = config_hash(self.config)
-        rows = {row.round for row in self.rounds()}
-        for number, path in sorted(self._checkpoint_rounds().items(), reverse=True):
-            try:
-                with reporting_os_errors("read", path):
-                    tensors, identity = read_tensors(path)
-                if identity.get("format") != _FORMAT:
-                    raise Unreadable("another version of fedskew wrote it")
-                if identity.get("run") != run or identity.get("round") != number:
-                    raise Unreadable("it belongs to another run")
-                if number > 0 and number not in rows:
-                    raise Unreadable(f"rounds.jsonl has no row of round {number}")
-                clients = _versions(identity["clients"])
-                if absent := self._clients.absent(clients):
-                    raise Unreadable(f"clients/{absent} is not there")
-            except Unreadable as error:
-                self._warn(f"checkpoint {path} is passed over: {error}")
-                continue
-            return Checkpoint(number, tensors, identity["meta"], clients)
-        return None
+        """The newest checkpoint that is whole and belongs to this run, or None. A skipped one gives a warning."""
+        return self._checkpoints.newest(config_hash(self.config), {row.round for row in self.rounds()}, self._warn)
 
     def require_space(self, needed: int) -> None:
         """Refuse a disk without `needed` free bytes, before anything is computed."""
@@ -271,7 +229,7 @@ class RunFolder:
                 f"{self.path} is not empty and not a run folder (it has no config.yaml); choose another --out"
             )
 
-    def _take_up(self, config: Config, repeated_by: str) -> None:
+    def _resume_or_create(self, config: Config, repeated_by: str) -> None:
         if self.config_path.exists():
             before = self.config
             if differing := differing_keys(before, config):
@@ -300,21 +258,6 @@ class RunFolder:
             for draft in (*self.checkpoint_path.glob(".round-*.tmp"), *self.clients_path.glob(".*.tmp")):
                 draft.unlink()
 
-    def _drop_checkpoints(self, newest: int) -> int:
-        """Keep the last two up to `newest`; later ones are of a future that was passed over. Returns the oldest."""
-        found = self._checkpoint_rounds()
-        kept = sorted(number for number in found if number <= newest)[-_CHECKPOINTS_KEPT:]
-        with reporting_os_errors("write", self.checkpoint_path):
-            for number in found.keys() - set(kept):
-                found[number].unlink()
-        return kept[0]
-
-    def _checkpoint_rounds(self) -> dict[int, Path]:
-        with reporting_os_errors("read", self.checkpoint_path):
-            paths = list(self.checkpoint_path.iterdir()) if self.checkpoint_path.is_dir() else []
-        matches = ((re.fullmatch(r"round-(\d{6,})\.safetensors", path.name), path) for path in paths)
-        return {int(match[1]): path for match, path in matches if match}
-
     def _require_open(self) -> None:
         if self._lock is None:
             raise RuntimeError(f"{self.path} is not open for writing")
@@ -323,11 +266,6 @@ class RunFolder:
         line = " ".join(warning.split())
         if line not in self.warnings:
             self.warnings.append(line)
-
-
-def _versions(content: Mapping[str, Mapping[str, int]]) -> Versions:
-    """JSON has no numbers for keys."""
-    return {model: {int(client): number for client, number in of.items()} for model, of in content.items()}
 
 
 def _last(rows: list[RoundRow]) -> int:

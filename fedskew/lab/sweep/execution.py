@@ -21,7 +21,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import run_name
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.about import machine, versions
 from fedskew.experiment.storage.run_folder import RunFolder

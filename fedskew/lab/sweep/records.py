@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.atomic import reporting_os_errors
 from fedskew.lab.sweep.job import Job, identity, plans_by_rounds
 from fedskew.metrics.confusion import Evaluation

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedskew.errors import UserError
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure
 from fedskew.report.charts.table import number
 from fedskew.report.sections.local import NEEDED, class_means

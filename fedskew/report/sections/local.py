@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.report.charts.chart import Bars, BarSeries, Figure, Lines
 from fedskew.report.charts.table import number
 from fedskew.report.sections.section import Point, Section, lines, percent

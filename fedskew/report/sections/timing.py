@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.report.charts.chart import Bars, BarSeries, Figure
 from fedskew.report.charts.table import Table, number
 from fedskew.report.sections.section import Section

@@ -30,7 +30,7 @@ from toy_runs import (
 import fedskew as fs
 from fedskew.engine import PlainEngine, StackedEngine
 from fedskew.errors import UserError
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.methods import METHODS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedskew as fs
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.history import RoundsFile
 from fedskew.metrics.confusion import Evaluation
 

@@ -11,8 +11,7 @@ import torch
 from method_cases import slow
 from toy_runs import advance, everything, finished, image_federation, norm_and_dropout, same_bits, server, timeless
 
-from fedskew.experiment.round.client_states import ClientStates
-from fedskew.experiment.round.state import RunState
+from fedskew.experiment.round.state import ClientStates, RunState
 from fedskew.experiment.storage.client_files import ClientFiles
 from fedskew.experiment.storage.tensors import read_tensors, write_tensors
 from fedskew.methods import METHODS, make_method
@@ -59,13 +58,13 @@ def test_every_method_that_keeps_something_is_among_them() -> None:
 
 
 def on_disk(path: Path) -> ClientStates:
-    return ClientFiles(path / "clients").take_up({}, "a run")
+    return ClientFiles(path / "clients").resume({}, "a run")
 
 
 def through_files(state: RunState, path: Path) -> RunState:
     """What is read back after `path` was left to itself."""
     write_tensors(path / "state", state.tensors(), state.meta())
-    clients = ClientFiles(path / "clients").take_up(state.clients.versions, "a run")
+    clients = ClientFiles(path / "clients").resume(state.clients.versions, "a run")
     return RunState.restored(*read_tensors(path / "state"), clients, CPU)
 
 

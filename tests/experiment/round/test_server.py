@@ -10,7 +10,7 @@ from toy_runs import config, finished, image_federation, linear, plan_round, ser
 
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 
 PKD = {"groups": [[0, 3], [1, 2]], "warmup_rounds": 1, "expert_rounds": 2}
 

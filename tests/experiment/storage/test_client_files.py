@@ -11,8 +11,8 @@ import torch
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.client_states import ClientStates, HeldStates
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
+from fedskew.experiment.round.state import ClientStates, HeldStates
 from fedskew.experiment.storage.client_files import ClientFiles
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.parts import Tensors
@@ -60,7 +60,7 @@ def files(path: Path) -> list[str]:
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_states_are_a_value(where: str, tmp_path: Path) -> None:
     """A round makes new ones; those of every earlier round stay what they were."""
-    clients: ClientStates = HeldStates() if where == "memory" else ClientFiles(tmp_path / "c").take_up({}, "run")
+    clients: ClientStates = HeldStates() if where == "memory" else ClientFiles(tmp_path / "c").resume({}, "run")
     history = [clients]
     for number in DRAWN:
         history.append(advanced(history[-1], number))
@@ -71,7 +71,7 @@ def test_states_are_a_value(where: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_states_are_copied_and_belong_to_one_model(where: str, tmp_path: Path) -> None:
-    clients: ClientStates = HeldStates() if where == "memory" else ClientFiles(tmp_path / "c").take_up({}, "run")
+    clients: ClientStates = HeldStates() if where == "memory" else ClientFiles(tmp_path / "c").resume({}, "run")
     stacked = torch.arange(3.0)
     after = clients.updated("a/b %.client-1", 1, {5: {"w": stacked[1]}})
     stacked += 1
@@ -143,7 +143,7 @@ def test_a_run_that_starts_again_keeps_no_states(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_states_before(tmp_path: Path) -> None:
-    before = advanced(ClientFiles(tmp_path / "clients").take_up({}, "run"), 1)
+    before = advanced(ClientFiles(tmp_path / "clients").resume({}, "run"), 1)
     there = sorted((tmp_path / "clients").iterdir())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
@@ -157,7 +157,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_states_before(tmp_path: Path) ->
 
 
 def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
-    clients = advanced(ClientFiles(tmp_path / "clients").take_up({}, "run"), 1)
+    clients = advanced(ClientFiles(tmp_path / "clients").resume({}, "run"), 1)
     first, second = sorted((tmp_path / "clients").iterdir())
     content = first.read_bytes()
     first.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -166,7 +166,7 @@ def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
     first.write_bytes(second.read_bytes())
     with pytest.raises(UserError, match="belongs to another run"):
         clients.read("global", [0, 1])
-    other = ClientFiles(tmp_path / "clients").take_up(clients.versions, "another run")
+    other = ClientFiles(tmp_path / "clients").resume(clients.versions, "another run")
     with pytest.raises(UserError, match="belongs to another run"):
         other.read("global", [1])
 
@@ -174,7 +174,7 @@ def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_version_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunFolder(tmp_path).open(CONFIG) as folder:
         with monkeypatch.context() as patch:
-            patch.setattr("fedskew.experiment.storage.run_folder._FORMAT", 1)
+            patch.setattr("fedskew.experiment.storage.checkpoints._FORMAT", 1)
             play(folder, folder.client_states(), 1, 1)
         assert folder.load_checkpoint() is None
         assert "another version of fedskew wrote it" in folder.warnings[0]

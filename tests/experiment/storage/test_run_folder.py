@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, with_values
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.run_folder import RunFolder
 
 CONFIG = Config(partition=PartitionConfig(params={"beta": 0.1}), rounds=3)

@@ -11,7 +11,7 @@ import pytest
 from fedskew.cli import main
 from fedskew.data import make_partition
 from fedskew.experiment.config import Config, load_yaml, with_values
-from fedskew.experiment.round.row import RoundRow
+from fedskew.experiment.round.record import RoundRow
 from fedskew.lab.diagnosis.advice import candidates, recommended
 from fedskew.lab.diagnosis.diagnosis import Diagnosis
 from fedskew.lab.diagnosis.known import KnownSetting, Neighbour, Score, known_settings, nearest
