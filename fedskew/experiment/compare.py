@@ -1,4 +1,4 @@
-"""Several methods on the same federations: every method meets the same split, clients and batches, seed by seed."""
+"""Runs of several methods. With the same seed, all methods have the same split, initial model, clients and batches."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from fedskew.display import data_frame
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, run_name
 from fedskew.experiment.preparation import build_federation
@@ -220,11 +221,11 @@ class Result:
 
     def to_frame(self) -> pandas.DataFrame:
         """One line per round, as a pandas DataFrame: what was recorded, and the metrics of the evaluation."""
-        frame: pandas.DataFrame = require_pandas().DataFrame([_line(row) for row in self.history])
-        return frame.set_index("round")
+        frame: pandas.DataFrame = data_frame([_line(row) for row in self.history]).set_index("round")
+        return frame
 
     def __repr__(self) -> str:
-        state = "" if self.finished else ", unfinished"
+        state = ", stopped early" if self.stopped_early else "" if self.finished else ", unfinished"
         found = f", accuracy {100 * self.accuracy:.1f} %" if self.last else ""
         return f"<Result: {self.title}, {self.rounds} round{'s' * (self.rounds != 1)}{state}{found}>"
 
@@ -235,7 +236,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        lines = [("rounds", str(self.rounds) + ("" if self.finished else ", unfinished"))]
+        state = ", stopped early" if self.stopped_early else "" if self.finished else ", unfinished"
+        lines = [("rounds", f"{self.rounds}{state}")]
         if self.last is not None:
             names = zip(self.classes, self.class_accuracy, strict=True)
             by_class = ", ".join(f"{name} {100 * a:.1f}" for name, a in names if a is not None)
@@ -249,14 +251,6 @@ class Result:
         lines += [("seconds", f"{self.seconds:.1f}"), ("folder", str(self.folder or "none"))]
         cells = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in lines)
         return f"<table><caption>{html.escape(self.title)}</caption>{cells}</table>"
-
-
-def require_pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise UserError("to_frame needs pandas: pip install pandas") from error
-    return pandas
 
 
 def _line(row: RoundRow) -> dict[str, Any]:

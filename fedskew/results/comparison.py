@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.display import data_frame, html_table
 from fedskew.experiment.config import Config
-from fedskew.experiment.result import Result, require_pandas
+from fedskew.experiment.result import Result
 from fedskew.methods import is_bound
 from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.results.naming import flat, key_of, labels, naming_keys, setting_label, varied_keys
@@ -194,7 +195,7 @@ class Comparison:
             for method in self.methods
             for run in method.tested
         ]
-        frame: pandas.DataFrame = require_pandas().DataFrame(lines)
+        frame: pandas.DataFrame = data_frame(lines)
         return frame
 
     def __repr__(self) -> str:
@@ -203,14 +204,17 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        headings = ("method", "seeds", "accuracy %", "worst class %", "seconds")
-        rows = [
-            (m.label, str(len(m.tested)), str(m.accuracy), str(m.worst_class), f"{sum(r.seconds for r in m.runs):.1f}")
+        records = [
+            {
+                "method": m.label,
+                "seeds": len(m.tested),
+                "accuracy %": str(m.accuracy),
+                "worst class %": str(m.worst_class),
+                "seconds": f"{sum(run.seconds for run in m.runs):.1f}",
+            }
             for m in self.ranking
         ]
-        head = "".join(f"<th>{name}</th>" for name in headings)
-        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-        return f"<table><caption>{html.escape(self.label)}</caption><tr>{head}</tr>{body}</table>"
+        return html_table(records, self.label) if records else f"<p>{escape(repr(self))}</p>"
 
 
 def compare_runs(runs: Sequence[Result], label: str | None = None) -> Comparison:

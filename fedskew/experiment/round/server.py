@@ -42,6 +42,8 @@ class Server:
 
     def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
         self._federation, self._config = federation, config
+        if federation.dataset.in_memory:
+            self.repeated_by = "the same call in Python, with the same data"
         self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config))
         self.device = self._runtimes.devices[0]
         self._runtime = self._runtimes.runtime(model, self._resolve_engine(model))

@@ -222,7 +222,9 @@ def test_the_run_records_what_the_data_were(tmp_path: Path, capsys: pytest.Captu
     short = {"method": "fedavg", "rounds": 1, "out": tmp_path / "run"}
     fed = fs.federation(frame(), fs.IID(clients=3), label="ill", name="patients")
     result = fs.run(fed, **short)
-    recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]
+    configuration = (tmp_path / "run" / "config.yaml").read_text()
+    assert configuration.startswith("# To repeat this run: the same call in Python, with the same data")
+    recorded = yaml.safe_load(configuration)["data"]
     assert recorded["name"] == "patients"
     assert (recorded["in_memory"], recorded["train"], recorded["test"]) == ("DataFrame", [48, 2], [12, 2])
     assert len(recorded["sha256"]) == 64
