@@ -23,15 +23,13 @@ from fedskew.experiment.config import Config, run_name
 from fedskew.experiment.preparation import build_federation
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.about import described, recorded_inputs
-from fedskew.metrics.confusion import Evaluation
+from fedskew.metrics.confusion import MEASURES, Evaluation
 from fedskew.metrics.summary import CurveSummary
 
 if TYPE_CHECKING:
     import pandas
 
 STATUS = "finished"
-MEASURES = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class", "class_gap")
-"""Properties of an evaluation that tables and trackers show round by round."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

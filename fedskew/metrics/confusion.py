@@ -6,12 +6,14 @@ gives the metrics of the whole without keeping any prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from fedskew.metrics.drift import finite_or_none
 
 Confusion = npt.NDArray[np.int64]
 
@@ -29,57 +31,15 @@ def confusion_matrix(y_true: npt.ArrayLike, y_pred: npt.ArrayLike, classes: int)
 
 
 def accuracy(confusion: Confusion) -> float:
-    """The share of samples predicted right."""
+    """The share of samples predicted correctly."""
     return int(np.trace(confusion)) / int(confusion.sum())
 
 
-def class_accuracy(confusion: Confusion) -> npt.NDArray[np.float64]:
-    """The share of each class's samples predicted right; NaN for a class without samples."""
-    totals = confusion.sum(axis=1)
-    accuracies = np.full(len(totals), np.nan)
-    np.divide(np.diag(confusion), totals, out=accuracies, where=totals > 0)
-    return accuracies
+MEASURES = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class", "class_gap")
+"""The metrics of an evaluation that are single numbers, as properties of `Evaluation`.
 
-
-def macro_f1(confusion: Confusion) -> float:
-    """Mean F1 over the classes that occur among labels or predictions, as scikit-learn averages it."""
-    occurrences = confusion.sum(axis=1) + confusion.sum(axis=0)
-    occurring = occurrences > 0
-    if not occurring.any():
-        return float("nan")
-    return float(np.mean(2 * np.diag(confusion)[occurring] / occurrences[occurring]))
-
-
-def micro_f1(confusion: Confusion) -> float:
-    """F1 of all classes' pooled counts; with one label per sample it is the accuracy."""
-    return 2 * int(np.trace(confusion)) / int(confusion.sum(axis=1).sum() + confusion.sum(axis=0).sum())
-
-
-def worst_class(confusion: Confusion) -> float:
-    """The accuracy of the class that is predicted worst."""
-    return _over_classes(np.nanmin, confusion)
-
-
-def mean_class(confusion: Confusion) -> float:
-    """Mean accuracy over the classes: accuracy as if all classes had equally many samples."""
-    return _over_classes(np.nanmean, confusion)
-
-
-def best_class(confusion: Confusion) -> float:
-    """The accuracy of the class that is predicted best."""
-    return _over_classes(np.nanmax, confusion)
-
-
-def _over_classes(reduce: Callable[..., Any], confusion: Confusion) -> float:
-    """NaN if no class was tested by itself."""
-    return float(reduce(class_accuracy(confusion))) if confusion.any() else float("nan")
-
-
-def class_gap(confusion: Confusion) -> float:
-    """Best minus worst class: how unequal the accuracies of the classes are."""
-    return best_class(confusion) - worst_class(confusion)
-
-
+A new one is a property and a name here: then it is in rounds.jsonl, in `to_frame()` and in the trackers.
+"""
 LOST = 0.05
 """A class counts as lost if its accuracy is below this."""
 
@@ -123,54 +83,57 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
+        """The share of samples predicted correctly."""
         return accuracy(self.confusion) if self.totals is None else self.totals[0] / self.totals[1]
 
     @property
     def macro_f1(self) -> float:
-        return macro_f1(self.confusion)
+        """Mean F1 over the classes that occur among labels or predictions, as in scikit-learn."""
+        occurrences = self.confusion.sum(axis=1) + self.confusion.sum(axis=0)
+        occurring = occurrences > 0
+        if not occurring.any():
+            return float("nan")
+        return float(np.mean(2 * np.diag(self.confusion)[occurring] / occurrences[occurring]))
 
     @property
     def micro_f1(self) -> float:
-        return micro_f1(self.confusion) if self.totals is None else self.accuracy
+        """F1 of the pooled counts of all classes; with one label per sample it is the accuracy."""
+        return self.accuracy
 
     @property
     def class_accuracy(self) -> tuple[float | None, ...]:
-        """Class by class; None for a class without test samples."""
-        return tuple(None if np.isnan(a) else float(a) for a in class_accuracy(self.confusion))
+        """The share of each class's samples predicted correctly; None for a class without test samples."""
+        counts = zip(np.diag(self.confusion).tolist(), self.confusion.sum(axis=1).tolist(), strict=True)
+        return tuple(right / total if total else None for right, total in counts)
 
     @property
     def worst_class(self) -> float:
-        return worst_class(self.confusion)
+        return min(self._tested_classes, default=float("nan"))
 
     @property
     def mean_class(self) -> float:
-        return mean_class(self.confusion)
+        """Mean accuracy over the classes: the accuracy if all classes had equally many samples."""
+        return float(np.nanmean(np.array(self.class_accuracy, float))) if self._tested_classes else float("nan")
 
     @property
     def best_class(self) -> float:
-        return best_class(self.confusion)
+        return max(self._tested_classes, default=float("nan"))
 
     @property
     def class_gap(self) -> float:
-        return class_gap(self.confusion)
+        """Best minus worst class: how unequal the accuracies of the classes are."""
+        return self.best_class - self.worst_class
+
+    @property
+    def _tested_classes(self) -> list[float]:
+        return [a for a in self.class_accuracy if a is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """All metrics for a reader, and the matrix or the totals they come from."""
-        values = {
-            "accuracy": self.accuracy,
-            "macro_f1": self.macro_f1,
-            "micro_f1": self.micro_f1,
-            "worst_class": self.worst_class,
-            "mean_class": self.mean_class,
-            "best_class": self.best_class,
-            "class_gap": self.class_gap,
-            "class_accuracy": list(self.class_accuracy),
-            "confusion": self.confusion.tolist(),
-        }
-        if self.totals is None:
-            return values
-        known = {key: None if isinstance(value, float) and np.isnan(value) else value for key, value in values.items()}
-        return known | {"totals": list(self.totals)}
+        """All metrics for readers, and the matrix or the totals that they come from."""
+        values = {name: getattr(self, name) for name in MEASURES}
+        if self.totals is not None:
+            values = {name: finite_or_none(value) for name, value in values.items()} | {"totals": list(self.totals)}
+        return values | {"class_accuracy": list(self.class_accuracy), "confusion": self.confusion.tolist()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:

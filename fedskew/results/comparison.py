@@ -15,6 +15,7 @@ from fedskew.display import data_frame, html_table
 from fedskew.experiment.config import Config
 from fedskew.experiment.result import Result
 from fedskew.methods import is_bound
+from fedskew.metrics.drift import finite_or_none
 from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.results.naming import flat, key_of, labels, naming_keys, setting_label, varied_keys
 from fedskew.results.significance import Difference, holm, paired
@@ -82,8 +83,8 @@ class MethodRuns:
         return np.asarray(self.class_accuracies().mean(axis=0), np.float64)
 
     def to_json(self) -> dict[str, Any]:
-        def pair(value: Callable[[Result], float]) -> dict[str, float]:
-            return self.over_seeds(value)._asdict()
+        def pair(value: Callable[[Result], float]) -> dict[str, float | None]:
+            return {name: finite_or_none(number) for name, number in self.over_seeds(value)._asdict().items()}
 
         return {
             "method": self.label,

@@ -13,9 +13,10 @@ from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import config_hash, run_name
 from fedskew.experiment.preparation import Prepared
-from fedskew.experiment.result import MEASURES, Result
+from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
+from fedskew.metrics.confusion import MEASURES
 
 FolderOf = Callable[[Prepared], Path]
 EXPERIMENT = "fedskew"
@@ -36,7 +37,7 @@ def scalars(row: RoundRow) -> dict[str, float]:
     if row.is_evaluated:
         found |= {f"test/{name}": getattr(row.evaluation, name) for name in MEASURES if name != "micro_f1"}
         found |= {f"class/{c}": a for c, a in enumerate(row.tested.class_accuracy)}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    return {name: float(value) for name, value in found.items() if value is not None and value == value}
 
 
 class Tracker(Callback):
