@@ -77,12 +77,12 @@ def _command(
 def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
     """The label counts, and the configuration of the data if there is one."""
     from fedskew.experiment.preparation import build_federation
-    from fedskew.lab.diagnosis.label_counts import of_federation, read_counts
+    from fedskew.lab.diagnosis.label_counts import federation_counts, read_counts
 
     if counts is not None:
         return read_counts(counts), settings.config() if "data" in settings.values else None
     config = settings.config()
-    return of_federation(build_federation(config)), config
+    return federation_counts(build_federation(config)), config
 
 
 def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Config | None) -> None:

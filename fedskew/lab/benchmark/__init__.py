@@ -1,1 +1,1 @@
-"""How fast a round is: against a plain PyTorch loop, and against the fastest that the device could do."""
+"""The benchmark: rounds compared with a plain PyTorch loop and with the device's practical limit."""

@@ -1,4 +1,4 @@
-"""Number formats for the contenders that are not ours: each as fast as PyTorch allows, repeatable or not."""
+"""Number formats for the loop and the limit: as fast as PyTorch allows, deterministic or not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def fastest_arithmetic(precision: str) -> Iterator[None]:
-    """TF32 where the precision allows it; cuDNN may try its algorithms and take ones that round differently each
-    time, which fedskew's own runs may not."""
+    """Use TF32 if the precision allows it, and let cuDNN choose nondeterministic algorithms, unlike fedskew's runs."""
     allowed = precision in ("tf32", "bf16")
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark

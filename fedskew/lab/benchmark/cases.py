@@ -1,4 +1,4 @@
-"""What is trained in a benchmark: random images in the shapes of MNIST and CIFAR-10, dealt to a federation."""
+"""The cases of a benchmark: federations of random images in the shapes of MNIST and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedskew.models import make_model
 
 CLASSES = 10
 LARGEST_DATASET = 50_000
-"""Rows; a federation that needs more deals them out again. Federations that are compared by size have them all."""
+"""Rows; larger federations reuse them. Federations that are compared by size use all of them."""
 _ONE_CLASS = 100
-"""Neighbouring rows of one pattern: a client has a few classes and lacks the others."""
+"""Consecutive rows of one class, so that a client has few classes."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is usually trained in the papers."""
+    """The papers' usual training of a model."""
 
     shape: tuple[int, int, int]
     batch_size: int
@@ -44,23 +44,23 @@ SETTINGS: dict[str, Setting] = {
 """The models that are measured."""
 
 METHODS = ("fedavg", "fedvls", "scaffold")
-"""No extra work, an extra forward pass, and state of every client."""
+"""No extra work, an extra forward pass, and per-client state."""
 
 PRECISIONS = ("bf16", "tf32", "float32")
-"""The most promising first."""
+"""Fastest first, usually."""
 
 Sizes = Literal["equal", "unequal"]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much work a round is, fit for the device."""
+    """The work per round, chosen for the device."""
 
     batches: int
-    """Of each client, in one pass over its data."""
+    """Batches per client and epoch."""
     epochs: int
     tests: int
-    """Samples that the global model is tested on after each round."""
+    """Test samples per round."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ class Case:
 
     model: str
     clients: int
-    """In each round."""
+    """Per round."""
     scale: Scale
     device: str
     method: str = "fedavg"
     precision: str = "float32"
     sizes: Sizes = "equal"
     members: int | None = None
-    """Clients in the federation; none: those of a round, all of which take part."""
+    """Clients in the federation; None: the clients of a round, who all take part."""
     augmented: bool = True
     compiled: bool = True
-    """Whether stacked steps are compiled on a GPU, as they are in a long run."""
+    """Compile stacked steps on a GPU, as long runs do."""
 
     def __post_init__(self) -> None:
         if self.model not in SETTINGS:
@@ -95,7 +95,7 @@ class Case:
 
     @property
     def step_samples(self) -> int:
-        """Of one local step of every client of a round."""
+        """Samples in one local step of all clients of a round."""
         return self.clients * self.setting.batch_size
 
     def federation(self) -> Federation:
@@ -104,14 +104,14 @@ class Case:
         return _federation(self.setting.shape, rows, self.federation_size, share, self.scale.tests, self.sizes)
 
     def load(self) -> None:
-        """Have the data ready, so that they are not taken for a contender's memory or time."""
-        self.federation().label_counts  # noqa: B018 - computed once and kept
+        """Create the data, so that it does not count as a contender's memory or time."""
+        self.federation().label_counts  # noqa: B018 - cached
 
     def fresh_model(self) -> nn.Module:
         return make_model(self.model, model_inputs(self.federation().dataset))
 
     def config(self, engine: str) -> Config:
-        """Whatever is not said here is as in a run of a user who does not say it either."""
+        """The configuration of the run; other keys have their defaults."""
         return Config(
             data="random",
             partition=PartitionConfig(clients=self.federation_size),
@@ -140,7 +140,7 @@ def _federation(
 
 
 def _sizes(members: int, share: int, sizes: Sizes) -> npt.NDArray[np.int64]:
-    """Samples by client; unequal ones are log-normal, as they are in the field, with the same total."""
+    """Samples per client; unequal sizes are log-normal with the same total."""
     if sizes == "equal":
         return np.full(members, share, np.int64)
     weights = np.exp(0.8 * np.random.default_rng(0).standard_normal(members))
@@ -151,10 +151,9 @@ def _sizes(members: int, share: int, sizes: Sizes) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=4)
 def _dataset(shape: tuple[int, int, int], rows: int, tests: int) -> Dataset:
-    """Noise over a pattern of each class, which can be learnt; but every image is there twice, with two labels.
+    """Noise over a pattern per class, which can be learnt; but every image occurs twice, with two labels.
 
-    So training neither diverges nor ends: a loss of zero would leave gradients of zero, on which machines compute
-    faster, or so small that they compute slower.
+    So training neither diverges nor converges to a loss of zero, whose zero or tiny gradients would change the speed.
     """
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 128, (CLASSES, *shape), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""fedskew's own engines as contenders: whole rounds as the server of a run does them, and their local steps alone."""
+"""fedskew's engines as contenders: whole rounds as in a run, and local steps alone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedskew.experiment.preparation import prepare
 from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.round.server import Server
 from fedskew.lab.benchmark.cases import Case
-from fedskew.lab.benchmark.loop import told
+from fedskew.lab.benchmark.loop import combined
 from fedskew.methods import Objective, Tensors
 
 
 class OwnEngine:
-    """A run that goes on for ever."""
+    """A run without an end."""
 
     def __init__(self, case: Case, engine: str) -> None:
         self._case = case
@@ -34,12 +34,12 @@ class OwnEngine:
 
     @property
     def notices(self) -> list[str]:
-        """Of the engine; more may come while it runs."""
+        """Notices of the engine; more may come while it runs."""
         return self._server.notices
 
     @property
     def threads(self) -> int | None:
-        """As the command line gives them to such a run."""
+        """CPU threads, as the command line sets them."""
         one = self._config.engine == "stacked" and self._config.device == "cpu"
         return 1 if one and not os.environ.get("OMP_NUM_THREADS") else None
 
@@ -49,7 +49,7 @@ class OwnEngine:
         return self._recorder.rows[-1].visits if self._recorder.rows else 0
 
     def round(self) -> None:
-        """One round, with everything that belongs to it, as a run's loop has it."""
+        """One whole round, as in a run."""
         stage = self._server.next_stage(self._state)
         assert stage is not None
         with arithmetic(self._config.precision):
@@ -63,9 +63,9 @@ class OwnEngine:
         return self._state.model.params
 
     def bare_steps(self) -> tuple[Callable[[], None], int]:
-        """Local training without aggregation and evaluation, and the samples that one call of it trains on.
+        """Local training without aggregation and evaluation, and the samples per call.
 
-        An engine that has no step to give, or too little memory for one of all clients, trains a round's epochs.
+        An engine without separate steps, or with too little memory for a step of all clients, trains a round's epochs.
         """
         work, engine, precision = self.work(), self._server.engine, self._config.precision
         step, samples = self._step_of_all(work)
@@ -82,30 +82,30 @@ class OwnEngine:
         return call, samples
 
     def _step_of_all(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
-        """A step of as many clients as are stacked at a time, on a CPU perhaps not all of them, and its samples."""
+        """One step of the clients that are stacked at a time (on a CPU perhaps not all), and its samples."""
         engine = self._server.engine
         if not isinstance(engine, StackedEngine):
             return None, 0
-        said = len(engine.notices)
+        notices = len(engine.notices)
         with arithmetic(self._config.precision):
             step, clients = engine.bare_step(work)
-        return step if len(engine.notices) == said else None, clients * self._case.setting.batch_size
+        return step if len(engine.notices) == notices else None, clients * self._case.setting.batch_size
 
     def close(self) -> None:
-        """End the server's engine."""
+        """Close the engine."""
         self._server.close()
 
     def work(self) -> RoundWork:
-        """A round's training of every participant, from the present model."""
+        """The local training of all participants, from the current model."""
         federation, trainee, config = self._case.federation(), self._state.models["global"], self._config
         assert isinstance(self._method.objective, Objective)
-        state = told(self._method, lambda part: part.client_state(trainee.model.params))
+        state = combined(self._method, lambda part: part.client_state(trainee.model.params))
         return RoundWork(
             objective=self._method.objective,
             solver=self._method.solver,
             server=self._method.server,
             sent=trainee.model,
-            downlink=told(self._method, lambda part: part.downlink(trainee.server_state)),
+            downlink=combined(self._method, lambda part: part.downlink(trainee.server_state)),
             companions={},
             assignments=[
                 Assignment(client, federation.indices[client], federation.label_counts[client], state)

@@ -1,8 +1,7 @@
-"""The limit: one model trained on one batch as large as all clients' batches together.
+"""The practical limit: one model trained on one batch as large as all clients' batches together.
 
-No simulation of a federation can be faster with the same kernels: there is one set of weights instead of one for
-each client. Compiled, channels-last, and on a GPU the whole step replayed as one CUDA graph, from inputs that already
-lie there, normalised.
+No simulation of a federation can be faster with the same kernels, because there is one set of weights instead of one
+per client. The step is compiled, channels-last and, on a GPU, replayed as one CUDA graph from normalised inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _WARM_UP = 3
 
 
 class Limit:
-    """One large step, over and over."""
+    """Repeats one large step."""
 
     def __init__(self, case: Case, compiled: bool = True) -> None:
         self._case = case
@@ -42,7 +41,7 @@ class Limit:
 
     @property
     def samples(self) -> int:
-        """Of one call."""
+        """Samples per call."""
         return self._case.step_samples
 
     def __call__(self) -> None:
@@ -67,7 +66,7 @@ class Limit:
         self._optimizer.step()
 
     def _captured(self) -> Callable[[], None]:
-        """The step as a CUDA graph; what is compiled or tried out is so before."""
+        """The step as a CUDA graph, captured after compiling and autotuning."""
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):

@@ -23,11 +23,11 @@ from fedskew.methods.parts import weighted_mean
 from fedskew.randomness import fold
 
 STEPS = 10
-"""Of a call to `LoopSteps`: a hundred clients take ten times as long as ten, and need not be waited for."""
+"""Steps per call of `LoopSteps`; the time per step does not depend on the number of clients."""
 
 
 class Trainer:
-    """One model that is trained for one client after another."""
+    """Trains one model for one client after another."""
 
     def __init__(self, case: Case, tuned: bool) -> None:
         self._case, self._config = case, case.config("plain")
@@ -38,7 +38,7 @@ class Trainer:
         self._implementation = _fastest_sgd(self.model) if tuned else {}
 
     def begin(self, client: Client) -> None:
-        """Start with the next client; the model is already as it received it."""
+        """Start with the next client; the model has the received weights already."""
         self._client = client
         self._optimizer = _sgd(self.model, self._implementation, self._config.lr, self._config.momentum)
         self.model.train()
@@ -47,7 +47,7 @@ class Trainer:
             self._teacher.train(self.method.objective.companions()["teacher"] == "train")
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """One local step; the loss before it."""
+        """Do one local step and return the loss before it."""
         self._optimizer.zero_grad()
         loss = self._loss(self.logits(self.model, x), x, y)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -81,7 +81,7 @@ class Trainer:
 
 
 class LoopSteps:
-    """Local steps of a client that is never done, on images that lie on the device, normalised."""
+    """Endless local steps of one client, on normalised images on the device."""
 
     def __init__(self, case: Case, tuned: bool = False) -> None:
         self._case, self._trainer = case, Trainer(case, tuned)
@@ -92,12 +92,12 @@ class LoopSteps:
         self._x, self._y = data.inputs(rows), data.y[rows]
         self._batches = torch.split(torch.arange(len(rows), device=device), case.setting.batch_size)
         received = self._trainer.params()
-        server = told(method, lambda part: part.server_state(received))
-        state = told(method, lambda part: part.client_state(received))
+        server = combined(method, lambda part: part.server_state(received))
+        state = combined(method, lambda part: part.client_state(received))
         counts = torch.tensor(federation.label_counts[0], device=device)
-        self._trainer.begin(Client(counts, received, told(method, lambda part: part.downlink(server)), state))
+        self._trainer.begin(Client(counts, received, combined(method, lambda part: part.downlink(server)), state))
         self.samples = STEPS * case.setting.batch_size
-        """Of one call."""
+        """Samples per call."""
 
     def __call__(self) -> None:
         with fastest_arithmetic(self._case.precision):
@@ -107,13 +107,13 @@ class LoopSteps:
 
     @torch.no_grad()
     def current_loss(self) -> float:
-        """The cross-entropy over the client's samples."""
+        """Cross-entropy over the client's samples."""
         logits = self._trainer.logits(self._trainer.model, self._x)
         return float(nn.functional.cross_entropy(logits, self._y))
 
 
-def told(method: Method, hook: Callable[[Part], Tensors]) -> Tensors:
-    """What all parts of a method say together."""
+def combined(method: Method, hook: Callable[[Part], Tensors]) -> Tensors:
+    """The tensors of a hook, over all parts of a method."""
     return {name: t for part in method.parts for name, t in hook(part).items()}
 
 
@@ -124,7 +124,7 @@ def _sgd(model: nn.Module, implementation: dict[str, bool], lr: float, momentum:
 
 
 def _fastest_sgd(model: nn.Module) -> dict[str, bool]:
-    """PyTorch has three implementations of SGD; the one that is fastest for this model on this device."""
+    """The fastest of PyTorch's three implementations of SGD for this model and device."""
     probe = copy.deepcopy(model)
     for parameter in probe.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -156,7 +156,7 @@ class _Finished:
 
 
 class LoopRounds:
-    """A server and its clients; data are gathered, augmented and normalised on the device, as in fedskew's runs."""
+    """Whole rounds: every client trained in turn, averaged, tested; the data is on the device, as in fedskew's runs."""
 
     def __init__(self, case: Case, tuned: bool = False) -> None:
         self._case, self._config, self._trainer = case, case.config("plain"), Trainer(case, tuned)
@@ -166,12 +166,12 @@ class LoopRounds:
         self._train = DeviceSamples(dataset, dataset.train, self._device, augmentation=augmentation)
         self._test = DeviceSamples(dataset, dataset.test, self._device)
         self._key = torch.zeros((), dtype=torch.int64, device=self._device)
-        self._server = told(self._trainer.method, lambda part: part.server_state(self._trainer.params()))
+        self._server = combined(self._trainer.method, lambda part: part.server_state(self._trainer.params()))
         self._states: dict[int, Tensors] = {}
         self.samples = int(self._federation.sizes[: case.clients].sum()) * self._config.local_epochs
-        """Of one call."""
+        """Samples per call."""
         self.accuracy = 0.0
-        """After the last round."""
+        """Accuracy after the last round."""
 
     def __call__(self) -> None:
         with fastest_arithmetic(self._case.precision):
@@ -194,14 +194,16 @@ class LoopRounds:
                 trainer.step(self._train.training_inputs(batch, self._key), self._train.y[batch])
                 steps += 1
         trained = Trained(trainer.params(), torch.tensor(float(steps)), config.lr, config.momentum)
-        self._states[client] = told(self._trainer.method, lambda part: part.next_state(trained, participant))
-        return _Finished(self._tensors(), told(self._trainer.method, lambda part: part.uplink(trained, participant)))
+        self._states[client] = combined(self._trainer.method, lambda part: part.next_state(trained, participant))
+        return _Finished(
+            self._tensors(), combined(self._trainer.method, lambda part: part.uplink(trained, participant))
+        )
 
     def _participant(self, client: int) -> Client:
         received = self._trainer.params()
         counts = torch.tensor(self._federation.label_counts[client], device=self._device)
-        state = self._states.get(client) or told(self._trainer.method, lambda part: part.client_state(received))
-        return Client(counts, received, told(self._trainer.method, lambda part: part.downlink(self._server)), state)
+        state = self._states.get(client) or combined(self._trainer.method, lambda part: part.client_state(received))
+        return Client(counts, received, combined(self._trainer.method, lambda part: part.downlink(self._server)), state)
 
     @torch.no_grad()
     def _aggregate(self, sent: Tensors, ends: list[_Finished]) -> None:

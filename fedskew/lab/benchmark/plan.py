@@ -1,4 +1,4 @@
-"""What is measured, the most important first: when the time is used up, the rest is left out."""
+"""The measurements of a benchmark, most important first; what does not fit the time budget is left out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedskew.lab.benchmark.targets import OVER_LOOP
 from fedskew.lab.benchmark.timing import Contender, Patience, Ready
 
 SCALING_CLIENTS = 10
-"""Participants while the federation grows."""
+"""Participants per round while the federation grows."""
 
 LARGE = ("mobilenetv2", "resnet18")
-"""Models that take minutes to compile, and much memory."""
+"""Models that need minutes to compile and much memory."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Plan:
     device: str
     models: tuple[str, ...]
     clients: tuple[int, ...]
-    """In a round."""
+    """Per round."""
     methods: tuple[str, ...]
     precisions: tuple[str, ...]
     engines: tuple[str, ...]
-    """The first is the one that counts."""
+    """The first one counts."""
     scale: Scale
     patience: Patience
     budget: float
@@ -47,7 +47,7 @@ class Plan:
 
 
 def usual(device: str) -> Plan:
-    """What suits the device."""
+    """The default plan for a device."""
     if device.startswith("cuda"):
         return Plan(
             device=device,
@@ -74,7 +74,7 @@ def usual(device: str) -> Plan:
 
 
 def quick(device: str) -> Plan:
-    """A look at whether everything works; the figures mean little."""
+    """A smoke test; the numbers mean little."""
     plan = usual(device)
     return replace(
         plan,
@@ -97,11 +97,11 @@ class Group:
     title: str
     contenders: tuple[Contender, ...]
     in_turn: bool = True
-    """Whether they are timed in turn; those that would not fit the device together, one after another."""
+    """Time them in turn; if False, one after another, because together they would not fit the device."""
 
 
 def groups(plan: Plan) -> list[Group]:
-    """All that is asked for, the most important first."""
+    """All requested groups, most important first."""
     ranked = [(rank, group) for rank, group in _ranked(plan) if group.contenders]
     return [group for _, group in sorted(ranked, key=lambda pair: pair[0])]
 
@@ -132,7 +132,7 @@ def _steps(plan: Plan, case: Case) -> Group:
         replace(case, precision=precision, augmented=False, compiled=precision in promising)
         for precision in plan.precisions
     ]
-    own = [each for each in plain if each.compiled or case.model not in LARGE]  # what is not promising costs minutes
+    own = [each for each in plain if each.compiled or case.model not in LARGE]  # others compile for minutes
     contenders = [_bare(each, engine, engine) for each in own for engine in plan.engines]
     contenders += [_loop_steps(each, tuned) for each in plain for tuned in (False, True)]
     if case.method == "fedavg":
@@ -143,12 +143,12 @@ def _steps(plan: Plan, case: Case) -> Group:
 
 
 def _rounds(plan: Plan, case: Case) -> Group:
-    """Whole rounds of each method, beside bare steps of the first."""
+    """Whole rounds of each method, beside bare steps of FedAvg."""
     engine = plan.engines[0]
     contenders = [_bare(replace(case, augmented=False), engine, BARE, "rounds")]
-    contenders += [_rounds_of(replace(case, method=method), engine) for method in plan.methods]
+    contenders += [_engine_rounds(replace(case, method=method), engine) for method in plan.methods]
     if case.model == plan.models[0] and case.clients > 1:
-        contenders.append(_rounds_of(replace(case, sizes="unequal"), engine))
+        contenders.append(_engine_rounds(replace(case, sizes="unequal"), engine))
     contenders.append(_loop_rounds(case))
     title = f"rounds of {case.model}, {case.clients} clients, {case.precision}"
     return Group(title, tuple(contenders), not _is_large(case))
@@ -161,29 +161,29 @@ def _is_large(case: Case) -> bool:
 def _federations(plan: Plan) -> Group:
     case = replace(_small(plan), clients=SCALING_CLIENTS)
     contenders = [
-        _rounds_of(replace(case, members=members), plan.engines[0], "federation")
+        _engine_rounds(replace(case, members=members), plan.engines[0], "federation")
         for members in plan.federations
         if members >= case.clients
     ]
-    return Group("rounds against the federation's size", tuple(contenders))
+    return Group("rounds by federation size", tuple(contenders))
 
 
 def _participants(plan: Plan) -> Group:
     case = replace(_small(plan), members=max(plan.participants))
     contenders = [
-        _rounds_of(replace(case, clients=clients), plan.engines[0], "participants") for clients in plan.participants
+        _engine_rounds(replace(case, clients=clients), plan.engines[0], "participants") for clients in plan.participants
     ]
-    return Group("rounds against the participants", tuple(contenders))
+    return Group("rounds by number of participants", tuple(contenders))
 
 
 def _small(plan: Plan) -> Case:
-    """Clients with few samples: 100,000 of them have to fit. Not compiled: each number of clients would be anew."""
+    """Clients with few samples, so that 100,000 fit; not compiled, since each number of clients would compile anew."""
     scale = replace(plan.scale, batches=2)
     return Case(plan.models[0], 1, scale, plan.device, precision=plan.precisions[0], compiled=False)
 
 
 def _promising(plan: Plan, model: str) -> tuple[str, ...]:
-    """Where the fastest may be found; compiling takes up to a minute each time."""
+    """The precisions that may be fastest; compiling takes up to a minute each."""
     candidates = ("bf16",) if model in LARGE else ("bf16", "tf32")
     return tuple(p for p in plan.precisions if p in candidates) or plan.precisions[:1]
 
@@ -202,7 +202,7 @@ def _bare(case: Case, engine: str, name: str, level: Level = "steps") -> Contend
     return Contender(case, level, f"{engine} {BARE}: {_words(case)}", make, engine)
 
 
-def _rounds_of(case: Case, engine: str, level: Level = "rounds") -> Contender:
+def _engine_rounds(case: Case, engine: str, level: Level = "rounds") -> Contender:
     def make() -> Ready:
         own = OwnEngine(case, engine)
         return Ready(own.round, lambda: own.visits, lambda: own.name, own.close, own.threads, own.notices)
@@ -211,18 +211,18 @@ def _rounds_of(case: Case, engine: str, level: Level = "rounds") -> Contender:
 
 
 def _loop_steps(case: Case, tuned: bool) -> Contender:
-    return _foreign(case, "steps", TUNED_LOOP if tuned else LOOP, lambda: LoopSteps(case, tuned))
+    return _reference(case, "steps", TUNED_LOOP if tuned else LOOP, lambda: LoopSteps(case, tuned))
 
 
 def _loop_rounds(case: Case) -> Contender:
-    return _foreign(case, "rounds", LOOP, lambda: LoopRounds(case))
+    return _reference(case, "rounds", LOOP, lambda: LoopRounds(case))
 
 
 def _limit(case: Case, compiled: bool) -> Contender:
-    return _foreign(case, "steps", LIMIT, lambda: Limit(case, compiled))
+    return _reference(case, "steps", LIMIT, lambda: Limit(case, compiled))
 
 
-def _foreign(case: Case, level: Level, name: str, make: Callable[[], LoopSteps | LoopRounds | Limit]) -> Contender:
+def _reference(case: Case, level: Level, name: str, make: Callable[[], LoopSteps | LoopRounds | Limit]) -> Contender:
     def ready() -> Ready:
         made = make()
         return Ready(made, lambda: made.samples, lambda: name)

@@ -12,12 +12,12 @@ from typing import Any, Literal
 from fedskew.errors import UserError
 
 Level = Literal["steps", "rounds", "federation", "participants"]
-"""Local steps alone; whole rounds; rounds against the federation's size; rounds against the participants."""
+"""Local steps alone; whole rounds; rounds by federation size; rounds by number of participants."""
 
 LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants")
 
 LOOP, TUNED_LOOP, LIMIT, BARE = "loop", "tuned loop", "limit", "bare steps"
-"""Contenders that are no engines; `bare steps` are those of an engine, measured beside its whole rounds."""
+"""Contenders that are not engines; `bare steps` are an engine's steps, measured beside its whole rounds."""
 NOT_OURS = (LOOP, TUNED_LOOP, LIMIT)
 
 
@@ -30,20 +30,20 @@ class Measurement:
     """One of the names above, or the engine's."""
     model: str
     clients: int
-    """In a round."""
+    """Per round."""
     federation: int
     batch_size: int
     method: str
     precision: str
     sizes: str
     samples: int
-    """Trained on in one call."""
+    """Samples trained on per call."""
     seconds: tuple[float, ...]
-    """Of one call, each repetition's mean."""
+    """Seconds per call, the mean of each repetition."""
     memory: int | None
-    """Bytes that the contender took at most, beyond what was taken before it."""
+    """Peak memory of the contender in bytes, beyond what was in use before."""
     asked: str = ""
-    """The engine that was asked for: `auto` where it chose by itself."""
+    """The requested engine, such as `auto`."""
 
     @property
     def time(self) -> float:
@@ -51,7 +51,7 @@ class Measurement:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.samples / self.time
 
     @property
@@ -77,7 +77,7 @@ class Measurement:
 
 
 def fastest(measurements: list[Measurement]) -> Measurement | None:
-    """The one with the most samples a second."""
+    """The measurement with the most samples per second."""
     return max(measurements, key=lambda m: m.rate, default=None)
 
 
@@ -98,7 +98,7 @@ class Failure:
 
 @dataclass
 class Results:
-    """What was measured so far."""
+    """The measurements so far."""
 
     machine: Mapping[str, str | int]
     versions: Mapping[str, str]
@@ -107,15 +107,15 @@ class Results:
     measurements: list[Measurement] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    """What the engines had to do differently from what was asked."""
+    """Where engines deviated from the request."""
     left_out: list[str] = field(default_factory=list)
-    """What there was no time for."""
+    """Groups that were left out for lack of time."""
     seconds: float = 0.0
-    """That the whole benchmark took."""
+    """Duration of the whole benchmark."""
 
     @property
     def kind(self) -> str:
-        """Of the device: cuda or cpu."""
+        """The kind of device: cuda or cpu."""
         return str(self.machine["device"])
 
     def to_json(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Results:
     @classmethod
     def from_json(cls, value: Any) -> Results:
         if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise UserError("not the JSON of a benchmark; expected what 'fedskew bench --json' prints")
+            raise UserError("not a benchmark; expected the output of 'fedskew bench --json'")
         try:
             return cls(
                 machine={"device": "", **value["machine"]},
@@ -149,11 +149,11 @@ class Results:
                 seconds=float(value["seconds"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"the JSON of a benchmark is damaged: {type(error).__name__}: {error}") from error
+            raise UserError(f"damaged benchmark file: {type(error).__name__}: {error}") from error
 
 
 def read_results(path: str) -> Results:
-    """The benchmark kept in a file."""
+    """Read a benchmark from a file."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

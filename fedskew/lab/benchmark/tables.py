@@ -1,4 +1,4 @@
-"""The tables of a benchmark: for the terminal and as Markdown."""
+"""The tables of a benchmark, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Table:
     headings: Row
     rows: tuple[Row, ...]
     names: int = 1
-    """How many columns are not numbers."""
+    """Number of columns that are not numbers."""
 
     def rich(self) -> RichTable:
         table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -38,20 +38,20 @@ class Table:
 
 
 def tables(results: Results) -> list[Table]:
-    """All that there is something in."""
+    """All tables that are not empty."""
     made = (
         _targets(results),
         _steps_ratios(results),
         _contenders(results),
         _rounds(results),
-        _growth(results, "federation", "Whole rounds of FedAvg against the federation's size"),
-        _growth(results, "participants", "Whole rounds of FedAvg against the participants"),
+        _growth(results, "federation", "Whole rounds of FedAvg by federation size"),
+        _growth(results, "participants", "Whole rounds of FedAvg by number of participants"),
     )
     return [table for table in made if table.rows]
 
 
 def markdown(results: Results) -> str:
-    """A benchmark as a page that can be kept."""
+    """A benchmark as a Markdown page."""
     about = [f"- {name}: {value}" for name, value in (*results.machine.items(), *results.versions.items())]
     head = [f"# Benchmark on {results.machine.get('gpu') or results.machine.get('cpu')}", ""]
     head += [f"`{results.command}`, {results.date}, {results.seconds:.0f} s", "", *about, ""]
@@ -62,10 +62,10 @@ def markdown(results: Results) -> str:
 
 
 def remarks(results: Results) -> list[str]:
-    """What the engines said, and what is missing from the tables, and why."""
+    """Notices of the engines, and what is missing from the tables, and why."""
     lines = list(dict.fromkeys(results.notices))
     lines += [f"not measured: {failure.label}: {failure.reason}" for failure in results.failures]
-    return lines + [f"{what}: left out, the time was used up" for what in results.left_out]
+    return lines + [f"{what}: left out: time was up" for what in results.left_out]
 
 
 def _targets(results: Results) -> Table:
@@ -90,18 +90,18 @@ def _steps_ratios(results: Results) -> Table:
         for row in steps_rows(results.measurements, results.kind)
     ]  # fmt: skip
     headings = ("model, clients × batch", "method", "fedskew", "loop", "limit", "/ loop", "/ limit")
-    return Table("Local steps, samples/s of each in its fastest number format", headings, tuple(rows), 2)
+    return Table("Local steps: samples/s, each in its fastest number format", headings, tuple(rows), 2)
 
 
 def _contenders(results: Results) -> Table:
     steps = [m for m in results.measurements if m.level == "steps"]
     rows = [(_where(m), m.method, _name(m), m.precision, *_figures(m), _bytes(m.memory)) for m in steps]
     headings = ("model, clients × batch", "method", "contender", "format", "samples/s", "±", "memory")
-    return Table("Local steps, every contender", headings, tuple(rows), 4)
+    return Table("Local steps: every contender", headings, tuple(rows), 4)
 
 
 def _rounds(results: Results) -> Table:
-    """With the rows that ours are compared with."""
+    """Our whole rounds and those they are compared with."""
     compared = {id(row.ours): row for row in rounds_rows(results.measurements)}
     rows = []
     for m in (m for m in results.measurements if m.level == "rounds"):
@@ -127,7 +127,7 @@ def _growth(results: Results, level: Level, title: str) -> Table:
         for m in measured
     ]  # fmt: skip
     what = f"{title} ({measured[0].model}, {measured[0].precision})" if measured else title
-    headings = ("engine", "federation", "participants", "ms a round", "±", "ms a participant", "memory")
+    headings = ("engine", "federation", "participants", "ms per round", "±", "ms per participant", "memory")
     return Table(what, headings, tuple(rows))
 
 

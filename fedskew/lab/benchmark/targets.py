@@ -40,7 +40,7 @@ class RoundsRow:
 
     @property
     def time_over_fedavg(self) -> float | None:
-        """For as many samples: seconds of this method against seconds of FedAvg."""
+        """Time of this method over time of FedAvg, per sample."""
         return _quotient(self.fedavg, self.ours)
 
     @property
@@ -53,10 +53,10 @@ class RoundsRow:
 
 
 def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]:
-    """A row for each model, number of clients and method.
+    """One row per model, number of clients and method.
 
-    On a GPU the loop counts in its fastest form. On a CPU it counts as PyTorch has it by default, and ours is what
-    the engine `auto` takes.
+    On a GPU the tuned loop counts if it is faster. On a CPU the loop with PyTorch's defaults counts, and our side is
+    the engine that `auto` chooses.
     """
     loops = (LOOP, TUNED_LOOP) if kind == "cuda" else (LOOP,)
     steps = _at("steps", measurements)
@@ -74,7 +74,7 @@ def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]
 
 
 def rounds_rows(measurements: Sequence[Measurement]) -> list[RoundsRow]:
-    """A row for each of our whole rounds."""
+    """One row per measurement of our whole rounds."""
     rounds = _at("rounds", measurements)
     return [_rounds_row(m, rounds) for m in rounds if m.contender not in (*NOT_OURS, BARE)]
 
@@ -92,23 +92,23 @@ def _rounds_row(ours: Measurement, rounds: Sequence[Measurement]) -> RoundsRow:
 
 
 def _engine(m: Measurement) -> str:
-    """As the user names it: what `auto` takes may differ from method to method."""
+    """The requested engine; the choice of `auto` may differ between methods."""
     return m.asked or m.contender
 
 
 def growth(measurements: Sequence[Measurement], level: Level) -> list[Measurement]:
-    """The measurements against the federation's size or the participants, smallest first."""
+    """The measurements by federation size or participants, smallest first."""
     return sorted(_at(level, measurements), key=lambda m: (m.federation, m.clients))
 
 
 def largest_change(times: Iterable[float]) -> float | None:
-    """By how much the slowest exceeds the fastest, relative to it."""
+    """The relative difference between the largest and the smallest."""
     known = list(times)
     return max(known) / min(known) - 1 if len(known) > 1 else None
 
 
 def last_cost_ratio(measured: Sequence[Measurement]) -> float | None:
-    """Seconds per participant with the most participants, against those with the next fewer."""
+    """Time per participant with the most participants, over that with the next fewer."""
     if len(measured) < 2:
         return None
     before, last = measured[-2], measured[-1]
@@ -127,23 +127,23 @@ OVER_LOOP = {
     "cuda": {("cnn", 10): 15.0, ("cnn", 100): 17.0, ("mobilenetv2", 10): 8.0, ("dnn", 10): 25.0},
     "cpu": {("dnn", 10): 2.0, ("lenet5", 10): 1.5, ("cnn", 10): 1.2},
 }
-"""Samples a second over the plain loop's, by model and clients in a round."""
+"""Samples per second over the plain loop's, by model and clients per round."""
 OF_LIMIT = {
     "cuda": {("cnn", 10): 0.60, ("cnn", 100): 0.50, ("mobilenetv2", 10): 0.60, ("dnn", 10): 0.50},
 }
 ROUND_OF_STEPS = 0.8
-"""On a GPU: samples a second of whole rounds over those of bare steps."""
+"""On a GPU: samples per second of whole rounds over bare steps."""
 FEDVLS_OVER_FEDAVG = 1.45
-"""On a GPU: seconds of a whole round."""
+"""On a GPU: time of whole rounds."""
 FEDERATION_GROWTH = 0.10
 """From the smallest federation to the largest."""
 COST_GROWTH = 1.10
-"""Seconds per participant with the most participants over those with the next fewer: linear growth, and noise."""
+"""Time per participant with the most participants over that with the next fewer: linear growth, plus noise."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A number that a benchmark should show."""
+    """A bound on a measured number."""
 
     what: str
     value: float
@@ -160,7 +160,7 @@ class Target:
 
 
 def targets(results: Results) -> list[Target]:
-    """Those of which the benchmark measured both sides."""
+    """The targets for which the benchmark has both measurements."""
     rounds = _rounds(results) if results.kind == "cuda" else ()
     return [*_steps(results), *rounds, *_growth(results)]
 
@@ -195,10 +195,10 @@ def _growth(results: Results) -> Iterator[Target]:
     change = largest_change(m.time for m in federation)
     if change is not None:
         sizes = f"{federation[0].federation:,} to {federation[-1].federation:,} clients"
-        yield Target(f"{sizes}: change of a round's time", change, FEDERATION_GROWTH, False)
+        yield Target(f"{sizes}: change in time per round", change, FEDERATION_GROWTH, False)
         memory = largest_change(m.memory for m in federation if m.memory)
-        if memory is not None and results.kind == "cuda":  # on a CPU the system tells it too coarsely
-            yield Target(f"{sizes}: change of the memory", memory, FEDERATION_GROWTH, False)
+        if memory is not None and results.kind == "cuda":  # too coarse on a CPU
+            yield Target(f"{sizes}: change in memory", memory, FEDERATION_GROWTH, False)
     participants = growth(results.measurements, "participants")
     cost = last_cost_ratio(participants)
     if cost is not None:

@@ -22,7 +22,7 @@ _RESET_PEAK = "5"
 
 
 class PeakMemory:
-    """From its making on: what was taken beyond what there was, at the worst moment."""
+    """Peak memory, on the GPU or of this process and its workers, beyond what was in use at creation."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,24 +33,23 @@ class PeakMemory:
             _return_unused()
             with contextlib.suppress(OSError):
                 (_SELF / "clear_refs").write_text(_RESET_PEAK)
-            self._before = (_kibibytes(_SELF / "status", "VmRSS") or 0) + _of_workers()
+            self._before = (_kibibytes(_SELF / "status", "VmRSS") or 0) + _worker_memory()
 
     def begin_again(self) -> None:
-        """Forget the worst moment so far: on a GPU, compiling and trying out kernels take memory of their own, the
-        more the less the process did before. A CPU's is too coarse to show it."""
+        """Restart the measurement on a GPU: compiling and autotuning take memory that does not count."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def taken(self) -> int | None:
-        """Bytes; None where the system does not tell."""
+        """Bytes; None if the system does not report it."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._before
         peak = _kibibytes(_SELF / "status", "VmHWM")
-        return None if peak is None else max(0, peak + _of_workers() - self._before)
+        return None if peak is None else max(0, peak + _worker_memory() - self._before)
 
 
 def _kibibytes(file: Path, key: str) -> int | None:
-    """An entry of a file of /proc, in bytes."""
+    """An entry of a file in /proc, in bytes."""
     try:
         lines = file.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -59,13 +58,13 @@ def _kibibytes(file: Path, key: str) -> int | None:
 
 
 def _return_unused() -> None:
-    """Give the system what was freed before, or else it would be used again without being seen."""
+    """Return freed memory to the system; otherwise its reuse would not be measured."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _of_workers() -> int:
-    """What child processes hold of their own, without the pages that they share with this one."""
+def _worker_memory() -> int:
+    """Private memory of child processes, without pages shared with this process."""
     total = 0
     for task in _SELF.glob("task/*/children"):
         with contextlib.suppress(OSError):
@@ -75,36 +74,36 @@ def _of_workers() -> int:
 
 
 _ENOUGH = 3
-"""Repetitions of which a median can be taken, should the time be used up."""
+"""Repetitions that suffice for a median if time is up."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A contender that can be timed."""
+    """A contender that is ready to be timed."""
 
     call: Callable[[], None]
     samples: Callable[[], int]
-    """Trained on in one call; known after the first."""
+    """Samples trained on per call; known after the first call."""
     name: Callable[[], str]
-    """`loop`, `limit`, or the engine that does the work; known after the first call, too, for `auto` chooses then."""
+    """`loop`, `limit` or the engine's name; known after the first call, when `auto` has chosen."""
     close: Callable[[], None] = lambda: None
     threads: int | None = None
-    """On a CPU; none: as many as PyTorch takes by itself."""
+    """CPU threads; None: PyTorch's default."""
     notices: Sequence[str] = ()
-    """What an engine had to do differently from what was asked."""
+    """Where an engine deviated from the request."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to be timed on a case."""
+    """A contender for a case."""
 
     case: Case
     level: Level
     label: str
-    """What the user reads while it is made."""
+    """The name that users see."""
     make: Callable[[], Ready]
     asked: str = ""
-    """The engine that was asked for."""
+    """The requested engine."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,9 @@ class Patience:
 
     repetitions: int
     seconds: float
-    """At least, of each repetition of each contender."""
+    """Minimum duration of a repetition."""
     warm_up: int = 2
-    """Calls before the first that counts."""
+    """Calls before the first timed one."""
 
 
 class Stopwatch:
@@ -128,7 +127,7 @@ class Stopwatch:
         self.notices: list[str] = []
 
     def measure(self, contenders: Sequence[Contender], tell: Callable[[str], None]) -> list[Measurement]:
-        """Each contender several times, one after another, round and round; those that fail are noted."""
+        """Time the contenders in turn, several times; note those that fail."""
         try:
             with contextlib.ExitStack() as closing:
                 return self._measured(contenders, tell, closing)
@@ -138,7 +137,7 @@ class Stopwatch:
     def _measured(
         self, contenders: Sequence[Contender], tell: Callable[[str], None], closing: contextlib.ExitStack
     ) -> list[Measurement]:
-        warm = [w for contender in contenders if (w := self._warmed(contender, tell, closing))]
+        warm = [w for contender in contenders if (w := self._warm_up(contender, tell, closing))]
         times: list[list[float]] = [[] for _ in warm]
         for repetition in range(self._patience.repetitions if warm else 0):
             if repetition >= _ENOUGH and self._is_late():
@@ -148,10 +147,12 @@ class Stopwatch:
                 collected.append(self._seconds(each.ready, each.calls))
         return [each.measurement(tuple(t)) for each, t in zip(warm, times, strict=True)]
 
-    def _warmed(self, contender: Contender, tell: Callable[[str], None], closing: contextlib.ExitStack) -> _Warm | None:
-        """Made and run until what is compiled, captured or tried out is so; None if it cannot be."""
+    def _warm_up(
+        self, contender: Contender, tell: Callable[[str], None], closing: contextlib.ExitStack
+    ) -> _Warm | None:
+        """Create a contender and run it until everything is compiled and captured; None if that fails."""
         if self._is_late():
-            self.failures.append(Failure(contender.label, "left out: the time was used up"))
+            self.failures.append(Failure(contender.label, "left out: time was up"))
             return None
         tell(contender.label)
         contender.case.load()
@@ -159,12 +160,12 @@ class Stopwatch:
         try:
             ready = contender.make()
             closing.callback(ready.close)
-            with self._threads_of(ready):
+            with self._using_threads_of(ready):
                 for _ in range(self._patience.warm_up):
                     ready.call()
                 memory.begin_again()
                 once = self._seconds(ready, 1)
-        except (RuntimeError, UserError) as error:  # does not fit or compile: the others are measured all the same
+        except (RuntimeError, UserError) as error:  # does not fit or compile; the others go on
             self.failures.append(Failure.of(contender.label, error))
             self._free_memory()
             return None
@@ -173,8 +174,8 @@ class Stopwatch:
         return _Warm(contender, ready, calls, memory.taken())
 
     def _seconds(self, ready: Ready, calls: int) -> float:
-        """Of one call, on average."""
-        with self._threads_of(ready):
+        """Mean seconds per call."""
+        with self._using_threads_of(ready):
             self._wait()
             start = time.perf_counter()
             for _ in range(calls):
@@ -187,7 +188,7 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
 
     @contextlib.contextmanager
-    def _threads_of(self, ready: Ready) -> Iterator[None]:
+    def _using_threads_of(self, ready: Ready) -> Iterator[None]:
         torch.set_num_threads(ready.threads or self._threads)
         try:
             yield
@@ -210,7 +211,7 @@ class _Warm:
     contender: Contender
     ready: Ready
     calls: int
-    """In each repetition."""
+    """Calls per repetition."""
     memory: int | None
 
     def measurement(self, seconds: tuple[float, ...]) -> Measurement:

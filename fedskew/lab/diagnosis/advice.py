@@ -1,4 +1,4 @@
-"""What helped in settings like this one, by the numbers that are known; what it would reveal and cost."""
+"""Methods that helped in similar settings, and what they reveal and cost."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Evidence = tuple[KnownSetting, Score]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that was tried in near settings."""
+    """A method that was tested in similar settings."""
 
     method: str
     evidence: tuple[Evidence, ...]
 
     @property
     def rerun(self) -> bool:
-        """Whether any of it was measured by fedskew, and not only printed in a paper."""
+        """Whether fedskew measured any of it; otherwise it is only printed in papers."""
         return any(score.seeds is not None for _, score in self.evidence)
 
     @property
     def gain(self) -> float:
-        """Mean gain over FedAvg in points: each setting counts once, and where there are reruns, only they count."""
+        """Mean gain over FedAvg in points. Each setting counts once; if it has reruns, only they count."""
         by_setting: dict[KnownSetting, list[Score]] = {}
         for setting, score in self.evidence:
             by_setting.setdefault(setting, []).append(score)
@@ -63,7 +63,7 @@ def _joined(said: Sequence[str], nothing: str) -> str:
 
 
 def candidates(neighbours: Sequence[Neighbour]) -> list[Candidate]:
-    """The methods of the near settings, the largest gain first; those tried in more of them win ties of a point."""
+    """The methods of similar settings, largest gain first; within a point, more settings win."""
     found: dict[str, list[Evidence]] = {}
     for neighbour in neighbours:
         if neighbour.near:
@@ -82,7 +82,7 @@ def _known(method: str) -> bool:
 
 
 def recommended(ranked: Sequence[Candidate]) -> str:
-    """What to start with: the best candidate that was tried in half of the near settings, or plain FedAvg."""
+    """The best candidate among those tested in at least half as many settings as the most tested one, or FedAvg."""
     most = max((c.settings for c in ranked), default=0)
     tried = [c for c in ranked if 2 * c.settings >= most and c.gain > 0]
     return tried[0].method if tried else "fedavg"

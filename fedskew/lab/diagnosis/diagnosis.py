@@ -25,12 +25,12 @@ from fedskew.report.sections.section import Section
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """Everything that is said of a federation."""
+    """Everything we can say about a federation before training."""
 
     counts: LabelCounts
     neighbours: list[Neighbour]
     per_round: int | None = None
-    """Clients that take part in a round; None: all."""
+    """Clients per round; None: all."""
 
     @classmethod
     def of(cls, counts: LabelCounts, results: str | Path | None = None, per_round: int | None = None) -> Diagnosis:
@@ -51,7 +51,7 @@ class Diagnosis:
 
     @property
     def method(self) -> str:
-        """To start with."""
+        """The method to start with."""
         return recommended(self.candidates)
 
     @property
@@ -60,31 +60,30 @@ class Diagnosis:
         if beta is None:
             return "not defined for one client"
         if beta < BETAS[0] * 10:
-            return f"below {BETAS[0] * 10:g}: hardly any class is shared"
+            return f"below {BETAS[0] * 10:g}: clients share hardly any class"
         if beta > BETAS[1] / 10:
-            return f"above {BETAS[1] / 10:g}: as good as no skew"
+            return f"above {BETAS[1] / 10:g}: practically no skew"
         return f"{beta:.3g}"
 
     def words(self) -> Iterator[str]:
-        """What one would tell a colleague."""
+        """The diagnosis in sentences."""
         skew, n = self.skew, len(self.counts.clients)
         yield (
             f"{n} client{'s' if n > 1 else ''}, {skew.classes} classes, {skew.samples} samples. {_strength(skew)}: a "
-            f"client lacks {100 * skew.vacant.mean():.0f} % of the classes on average and has another "
-            f"{100 * skew.minority.mean():.0f} % in no more than an even share of its samples; effective Dirichlet β "
-            f"{self.beta}."
+            f"client lacks {100 * skew.vacant.mean():.0f} % of the classes on average and has few samples of another "
+            f"{100 * skew.minority.mean():.0f} %; the effective Dirichlet β is {self.beta}."
         )
         if skew.size_ratio > 3:
             yield f"Clients differ in size: the largest has {skew.size_ratio:.0f} times the samples of the smallest."
         missing = [name for name, c in zip(self.counts.classes, self.counts.counts.sum(axis=0), strict=True) if c == 0]
         if missing:
-            yield f"Nobody has any sample of {', '.join(missing[:5])}: no method can learn that."
+            yield f"No client has samples of {', '.join(missing[:5])}; no method can learn that."
         elif skew.class_ratio > 3:
             yield f"Classes differ overall: the largest has {skew.class_ratio:.0f} times the samples of the smallest."
         alone = self._held_by_one()
         if alone:
             more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
-            yield f"Held by a single client, hence lost whenever it is not drawn: {', '.join(alone[:5])}{more}."
+            yield f"Only one client has {', '.join(alone[:5])}{more}; rounds without that client may forget this."
         yield from self._neighbourhood()
 
     def _held_by_one(self) -> list[str]:
@@ -103,28 +102,28 @@ class Diagnosis:
 
     def _neighbourhood(self) -> Iterator[str]:
         if not self.neighbours:
-            yield "No published setting is known to compare with."
+            yield "There is no published setting to compare with."
             return
         closest = self.neighbours[0]
         if not closest.near:
             yield (
-                f"No published setting with a like share of clients in a round is near (with {self._participants}, the "
-                f"nearest, {closest.setting.label}, is {closest.distance:.2f} away; "
-                f"near is up to {NEAR}): no number of others can be relied on here. Compare methods yourself."
+                f"No published setting is similar (with {self._participants} per round, the nearest, "
+                f"{closest.setting.label}, has distance {closest.distance:.2f}; similar is up to {NEAR}): published "
+                "results do not transfer to this federation. Compare methods yourself."
             )
             return
         yield (
-            f"With {self._participants} in a round, the nearest published setting is {closest.setting.label} (distance "
-            f"{closest.distance:.2f}); settings where a much smaller or larger share takes part do not count."
+            f"With {self._participants} per round, the nearest published setting is {closest.setting.label} (distance "
+            f"{closest.distance:.2f}). Settings with a much smaller or larger share of clients per round do not count."
         )
         best = next((c for c in self.candidates if c.method == self.method), None)
         if best is None or best.gain <= 0:
-            yield "In near settings no method was better than FedAvg."
+            yield "In similar settings no method beat FedAvg."
             return
         measured = "measured by fedskew" if best.rerun else "as printed in papers, not rerun by fedskew"
         yield (
-            f"Of what was tried in most near settings, {best.method} gained most over FedAvg: {best.gain:+.1f} points "
-            f"on average of {best.settings} setting{'s' if best.settings > 1 else ''}, {measured}."
+            f"Among methods tested in most similar settings, {best.method} improved most over FedAvg: {best.gain:+.1f} "
+            f"points on average over {best.settings} setting{'s' if best.settings > 1 else ''}, {measured}."
         )
 
     # -- tables ------------------------------------------------------------------------------------------
@@ -132,14 +131,14 @@ class Diagnosis:
     def measures(self) -> Table:
         skew = self.skew
         rows: list[list[Cell]] = [
-            ["vacant classes of a client, %", number(100 * skew.vacant.mean(), 1), _range(100 * skew.vacant)],
-            ["minority classes of a client, %", number(100 * skew.minority.mean(), 1), _range(100 * skew.minority)],
+            ["vacant classes per client, %", number(100 * skew.vacant.mean(), 1), _range(100 * skew.vacant)],
+            ["minority classes per client, %", number(100 * skew.minority.mean(), 1), _range(100 * skew.minority)],
             ["KL(client ‖ all), nats", number(float(skew.divergence.mean()), 3), _range(skew.divergence)],
             ["Hellinger distance to all", number(float(skew.hellinger.mean()), 3), _range(skew.hellinger)],
             ["effective Dirichlet β", self.beta, None],
             ["client sizes, spread / mean", number(skew.size_spread, 3), f"{skew.sizes.min()} to {skew.sizes.max()}"],
             ["largest / smallest class", number(skew.class_ratio, 2) if np.isfinite(skew.class_ratio) else "∞", None],
-            ["Hellinger distance of all to even", number(skew.global_imbalance, 3), None],
+            ["Hellinger distance of all to uniform", number(skew.global_imbalance, 3), None],
         ]
         return Table("measures", "Measures of skew", ["measure", "mean", "from, to"], rows)
 
@@ -151,35 +150,35 @@ class Diagnosis:
             for k, name in enumerate(self.counts.clients)
         ]  # fmt: skip
         columns = ["client", "samples", "vacant %", "minority %", "KL", "Hellinger"]
-        return Table("clients", "Client by client", columns, rows)
+        return Table("clients", "Clients", columns, rows)
 
     def settings(self) -> Table:
         rows: list[list[Cell]] = [
-            [n.setting.label, n.distance, "near" if n.near else "far",
+            [n.setting.label, n.distance, "similar" if n.near else "far",
              ", ".join(sorted({source for s in n.setting.scores for source in s.source.split(", ")}))]
             for n in self.neighbours
         ]  # fmt: skip
         columns = ["setting", "distance", "", "numbers from"]
-        return Table("settings", "Nearest settings in which methods were compared", columns, rows)
+        return Table("settings", "Most similar published settings", columns, rows)
 
     def methods(self) -> Table:
         rows: list[list[Cell]] = [
             [c.method, number(c.gain, 1), c.settings, "yes" if c.rerun else "no", c.reveals, c.sends, c.extra_compute]
             for c in self.candidates
         ]
-        columns = ["method", "gain over FedAvg", "settings", "rerun here", "server learns of labels", "sends",
+        columns = ["method", "gain over FedAvg", "settings", "rerun here", "labels revealed", "sends",
                    "extra compute"]  # fmt: skip
-        return Table("methods", "Methods in near settings, what they reveal and cost", columns, rows)
+        return Table("methods", "Methods in similar settings, what they reveal and cost", columns, rows)
 
     def evidence(self, method: str | None = None) -> Table:
-        """Of one method, or of all."""
+        """The evidence for one method, or for all."""
         rows: list[list[Cell]] = [
             [setting.label, score.source, c.method, number(score.accuracy), number(score.baseline),
              number(score.gain), score.seeds]
             for c in self.candidates if method in (None, c.method) for setting, score in c.evidence
         ]  # fmt: skip
         columns = ["setting", "source", "method", "accuracy %", "FedAvg %", "gain", "seeds rerun"]
-        return Table("evidence", "The numbers that this rests on" + (f": {method}" if method else ""), columns, rows)
+        return Table("evidence", "The numbers behind this" + (f": {method}" if method else ""), columns, rows)
 
     def to_json(self) -> dict[str, Any]:
         tables = (self.measures(), self.clients(), self.settings(), self.methods(), self.evidence())
@@ -193,8 +192,8 @@ class Diagnosis:
 
 def _strength(skew: Skew) -> str:
     far = float(skew.hellinger.mean())
-    words = ((0.1, "No label skew to speak of"), (0.3, "Mild label skew"), (0.6, "Strong label skew"))
-    return next((said for limit, said in words if far < limit), "Extreme label skew")
+    words = ((0.1, "Hardly any label skew"), (0.3, "Mild label skew"), (0.6, "Strong label skew"))
+    return next((text for limit, text in words if far < limit), "Extreme label skew")
 
 
 def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
@@ -202,8 +201,8 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
 
 
 START = (
-    "For your own data. fedskew diagnose COUNTS --save start.yaml writes it to a file; without --data, with a dataset "
-    "of as many classes as a stand-in."
+    "For your data. fedskew diagnose COUNTS --save start.yaml writes it to a file; without --data, it uses a built-in "
+    "dataset with as many classes as a stand-in."
 )
 
 
@@ -219,7 +218,7 @@ def diagnosis_document(found: Diagnosis, title: str, config: str) -> Document:
                 figures=[Figure("map", "Samples by client and class", [chart], wide=True),
                          Figure("kinds", "Classes of each client that are majority, minority, vacant", [bars])]),
         Section("measures", "Measures of skew", tables=[found.measures(), found.clients()]),
-        Section("settings", "Near settings", tables=[found.settings()]),
+        Section("settings", "Similar settings", tables=[found.settings()]),
         Section("methods", "What helped there", tables=[found.methods(), found.evidence()]),
         Section("start", "A configuration to start from", [START], listing=config),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Settings in which methods were compared: those of the papers, and those of the reruns in `results/`."""
+"""Settings in which methods were compared: those of the papers and of the reruns in `results/`."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from fedskew.metrics.summary import mean_std
 from fedskew.results.naming import flat
 
 ACCURACIES = ("best", "last-50 accuracy")
-"""The metrics of tables that say how good a model is overall."""
+"""Metrics that measure the overall accuracy of a model."""
 NEAR = 0.1
-"""Settings up to this far apart count as near: on average their measures differ by ten points."""
-LIKE_PARTICIPATION = 2.0
-"""Shares of the clients in a round that differ by up to this factor are alike. What helps where few take part may harm
-where all do (RESULTS.md, the map), so that other settings tell nothing."""
+"""Settings up to this distance count as similar: their measures differ by ten points on average."""
+SIMILAR_PARTICIPATION = 2.0
+"""Shares of clients per round that differ by up to this factor are similar. A method that helps with few clients per
+round may harm with all of them (RESULTS.md, the map), so other settings do not count."""
 SEEDS = (0, 1)
-"""Splits of a setting over which its measures are averaged."""
+"""Seeds of the splits over which a setting's measures are averaged."""
 SAMPLES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000,
             "cinic10": 90_000, "ag_news": 120_000, "digits": 1_437, "20newsgroups": 11_314}  # fmt: skip
-"""Training samples of the datasets that settings may be of."""
+"""Training samples per dataset."""
 STRENGTHS = ("beta", "shards", "labels_per_client")
 DRAWN = 50_000
-"""Labels, equally many of each class, on which a known split is drawn to measure it; shares hardly depend on it."""
+"""Number of labels, uniform over classes, on which a known split is drawn to measure it."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a method attained in a setting, in percent."""
+    """A method's accuracy in a setting, in percent."""
 
     method: str
-    """As fedskew calls it."""
+    """fedskew's name of it."""
     accuracy: float
     baseline: float
-    """FedAvg's, by the same source."""
+    """FedAvg's accuracy in the same source."""
     source: str
     seeds: int | None = None
-    """Of a rerun; papers are quoted."""
+    """Number of seeds of a rerun; None for papers."""
 
     @property
     def gain(self) -> float:
@@ -59,7 +59,7 @@ class Score:
 
 @dataclass(frozen=True)
 class KnownSetting:
-    """A split of a dataset over clients, and what is known of methods there."""
+    """A split of a dataset over clients, with the scores of methods."""
 
     dataset: str
     rule: str
@@ -71,7 +71,7 @@ class KnownSetting:
     @property
     def label(self) -> str:
         strength = " ".join(f"{value}" if name in STRENGTHS else f"{name}={value}" for name, value in self.params)
-        part = f", {self.per_round} a round" if self.per_round and self.per_round < self.clients else ""
+        part = f", {self.per_round} per round" if self.per_round and self.per_round < self.clients else ""
         return f"{self.dataset}, {self.rule}{' ' + strength if strength else ''}, {self.clients} clients{part}"
 
     @property
@@ -80,7 +80,7 @@ class KnownSetting:
 
     @property
     def participation(self) -> float:
-        """The share of the clients that take part in a round."""
+        """The share of clients per round."""
         return min(self.per_round or self.clients, self.clients) / self.clients
 
     def place(self) -> Floats:
@@ -99,7 +99,7 @@ def _place(rule: str, params: tuple[tuple[str, Any], ...], clients: int, classes
 
 
 def known_settings(results: str | Path | None = None) -> list[KnownSetting]:
-    """All that the papers print, and all that a folder of results holds."""
+    """All settings in the papers and in a folder of results."""
     settings: dict[KnownSetting, KnownSetting] = {}
     for setting, score in (*_printed(), *_rerun(results)):
         _add(settings.setdefault(setting, setting).scores, score)
@@ -107,7 +107,7 @@ def known_settings(results: str | Path | None = None) -> list[KnownSetting]:
 
 
 def _add(scores: list[Score], score: Score) -> None:
-    """One number printed in several tables is one number."""
+    """Add a score; a number printed in several tables counts once."""
     for i, known in enumerate(scores):
         if replace(known, source=score.source) == score:
             sources = dict.fromkeys((*known.source.split(", "), score.source))
@@ -155,23 +155,23 @@ def _setting(dataset: str, values: Mapping[str, Any]) -> KnownSetting | None:
 
 
 def _distinctive(rule: str, params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The strength of a split, and what else is not as usual: a paper's setting and its rerun are one."""
+    """The strength of a split and its non-default parameters, so that a paper's setting equals its rerun."""
     usual = {spec.name: spec.default for spec in fields(PARTITIONS[rule])} if rule in PARTITIONS else {}
     kept = {name: v for name, v in params.items() if name in STRENGTHS or name not in usual or usual[name] != v}
     return tuple(sorted(kept.items()))
 
 
 Runs = dict[int, float]
-"""Accuracy after the last round, in percent, by seed."""
+"""Final accuracy in percent, by seed."""
 
 
 def _rerun(results: str | Path | None) -> Iterator[tuple[KnownSetting, Score]]:
-    """Runs that are alike but for method and seed, each method on the seeds that it shares with FedAvg."""
+    """Scores from runs that differ only in method and seed, over the seeds that a method shares with FedAvg."""
     groups: dict[tuple[KnownSetting, str], dict[str, dict[str, Runs]]] = {}
     about: dict[tuple[KnownSetting, str], str] = {}
     for record in read_folder(results) if results is not None else ():
         config = record.config
-        setting = _setting_of(config)
+        setting = _config_setting(config)
         if setting is None or not record.finished:
             continue
         values = flat(config)
@@ -190,7 +190,7 @@ def _rerun(results: str | Path | None) -> Iterator[tuple[KnownSetting, Score]]:
                 yield alike[0], Score(method, mean, base, about[alike], len(seeds))
 
 
-def _setting_of(config: Config) -> KnownSetting | None:
+def _config_setting(config: Config) -> KnownSetting | None:
     split = config.partition
     if config.data not in SAMPLES or split.clients is None:
         return None
@@ -199,17 +199,17 @@ def _setting_of(config: Config) -> KnownSetting | None:
 
 
 def _usual(variants: Mapping[str, Runs]) -> Runs:
-    """Of a method's variants, such as those of an ablation, the one that was run most often, then the first."""
+    """The runs of a method's most frequent variant; ablations have several."""
     return max(variants.values(), key=len, default={})
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A known setting and how far it is."""
+    """A known setting and its distance."""
 
     setting: KnownSetting
     distance: float
-    """To a hundredth: the drawn splits of a setting differ by more."""
+    """Rounded to two digits; the splits of one setting differ by more."""
 
     @property
     def near(self) -> bool:
@@ -219,16 +219,18 @@ class Neighbour:
 def nearest(
     skew: Skew, settings: Iterable[KnownSetting], participation: float | None = None, most: int = 5
 ) -> list[Neighbour]:
-    """By the measures of skew; among equals, the ones with a similar number of clients and classes first. With a
-    `participation`, settings with a like share of the clients in a round alone."""
+    """The most similar settings by skew; ties go to similar numbers of clients and classes.
+
+    With `participation`, only settings with a similar share of clients per round count.
+    """
     place = skew.place()
     found = []
     for setting in settings:
-        if participation is not None and not _alike(setting.participation, participation):
+        if participation is not None and not _is_similar(setting.participation, participation):
             continue
         try:
             found.append(Neighbour(setting, round(distance(place, setting.place()), 2)))
-        except UserError:  # a split that cannot be drawn any more
+        except UserError:  # the split cannot be drawn
             continue
 
     def order(one: Neighbour) -> tuple[float, float]:
@@ -238,5 +240,5 @@ def nearest(
     return sorted(found, key=order)[:most]
 
 
-def _alike(one: float, other: float) -> bool:
-    return max(one, other) <= LIKE_PARTICIPATION * min(one, other)
+def _is_similar(one: float, other: float) -> bool:
+    return max(one, other) <= SIMILAR_PARTICIPATION * min(one, other)

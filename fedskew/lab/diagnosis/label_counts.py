@@ -1,4 +1,4 @@
-"""Who has how many samples of which class: from a CSV file, from a folder of histograms, or from a federation."""
+"""Label counts per client: from a CSV file, a folder of histograms, or a federation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedskew.data.partitions.rule import IntArray
 from fedskew.errors import UserError
 
 _NAMES = ("", "client", "clients", "site", "sites", "name", "id")
-"""What the first column is called where it names the clients."""
+"""Headings of a first column that names the clients."""
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?")
 FORMS = "expected a CSV file (a row per client, a column per class) or a folder with one histogram per client"
 
@@ -30,22 +30,22 @@ class LabelCounts:
 
     def __post_init__(self) -> None:
         if self.counts.shape[1] < 2:
-            raise UserError(f"counts of {self.counts.shape[1]} classes; expected two or more, a column for each")
+            raise UserError(f"counts of {self.counts.shape[1]} class; expected two or more, one column per class")
         for what, names in (("clients", self.clients), ("classes", self.classes)):
             if twice := [name for name in names if names.count(name) > 1]:
-                raise UserError(f"two {what} called {twice[0]!r}; expected a name for each")
+                raise UserError(f"two {what} are called {twice[0]!r}; expected distinct names")
         for name, row in zip(self.clients, self.counts, strict=True):
             if row.sum() == 0:
                 raise UserError(f"client {name!r} has no samples; expected at least 1")
 
 
-def of_federation(federation: Federation) -> LabelCounts:
+def federation_counts(federation: Federation) -> LabelCounts:
     names = tuple(str(k) for k in range(federation.clients))
     return LabelCounts(names, federation.dataset.classes, federation.label_counts)
 
 
 def read_counts(path: str | Path) -> LabelCounts:
-    """A file or a folder."""
+    """Read label counts from a file or a folder."""
     place = Path(path)
     if place.is_dir():
         return _read_folder(place)
@@ -93,18 +93,18 @@ def _is_count(cell: str) -> bool:
 
 
 def _is_name(cell: str) -> bool:
-    """Not -3, 1.5 or an empty cell: these are counts that are wrong, and to be told."""
+    """Whether a cell is a name. -3, 1.5 and empty cells are not names but wrong counts, which are reported."""
     return cell != "" and _NUMBER.fullmatch(cell) is None
 
 
 def _is_header(row: list[str]) -> bool:
-    """Names of classes, which may be numbers: after a heading of the clients, or 0, 1, 2 … in order."""
+    """Whether a row names the classes. Numbers count as names after a heading of the clients, or as 0, 1, 2 …"""
     numbered = len(row) > 2 and row == [str(c) for c in range(len(row))]
     return row[0].lower() in _NAMES or any(map(_is_name, row[1:])) or numbered
 
 
 def _is_numbering(names: list[str]) -> bool:
-    """0, 1, 2 … or 1, 2, 3 …: of two or more clients, that is no column of counts."""
+    """Whether a column is 0, 1, 2 … or 1, 2, 3 …, which numbers clients and does not count samples."""
     numbers = [str(i) for i in range(len(names) + 1)]
     return len(names) > 1 and names in (numbers[:-1], numbers[1:])
 
@@ -118,20 +118,20 @@ def _count(cell: str, path: Path, row: int, column: int) -> int:
 
 
 def _read_folder(folder: Path) -> LabelCounts:
-    """`NAME.csv` with a class and its count in each row, or `NAME.json` with an object of them, for each client."""
+    """Read `NAME.csv` (a class and its count per row) or `NAME.json` (an object of counts) for each client."""
     files = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".csv", ".json"))
     if not files:
         raise UserError(f"{folder} has no .csv or .json file; expected one histogram per client")
     histograms = {path.stem: _histogram(path) for path in files}
     if len(histograms) < len(files):
-        raise UserError(f"{folder}: two histograms of one client; expected one file per client")
+        raise UserError(f"{folder}: two histograms for one client; expected one file per client")
     classes = sorted({name for histogram in histograms.values() for name in histogram}, key=_by_number)
     counts = [[histogram.get(name, 0) for name in classes] for histogram in histograms.values()]
     return LabelCounts(tuple(histograms), tuple(classes), np.array(counts, np.int64))
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:
-    """10 after 9."""
+    """Sort 10 after 9."""
     return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
 
 

@@ -1,4 +1,4 @@
-"""Measures of label skew, all functions of clients × classes counts."""
+"""Measures of label skew, computed from clients × classes counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedskew.data.partitions.rule import IntArray
 
 Floats = npt.NDArray[np.float64]
 BETAS = (1e-4, 1e4)
-"""Between which the effective β is looked for; at the ends it says no more than that."""
+"""Search range of the effective β."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +47,16 @@ class Skew:
         """The label distribution of all samples together."""
         return np.asarray(self.counts.sum(axis=0) / self.samples, np.float64)
 
-    # -- client by client --------------------------------------------------------------------------------
+    # -- per client ------ --------------------------------------------------------------------------------
 
     @cached_property
     def vacant(self) -> Floats:
-        """Share of the classes that a client has none of; classes that nobody has do not count."""
+        """Share of classes that a client lacks; classes that no client has do not count."""
         return np.asarray((self._held == 0).mean(axis=1), np.float64)
 
     @cached_property
     def minority(self) -> Floats:
-        """Share of the classes that it has, but no more of than an even share of its samples."""
+        """Share of classes of which a client has few samples: at most an even share."""
         few = (self._held > 0) & (self._held * self.classes <= self.sizes[:, None])
         return np.asarray(few.mean(axis=1), np.float64)
 
@@ -76,15 +76,14 @@ class Skew:
         affinity = np.sqrt(self.shares * self.overall).sum(axis=1)
         return np.asarray(np.sqrt(np.clip(1 - affinity, 0, None)), np.float64)
 
-    # -- of the whole ------------------------------------------------------------------------------------
+    # -- overall ----------------------------------------------------------------------------------------
 
     @cached_property
     def beta(self) -> float | None:
-        """The β of the Dirichlet split that makes such counts most likely; None for a single client.
+        """The β of the Dirichlet split that makes these counts most likely; None for a single client.
 
-        Class by class the counts over the clients are taken for a Dirichlet-multinomial draw with parameter β for every
-        client, which is how the split `dirichlet` divides a class. Its cap on large clients and its smallest size
-        pull the estimate a little away from the β that was drawn with.
+        The counts of each class are modelled as a Dirichlet-multinomial draw over the clients with parameter β, as
+        the split `dirichlet` divides a class. That split's limits on client sizes bias the estimate a little.
         """
         if self.clients < 2:
             return None
@@ -114,18 +113,18 @@ class Skew:
 
     @property
     def class_ratio(self) -> float:
-        """Largest over smallest class, all clients together; infinite if nobody has some class."""
+        """Largest over smallest class, over all clients; infinite if some class has no samples."""
         smallest = self.overall.min()
         return float(self.overall.max() / smallest) if smallest > 0 else float("inf")
 
     @property
     def global_imbalance(self) -> float:
-        """Hellinger distance of all samples together to equally many of each class."""
+        """Hellinger distance between all samples and a uniform label distribution."""
         return float(np.sqrt(max(0.0, 1 - np.sqrt(self.overall / self.classes).sum())))
 
     def place(self) -> Floats:
-        """What settings are compared by, each from 0 to about 1: how many classes clients lack and hardly have, how far
-        they are from the whole, how unequal in size, how unequal the classes are overall."""
+        """The coordinates by which settings are compared, each from 0 to about 1: vacant and minority classes, distance
+        of clients from all samples, inequality of client sizes, inequality of classes."""
         return np.array(
             [
                 self.vacant.mean(),

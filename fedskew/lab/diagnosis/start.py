@@ -1,4 +1,4 @@
-"""A configuration to start from: the user's own split where there are data, else a stand-in of the same shape."""
+"""A configuration to start from: the user's data and split, or a stand-in dataset with the same label counts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PREFERRED = ("digits", "fashion-mnist", "cifar10", "ag_news", "20newsgroups", "c
 
 
 def usual_per_round(clients: int) -> int | None:
-    """All clients of a small federation take part, ten of a large one."""
+    """Clients per round: all (None) in a small federation, ten in a large one."""
     return None if clients <= 2 * MOST_PER_ROUND else MOST_PER_ROUND
 
 
 def starting_config(method: str, per_round: int | None, given: Config | None, counts_path: Path | None) -> Config:
-    """With so many clients a round, or all; everything else is a default."""
+    """The configuration with this method, clients per round (None: all), and the label counts in a file."""
     config = with_values(given or Config(), {"method": method, "clients_per_round": per_round})
     if counts_path is None:
         return config
@@ -36,13 +36,13 @@ def starting_config(method: str, per_round: int | None, given: Config | None, co
 
 
 def stand_in(classes: int) -> str | None:
-    """A dataset with so many classes, on which to rehearse."""
+    """A dataset with that many classes, to rehearse on."""
     return next((name for name in PREFERRED if DATASETS[name].classes == classes), None)
 
 
 def scaled(counts: IntArray, dataset: str) -> IntArray:
-    """The counts as far as the dataset has samples, all in one proportion; who has a class keeps at least one."""
-    have = SAMPLES[dataset] // DATASETS[dataset].classes * 0.9  # classes are not quite equal
+    """Scale the counts down to the dataset's size; every nonzero count stays at least 1."""
+    have = SAMPLES[dataset] // DATASETS[dataset].classes * 0.9  # classes differ a little in size
     factor = min(1.0, have / counts.sum(axis=0).max())
     return np.where(counts > 0, np.maximum(1, np.floor(counts * factor)), 0).astype(np.int64)
 
@@ -50,7 +50,7 @@ def scaled(counts: IntArray, dataset: str) -> IntArray:
 def save_start(
     target: Path, method: str, per_round: int | None, counts: LabelCounts, given: Config | None, split: bool
 ) -> Config:
-    """Write the configuration; beside it the counts, unless they are those of a `split` that `given` describes."""
+    """Write the configuration and, unless `given` describes the `split`, the counts beside it."""
     if target.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"cannot write a configuration to {str(target)!r}; expected a file that ends in .yaml")
     path = None if split else target.with_suffix(".csv")
@@ -59,7 +59,7 @@ def save_start(
         dataset = stand_in(len(counts.classes))
         if dataset is None:
             raise UserError(
-                f"no dataset at hand has {len(counts.classes)} classes to rehearse on; give your own with --data PATH"
+                f"no built-in dataset has {len(counts.classes)} classes to rehearse on; add your own with --data PATH"
             )
         header, table = [], scaled(counts.counts, dataset)
         config = with_values(Config(), {"data": dataset})

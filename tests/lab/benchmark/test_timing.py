@@ -96,8 +96,8 @@ def test_the_rows_with_a_target_come_first() -> None:
         "steps of fedavg on mobilenetv2, 10 clients",
         "steps of fedavg on cnn, 100 clients",
     ]
-    assert titles.index("rounds of cnn, 10 clients, bf16") < titles.index("rounds against the federation's size")
-    assert titles.index("rounds against the participants") < titles.index("rounds of cnn, 10 clients, float32")
+    assert titles.index("rounds of cnn, 10 clients, bf16") < titles.index("rounds by federation size")
+    assert titles.index("rounds by number of participants") < titles.index("rounds of cnn, 10 clients, float32")
     assert len(titles) == len(set(titles))
 
 
@@ -119,7 +119,7 @@ def test_every_group_compares_with_the_loop(device: str) -> None:
     for plan in (usual(device), quick(device)):
         for group in groups(plan):
             labels = [c.label for c in group.contenders]
-            assert any(label.startswith("loop") for label in labels) or group.title.startswith("rounds against")
+            assert any(label.startswith("loop") for label in labels) or group.title.startswith("rounds by")
             if group.title.startswith("steps of fedavg"):
                 assert any(label.startswith("limit") for label in labels)
 

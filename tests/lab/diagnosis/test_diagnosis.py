@@ -69,7 +69,7 @@ def test_nothing_near_is_said() -> None:
     found = Diagnosis.of(table)
     text = " ".join(found.words())
     assert "No published setting" in text
-    assert "is near" in text
+    assert "is similar" in text
     assert found.candidates == []
     assert found.method == "fedavg"
 
@@ -77,8 +77,8 @@ def test_nothing_near_is_said() -> None:
 def test_what_only_one_client_has_and_nobody_has_is_named() -> None:
     table = LabelCounts(("a", "b"), ("x", "y", "z"), np.array([[10, 5, 0], [10, 0, 0]]))
     text = " ".join(Diagnosis(table, []).words())
-    assert "Nobody has any sample of z" in text
-    assert "Held by a single client, hence lost whenever it is not drawn: y." in text
+    assert "No client has samples of z" in text
+    assert "Only one client has y; rounds without that client may forget this." in text
 
 
 def test_the_ends_of_beta_are_words() -> None:
@@ -193,7 +193,7 @@ def test_no_stand_in_is_said_after_the_diagnosis(
     assert main(["diagnose", "sites.csv", "--save", "start.yaml"]) == 2
     told = capsys.readouterr()
     assert "Measures of skew" in told.out
-    assert "no dataset at hand has 3 classes" in told.err
+    assert "no built-in dataset has 3 classes" in told.err
 
 
 def test_neighbours_come_by_distance_and_among_equals_by_likeness(known: list[KnownSetting]) -> None:

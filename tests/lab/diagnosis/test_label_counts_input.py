@@ -61,8 +61,8 @@ def test_histograms_of_a_folder_are_put_together(tmp_path: Path) -> None:
         ("a,b\n1,2\n0,0\n", "client '1' has no samples"),
         ("client,a\n0,1\n", "expected two or more"),
         ("", "is empty"),
-        ("client,a,a\nx,1,2\n", "two classes called 'a'"),
-        ("client,a,b\nx,1,2\nx,3,4\n", "two clients called 'x'"),
+        ("client,a,a\nx,1,2\n", "two classes are called 'a'"),
+        ("client,a,b\nx,1,2\nx,3,4\n", "two clients are called 'x'"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, error: str, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_no_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
 def test_two_histograms_of_one_client_are_refused(tmp_path: Path) -> None:
     written(tmp_path / "a.csv", "x,1\ny,2\n")
     written(tmp_path / "a.json", '{"x": 1, "y": 2}')
-    with pytest.raises(UserError, match="two histograms of one client"):
+    with pytest.raises(UserError, match="two histograms for one client"):
         read_counts(tmp_path)
 
 
