@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
 import subprocess
@@ -135,3 +136,13 @@ def test_the_picture_shows_every_package_and_the_modules_of_a_round() -> None:
         assert (PACKAGE / module).is_file(), step
     drawn = drawing["PICTURE"].read_text(encoding="utf-8")
     assert drawn == drawing["picture"](), "python tools/draw_architecture.py draws it anew"
+
+
+def test_a_run_and_a_round_enter_few_modules() -> None:
+    """What a reader must open to follow them; lower the numbers when modules are joined."""
+    tool = [sys.executable, str(REPOSITORY / "tools" / "modules_entered.py"), "--json"]
+    done = subprocess.run(tool, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    entered = {name: account["modules"] for name, account in json.loads(done.stdout).items()}
+    assert 10 < entered["fs.run, round 2"] <= 53
+    assert 30 < entered["fedskew run"] <= 90
