@@ -73,8 +73,8 @@ class Dataset:
         if len(self.classes) < 2:
             only = f"one class ({self.classes[0]})" if self.classes else "no class"
             raise UserError(
-                f"dataset {self.name!r} has {only}; expected at least 2 classes: where the data lack some, name all of "
-                "them by the option 'classes', such as classes: [ill, well]"
+                f"dataset {self.name!r} has {only}; expected at least 2 classes; if the data lack some, name all "
+                "classes with the option 'classes', for example classes: [ill, well]"
             )
         for part, samples in (("train", self.train), ("test", self.test)):
             check_samples(samples, len(self.classes), f"{self.name} {part}")

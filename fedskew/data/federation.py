@@ -83,16 +83,16 @@ class Federation:
         return len(self.dataset.train) - int(self.sizes.sum())
 
     def vacant(self, client: int) -> tuple[int, ...]:
-        """Classes of which the client has no sample."""
+        """Classes that the client has no samples of."""
         return _where(self.label_counts[client] == 0)
 
     def minority(self, client: int) -> tuple[int, ...]:
-        """Classes of which the client has some samples, but no more than an even share."""
+        """Classes that the client has some samples of, but no more than an even share."""
         counts = self.label_counts[client]
         return _where((counts > 0) & (counts * self.classes <= counts.sum()))
 
     def majority(self, client: int) -> tuple[int, ...]:
-        """Classes of which the client has more than an even share (the rule in FedLMD's code)."""
+        """Classes that the client has more than an even share of (the rule in FedLMD's code)."""
         counts = self.label_counts[client]
         return _where(counts * self.classes > counts.sum())
 

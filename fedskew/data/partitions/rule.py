@@ -87,7 +87,7 @@ class Partition(ABC):
     def _check(self, parts: list[IntArray], samples: int) -> None:
         given = np.concatenate(parts) if parts else np.empty(0, np.int64)
         if len(given) and (given.min() < 0 or given.max() >= samples):
-            raise self.refuse(f"an index lies outside 0 to {samples - 1}")
+            raise self.refuse(f"an index is outside 0 to {samples - 1}")
         times = np.bincount(given, minlength=samples)
         if (times > 1).any():
             raise self.refuse(f"sample {int(np.argmax(times > 1))} goes to more than one client")
