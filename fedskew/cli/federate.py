@@ -110,7 +110,7 @@ def _init(
     from fedskew.experiment.config import assigned
     from fedskew.flower.app_folder import write_app
     from fedskew.flower.contract import Contract
-    from fedskew.flower.disclosure import noise_warning
+    from fedskew.flower.disclosure import settings_warnings
     from fedskew.flower.planning import described_contract, resolved, settings_of
 
     config, names = settings.config(), split_names(sites)
@@ -123,7 +123,7 @@ def _init(
     own = settings_of(names, assigned(federation or ()))
     whole = resolved(config, contract, names)
     path = write_app(folder, own, contract, whole)
-    if warning := noise_warning(own, contract, whole):
+    for warning in settings_warnings(own, contract, whole):
         notice(f"warning: {warning}")
     stdout().print(f"{path}: a Flower app for {', '.join(names)}", soft_wrap=True, markup=False)
     notice(f"instructions for operators: {path / 'README.md'}; all settings: {path / 'pyproject.toml'}")
@@ -146,7 +146,7 @@ def _up(
     """
     from fedskew.cli.terminal import notice, print_json, stdout
     from fedskew.experiment.config import assigned, with_values
-    from fedskew.flower.disclosure import noise_warning
+    from fedskew.flower.disclosure import settings_warnings
     from fedskew.flower.planning import read_app
     from fedskew.flower.trial import plan_trial, run_folder
 
@@ -156,7 +156,7 @@ def _up(
 
     config = with_values(settings.config(), {"partition.clients": sites})
     trial = plan_trial(Path(folder), config, assigned(federation or ()))
-    if warning := noise_warning(*read_app(trial.app)):
+    for warning in settings_warnings(*read_app(trial.app)):
         show(f"warning: {warning}")
     run = run_folder(trial)
     if run.finished:
@@ -230,7 +230,7 @@ def _show_data(name: str, held: Federation) -> None:
 
 def _check(app: str, site: SiteConfig, held: Federation) -> None:
     from fedskew.cli.terminal import notice, stdout
-    from fedskew.flower.disclosure import disclosures, noise_warning
+    from fedskew.flower.disclosure import disclosures, settings_warnings
     from fedskew.flower.planning import read_app
     from fedskew.flower.site_policy import DETAILS
 
@@ -244,7 +244,7 @@ def _check(app: str, site: SiteConfig, held: Federation) -> None:
         stdout().print(line, soft_wrap=True, markup=False)
     if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):
         notice(f"this site allows metrics: {site.metrics}, so the results of its tests will be left out")
-    if warning := noise_warning(settings, contract, config):
+    for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
 
 

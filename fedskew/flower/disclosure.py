@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import model_inputs
 from fedskew.flower.contract import Contract
 from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
 from fedskew.flower.settings import FederationSettings
+from fedskew.methods import make_method
 from fedskew.methods.catalogue import find
+from fedskew.methods.robust import TrimmedMean
 from fedskew.models import make_model, parameter_count
 
 TESTS = {
@@ -45,6 +49,24 @@ def describe_privacy(settings: FederationSettings, rounds: int) -> str:
         return "no noise is added; model updates can reveal something about the training data"
     reached = epsilon(rounds, settings.noise, settings.delta, SENSITIVITY[settings.privacy])
     return f"{settings.privacy}, ε = {reached:.3g} at δ = {settings.delta:g} after {rounds} rounds, {NEIGHBOURS}"
+
+
+def settings_warnings(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
+    """What an operator should know before a run begins."""
+    found = (noise_warning(settings, contract, config), trimming_warning(settings, config))
+    return [warning for warning in found if warning is not None]
+
+
+def trimming_warning(settings: FederationSettings, config: Config) -> str | None:
+    """A warning if a trimmed mean trims nobody."""
+    server = make_method(config.method, config.method_params).server
+    sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
+    if not isinstance(server, TrimmedMean) or server.trim == 0 or int(server.trim * sites + 1e-9) > 0:
+        return None
+    return (
+        f"trimmed-mean with trim = {server.trim:g} leaves out none of {sites} updates, so it is a plain mean; expected "
+        + (f"trim of at least {math.ceil(100 / sites) / 100:g}, or median" if sites > 2 else "median")
+    )
 
 
 def noise_warning(settings: FederationSettings, contract: Contract, config: Config) -> str | None:

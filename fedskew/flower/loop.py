@@ -97,10 +97,10 @@ class FederatedRounds:
                 requested = self._request(self._server.plan(stage, state))
             plan, found = requested.plan, self._training.check(requested.plan, requested.answers)
             enough = min(self._settings.least, len(plan.clients))
-            if len(found.updates) >= enough:
+            if found.finite >= enough:
                 return TrainedRound(plan, self._training.result(plan, found.updates), found.failures)
             number = plan.work.key.round + 1
-            self._sites.say(f"round {number}: {len(found.updates)} of {enough} updates needed came; attempt {attempt}")
+            self._sites.say(f"round {number}: {found.finite} of {enough} updates needed came; attempt {attempt}")
             requested = None
         raise UserError(
             f"round {number} failed {self._settings.attempts} times for want of good updates; the run can be started "

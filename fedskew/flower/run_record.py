@@ -90,7 +90,7 @@ def _terms(settings: FederationSettings, contract: Contract) -> dict[str, Any]:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    pairs = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
+    pairs = {key: (value, now.get(key)) for key, value in sorted(before.items())}  # older versions lack newer keys
     return [f"{key} = {json.dumps(old)}, not {json.dumps(new)}" for key, (old, new) in pairs.items() if old != new]
 
 

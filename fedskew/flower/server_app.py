@@ -25,6 +25,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.atomic import replace_file
 from fedskew.flower.contract import Contract
+from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.loop import FederatedRounds
 from fedskew.flower.remote_federation import RemoteFederation
@@ -79,13 +80,15 @@ def run_federation(grid: Grid, context: Context) -> Result:
     prepared = prepare(config, nobody)
     refuse_unfit(prepared.method, prepared.config)
     terms = {"contract": contract.to_json(), "config": _without_paths(prepared)}
-    sites = Sites(grid, settings.sites, terms, say)
+    sites = Sites(grid, settings.sites, terms, say, settings.most_samples)
     federation = RemoteFederation(dataset, sites, config.seed)
     prepared = replace(prepared, federation=federation)
     server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings)
     kept_rounds = 2 * config.checkpoint_every
     training = SiteTraining(sites, settings, config_hash(prepared.config), kept_rounds, record.release)
     rounds = FederatedRounds(server, training, sites, settings, record)
+    for warning in settings_warnings(settings, contract, prepared.config):
+        say(f"warning: {warning}")
     sites.await_some(settings.begin_with or settings.least)
     return run_prepared(prepared, folder, [_Beginning(record), Log()], server, rounds.run)
 

@@ -68,6 +68,10 @@ class FederationSettings:
         choice("class", "total", "none"),
         "what a site reports of its tests: results by class, which reveal label counts, the total, or nothing",
     )
+    largest_update: float = _option(
+        30.0, real(above=1), "an update counts only if its norm is at most so many times the median of its round"
+    )
+    most_samples: int = _option(1_000_000, integer(1), "training samples that a site may claim to have")
     share_loss: bool = _option(True, flag, "whether sites tell their training loss")
     test_data: str | None = _option(
         None, optional(_data), "the server's test data, for evaluation = server: a name, a path, or {name: …}"

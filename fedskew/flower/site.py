@@ -30,7 +30,7 @@ from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_policy import require_agreed_tests, require_declared, require_known_code
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.tensors import from_bytes, to_bytes
-from fedskew.flower.wire import Facts
+from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
 from fedskew.models import make_model
 from fedskew.models.concatenation import concatenate
@@ -100,7 +100,12 @@ class Site:
         if result.states:
             own = {name: t[0].cpu() for name, t in result.states.items()}
             states.write(stage.model, model_round + 1, own, facts["oldest"])
-        told: Facts = {"round": model_round, "visits": int(result.visits[0]), "finite": bool(np.isfinite(loss))}
+        told: Facts = {
+            "round": model_round,
+            "start": digest(payload),
+            "visits": int(result.visits[0]),
+            "finite": bool(np.isfinite(loss)),
+        }
         if facts["share_loss"] and told["finite"]:
             told["loss"] = loss
         if tested is not None:

@@ -12,8 +12,8 @@ from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Failure, Reply, Sites, good
 from fedskew.flower.tensors import to_bytes
-from fedskew.flower.updates import VERSION, Update, checked, result_of, strangers
-from fedskew.flower.wire import Facts, Garbled
+from fedskew.flower.updates import VERSION, Update, checked, oversized, result_of, strangers
+from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack
 
 Answers = Mapping[int, Reply | Failure]
@@ -25,6 +25,11 @@ class SiteUpdates:
 
     updates: dict[int, Update]
     failures: dict[int, str]
+
+    @property
+    def finite(self) -> int:
+        """Number of updates that the next model can be made from."""
+        return sum(bool(update.tensors) for update in self.updates.values())
 
 
 class SiteTraining:
@@ -42,6 +47,9 @@ class SiteTraining:
         states of those. `count_release` is called before each release of private updates."""
         self._sites, self._settings = sites, settings
         self._run, self._kept_rounds, self._count_release = run, kept_rounds, count_release
+        self._usual_norms: dict[str, float] = {}
+        self._replies: dict[tuple[int, str], str] = {}
+        """Digests of the updates so far, by client, with the digest of the model that each started from."""
 
     def request(self, plan: RoundPlan, question: Facts | None = None) -> tuple[Answers, dict[int, Reply]]:
         """Have a round trained. With a `question`, all sites test the model that the round starts from as well.
@@ -59,7 +67,18 @@ class SiteTraining:
         answers = self._sites.ask("train", drawn | others, payload, self._settings.round_timeout, _name(plan))
         tests = {c: reply.facts.get("tests") if c in drawn else reply.facts for c, reply in good(answers)}
         replies = {client: Reply(facts, b"") for client, facts in tests.items() if isinstance(facts, dict)}
-        return {client: answers[client] for client in drawn}, replies
+        start = digest(payload)
+        return {client: self._bound(client, answers[client], start) for client in drawn}, replies
+
+    def _bound(self, client: int, answer: Reply | Failure, start: str) -> Reply | Failure:
+        """The answer, if it was trained from the model that was sent; an update of an earlier round is refused."""
+        if isinstance(answer, Failure) or not answer.payload:
+            return answer
+        if answer.facts.get("start") != start:
+            return Failure("it was trained from another model than the one that was sent")
+        if self._replies.setdefault((client, digest(answer.payload)), start) != start:
+            return Failure("it is the update of an earlier round again")
+        return answer
 
     def check(self, plan: RoundPlan, answers: Answers) -> SiteUpdates:
         """The updates that can be used. Each one that is left out is logged with the reason."""
@@ -73,6 +92,11 @@ class SiteTraining:
         for client in strangers(updates):
             del updates[client]
             failures[client] = "what it sends beside the model has another form than the others'"
+        found = oversized(updates, plan.work, self._settings.largest_update, self._usual_norms)
+        for client, reason in found.left_out.items():
+            del updates[client]
+            failures[client] = reason
+        self._usual_norms = found.medians
         not_finite = {client: "it is not finite" for client, update in updates.items() if not update.tensors}
         for client, reason in {**failures, **not_finite}.items():
             name = self._sites.names[client]

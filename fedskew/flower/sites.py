@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedskew.errors import UserError
-from fedskew.flower.wire import Facts, Garbled, from_records, is_count, one_line, tensors_record, to_records
+from fedskew.flower.wire import MOST, Facts, Garbled, from_records, is_count, one_line, tensors_record, to_records
 
 _POLL_SECONDS = 0.5
 _ASK_AGAIN_SECONDS = 30.0
@@ -57,11 +57,14 @@ class _Node:
 class Sites:
     """All sites of a federation, by their number: the place of their name in the list."""
 
-    def __init__(self, grid: Grid, names: Sequence[str], terms: Facts, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, grid: Grid, names: Sequence[str], terms: Facts, say: Callable[[str], None], most_samples: int = MOST
+    ) -> None:
         self._grid = grid
         self.names = tuple(names)
         self._terms = terms
         self.say = say
+        self._most_samples = most_samples
         self._nodes: dict[int, _Node] = {}
         self.samples = [0] * len(names)
         """Training samples by site; 0 before it was met."""
@@ -132,6 +135,8 @@ class Sites:
             return f"it is called {said!r}; expected one of {', '.join(self.names)}"
         if not is_count(samples, least=1):
             return f"it says that it has {one_line(repr(samples))} samples; expected a whole number of at least 1"
+        if samples > self._most_samples:
+            return f"it claims {samples} samples; expected at most {self._most_samples} (federation.most_samples)"
         client = self.names.index(said)
         if self._met.get(client, number) != number:
             return f"another node, {self._met[client]}, is {said!r} already"

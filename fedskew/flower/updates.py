@@ -30,6 +30,14 @@ class Update:
     visits: int
 
 
+@dataclass(frozen=True)
+class Oversized:
+    """Updates that are too large, with the reason, and the median norms of their round."""
+
+    left_out: dict[int, str]
+    medians: dict[str, float]
+
+
 def checked(answer: Reply | Failure, work: RoundWork) -> Update:
     """An update whose model has the form of the one that was sent."""
     if isinstance(answer, Failure):
@@ -91,6 +99,40 @@ def strangers(updates: Mapping[int, Update]) -> list[int]:
         return []
     usual = Counter(kinds.values()).most_common(1)[0][0]
     return [client for client, kind in kinds.items() if kind != usual]
+
+
+def oversized(updates: Mapping[int, Update], work: RoundWork, most: float, usual: Mapping[str, float]) -> Oversized:
+    """Clients whose update is more than `most` times as large as the round's median, or as the `usual` one.
+
+    The lower median counts, so that one of two updates cannot vouch for itself. The `usual` norms are those of the
+    round before: they decide if a single update came. A mean of updates is ruined by one large update, even if all its
+    numbers are finite.
+    """
+    norms = {client: _norms(update.tensors, work) for client, update in updates.items() if update.tensors}
+    medians = dict(usual)
+    if len(norms) > 1:
+        kinds = {kind for found in norms.values() for kind in found}
+        for kind in kinds:
+            medians[kind] = sorted(found.get(kind, 0.0) for found in norms.values())[(len(norms) - 1) // 2]
+    left_out = {
+        client: f"its {kind} has norm {norm:.3g}, more than {most:g} times the usual {medians[kind]:.3g}"
+        for client, found in norms.items()
+        for kind, norm in found.items()
+        if 0 < medians.get(kind, 0.0) * most < norm
+    }
+    return Oversized(left_out, medians)
+
+
+def _norms(tensors: Tensors, work: RoundWork) -> dict[str, float]:
+    """Norms of the model's change and of what is sent beside the model."""
+    sent = {f"trained:params/{name}": t.cpu().double() for name, t in work.sent.params.items()}
+    change = [tensors[name].double() - t for name, t in sent.items()]
+    beside = [t.double() for name, t in tensors.items() if name.startswith("uplink/") and t.is_floating_point()]
+    return {"change": _norm(change), **({"uplink": _norm(beside)} if beside else {})}
+
+
+def _norm(tensors: Sequence[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(t.square().sum()) for t in tensors))
 
 
 def result_of(work: RoundWork, updates: Mapping[int, Update]) -> RoundResult:

@@ -6,6 +6,7 @@ unopened. Nothing here imports torch, because a ClientApp starts anew for every 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any, TypeGuard
 
@@ -35,6 +36,11 @@ def one_line(text: str) -> str:
     plain = "".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN])
     words = " ".join(plain.split())
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]} …"
+
+
+def digest(payload: bytes) -> str:
+    """Identifies a payload."""
+    return hashlib.sha256(payload).hexdigest()
 
 
 def is_count(value: object, least: int = 0) -> TypeGuard[int]:

@@ -13,6 +13,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.app_folder import write_app
 from fedskew.flower.contract import Contract
+from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.planning import described_contract, read_app, resolved, settings_of
 from fedskew.flower.settings import FederationSettings, read_settings
 
@@ -97,3 +98,12 @@ def test_methods_and_models_that_do_not_fit_are_refused_before_anything_is_writt
     assert "did you mean 'minimum'" in capsys.readouterr().err
     assert main([*arguments, "--classes", "a,b"]) == 2
     assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize(
+    ("sites", "trim", "warned"), [(3, 0.1, True), (10, 0.1, False), (3, 0.34, False), (2, 0.4, True)]
+)
+def test_a_trimmed_mean_that_trims_nobody_is_warned_of(sites: int, trim: float, warned: bool) -> None:
+    config = with_values(Config(), {"method": "trimmed-mean", "method.trim": trim})
+    warnings = settings_warnings(FederationSettings(sites=tuple(f"s{i}" for i in range(sites))), CONTRACT, config)
+    assert [f"leaves out none of {sites} updates" in warning for warning in warnings] == [True] * warned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,11 +143,84 @@ def test_a_bad_update_is_left_out_and_its_site_named(
 def test_an_update_that_is_not_finite_is_recorded_as_diverged(
     change: Callable[[Facts, Tensors], None], data: Path, split: Federation, tmp_path: Path
 ) -> None:
-    here = case(tmp_path, split, data, settings(), spoiling(change), minimum=3)
+    here = case(tmp_path, split, data, settings(), spoiling(change), minimum=2)
     result = run_federation(here.grid, here.context)
     assert result.history[2].diverged == [1]
     assert result.history[2].failed == {}
     assert_finite(result)
+
+
+def test_an_update_that_is_not_finite_does_not_count_towards_the_minimum(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    here = case(tmp_path, split, data, settings(), spoiling(not_a_number), minimum=3, attempts=2)
+    with pytest.raises(UserError, match="round 2 failed 2 times"):
+        run_federation(here.grid, here.context)
+
+
+def huge_change(facts: Facts, tensors: Tensors) -> None:
+    for name in tensors:
+        if name.startswith("trained:params/"):
+            tensors[name] *= 1e15
+
+
+def huge_uplink(facts: Facts, tensors: Tensors) -> None:
+    for name in tensors:
+        if name.startswith("uplink/"):
+            tensors[name] *= 1e15
+
+
+def other_start(facts: Facts, tensors: Tensors) -> None:
+    facts["start"] = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (huge_change, "its change has norm .*, more than 30 times the usual"),
+        (huge_uplink, "its uplink has norm .*, more than 30 times the usual"),
+        (other_start, "it was trained from another model than the one that was sent"),
+    ],
+)
+def test_a_finite_update_that_would_ruin_the_model_is_left_out(
+    change: Callable[[Facts, Tensors], None], line: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    here = case(tmp_path, split, data, settings(), spoiling(change), minimum=2)
+    result = run_federation(here.grid, here.context)
+    failed = result.history[2].failed or {}
+    assert failed.keys() == {"site-1"}
+    assert re.match(line, failed["site-1"])
+    assert result.accuracy > result.history[1].accuracy / 2
+
+
+def test_a_single_update_is_compared_with_the_round_before(data: Path, split: Federation, tmp_path: Path) -> None:
+    spoil = spoiling(huge_change)
+
+    def leave(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if site != "site-1" and asked["kind"] == "train" and asked["key"]["round"] == 1:
+            return {"failed": "away"}, b""
+        return spoil(site, asked, facts, answer)
+
+    here = case(tmp_path, split, data, settings("fedavg"), leave, minimum=1, attempts=1)
+    with pytest.raises(UserError, match="round 2 failed 1 times"):
+        run_federation(here.grid, here.context)
+
+
+def test_an_old_update_with_the_current_round_s_number_is_left_out(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    first: list[bytes] = []
+
+    def replay(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if site == "site-1" and asked["kind"] == "train":
+            first.append(answer)
+            return facts, first[0]
+        return facts, answer
+
+    here = case(tmp_path, split, data, settings("fedavg"), replay, minimum=2)
+    result = run_federation(here.grid, here.context)
+    assert result.history[1].failed == {}
+    assert result.history[2].failed == {"site-1": "it is the update of an earlier round again"}
 
 
 def test_a_lie_beside_the_model_does_not_shut_out_a_site_that_sends_none(
@@ -220,6 +294,7 @@ def test_too_few_good_updates_end_the_run_which_can_go_on(data: Path, split: Fed
     [
         ({"site": "site-0"}, "its key belongs to 'site-1', but its site.yaml says 'site-0'"),
         ({"samples": 0}, "it says that it has 0 samples"),
+        ({"samples": 2**40}, "it claims 1099511627776 samples; expected at most 1000000 (federation.most_samples)"),
         ({"refused": "the data do not keep the federation's contract: …"}, "the data do not keep"),
         ({"garbage": True}, "its message is garbage"),
     ],

@@ -138,7 +138,7 @@ def test_a_site_whose_numbers_are_not_finite_takes_no_share_of_the_noise(
         tensors["trained:params/head.bias"][0] = torch.nan
         return facts, to_bytes(tensors)
 
-    here = case(tmp_path, split, data, settings(rounds=1), spoil, privacy="central", clip=1e-4, noise=30.0)
+    here = case(tmp_path, split, data, settings(rounds=1), spoil, minimum=2, privacy="central", clip=1e-4, noise=30.0)
     from fedskew.experiment.preparation import prepare
 
     before = prepare(here.config, split).model.state_dict()
@@ -158,7 +158,7 @@ def test_local_noise_is_there_before_anything_leaves(data: Path, split: Federati
         tensors = from_bytes(message.payload)
         moved = torch.cat([(t - before[n.partition("/")[2]]).flatten() for n, t in tensors.items()])
         assert float(moved.std()) == pytest.approx(1e-3, rel=0.05)
-        assert set(message.facts) == {"round", "visits", "finite"}
+        assert set(message.facts) == {"round", "start", "visits", "finite"}
     assert result.history[1].privacy["epsilon"] == epsilon(1, 10.0, 1e-5, sensitivity=2.0)
 
 

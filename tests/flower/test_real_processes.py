@@ -74,9 +74,23 @@ def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
             until(lambda run=run: not run.running, f"the run of {method}", local)  # type: ignore[misc]
             _assert_as_simulated(real, method, config)
             workers.append([pid for name in NAMES for pid in worker_of(local.site_file(name))])
+        _assert_other_settings_are_refused(real)
         assert len(workers[0]) == 3
         assert all(same == workers[0] for same in workers)
     until(lambda: not any(worker_of(local.site_file(name)) for name in NAMES), "the workers' end", local)
+
+
+def _assert_other_settings_are_refused(real: Real) -> None:
+    """Flower ends the run at once, shows the reason and fails; the reason stays in the run's folder."""
+    folder = real.run_folder("fedgr")
+    refused = real.local.start_run(real.app("other", real.config("fedgr", lr=0.3), folder=str(folder)))
+    until(lambda: not refused.running, "the refusal", real.local)
+    reason = f"{folder} holds a run with another configuration (it differs in lr)"
+    assert reason in refused.said()
+    assert refused.wait(0) != 0
+    status = json.loads((folder / "status.json").read_text())
+    assert status["status"] == "stopped"
+    assert reason in status["reason"]
 
 
 def _assert_as_simulated(real: Real, method: str, config: Config) -> None:

@@ -24,7 +24,7 @@ from fedskew.methods import METHODS
 from fedskew.methods.catalogue import Entry
 
 SECRETIVE = [e.name for e in METHODS.values() if e.sends == "model, sample count" and e.reveals == "nothing"]
-TRAINING_FACTS = {"round", "visits", "finite", "loss"}
+TRAINING_FACTS = {"round", "start", "visits", "finite", "loss"}
 
 
 @pytest.fixture(scope="module")
