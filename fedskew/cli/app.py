@@ -53,5 +53,17 @@ def _fedskew(
         typer.echo(context.get_help())
 
 
-for _module in (demo, run, compare, partition, catalogues, bench, sweep, reproduce, export, federate, report, diagnose):
-    _module.add_to(app)
+_PANELS = {
+    "Experiments": (demo, run, compare, partition),
+    "Results": (report, export),
+    "Catalogues": (catalogues,),
+    "Deployment": (federate,),
+    "Lab": (sweep, reproduce, bench, diagnose),
+}
+for _panel, _modules in _PANELS.items():
+    for _module in _modules:
+        _module.add_to(app)
+    for _command in app.registered_commands:
+        _command.rich_help_panel = _command.rich_help_panel or _panel
+    for _group in app.registered_groups:
+        _group.rich_help_panel = _group.rich_help_panel or _panel

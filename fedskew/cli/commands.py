@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,8 @@ class Commands(TyperGroup):
 
 
 def add_command(app: typer.Typer, name: str, command: Callable[..., None], *examples: str, group: str = "") -> None:
-    """Register a command; its help ends with the examples."""
+    """Register a command; the list of commands shows its first sentence, and its help ends with the examples."""
     EXAMPLES[f"{group} {name}".strip()] = examples
     heading = "Examples:" if len(examples) > 1 else "Example:"
-    app.command(name, epilog="\n\n".join((heading, *examples)))(command)
+    summary = re.split(r"(?<=[.])\s", (command.__doc__ or "").strip(), maxsplit=1)[0]
+    app.command(name, short_help=summary, epilog="\n\n".join((heading, *examples)))(command)
