@@ -1,9 +1,9 @@
-"""The rounds of a run on a GPU, which works on by itself: it is never kept waiting for the host.
+"""The rounds of a run on a GPU. The device never waits for the host.
 
-A round's training, aggregation and test are handed to the device at once. To wait first for the news that all updates
-are finite would leave it idle, so the aggregation is computed optimistically and redone if any update is not. While the
-device trains, the host records the round before and plans the round after. A row is therefore recorded while the next
-round trains; rows stay in order, and the numbers are those of `loop`, to the last bit.
+A round's training, aggregation and test are queued on the device at once. Waiting until all updates are known to be
+finite would leave it idle, so the aggregation is computed optimistically, and redone if any update is not finite. While
+the device trains, the host records the round before and plans the round after. A row is therefore recorded while the
+next round trains. Rows stay in order, and the numbers are those of `loop`, to the last bit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run_overlapping_rounds(server: Server, state: RunState, recorder: Recorder) 
 
 @dataclass(frozen=True)
 class Optimistic:
-    """What a round gives if all its numbers are finite, as nearly always."""
+    """The outcome of a round if all its numbers are finite, which is nearly always so."""
 
     model: ServerModel
     after: RunState | None
@@ -49,7 +49,7 @@ class Optimistic:
 
 @dataclass(frozen=True)
 class Launched:
-    """A round that the device has been given to its end."""
+    """A round whose whole work is queued on the device."""
 
     plan: RoundPlan
     result: RoundResult
@@ -69,18 +69,18 @@ class Settled:
     snapshot: Fetch | None
     seconds: float
 
-    def complete_row(self, beside_next_round: bool) -> RoundRow:
-        """The row, once the evaluation is there. Waiting beside the next round is part of that one's time."""
+    def complete_row(self, during_next_round: bool) -> RoundRow:
+        """Wait for the evaluation and return the row. Waiting during the next round counts as that round's time."""
         began = time.perf_counter()
         evaluation = {} if self.evaluation is None else self.evaluation()
         waited = time.perf_counter() - began
         laps = {**self.row.time, "evaluate": self.row.time["evaluate"] + waited}
-        seconds = self.seconds + (0.0 if beside_next_round else waited)
+        seconds = self.seconds + (0.0 if during_next_round else waited)
         return replace(self.row, **evaluation, time=laps, seconds=seconds)
 
 
 class OverlappingRounds:
-    """The rounds of one run, each of which begins before the one before it is recorded."""
+    """The rounds of one run. Each begins before the one before it is recorded."""
 
     def __init__(self, server: Server, recorder: Recorder) -> None:
         self._server, self._recorder = server, recorder
@@ -90,7 +90,7 @@ class OverlappingRounds:
         self._last_seconds = math.inf
 
     def run(self, state: RunState) -> RunState:
-        """Whatever ends the rounds, what was computed is recorded first."""
+        """Run the rounds. However they end, what was computed is recorded first."""
         try:
             while (stage := self._server.next_stage(state)) is not None and not self._recorder.stopped:
                 state = self.round(stage, state)
@@ -102,10 +102,10 @@ class OverlappingRounds:
         return state
 
     def round(self, stage: Stage, state: RunState) -> RunState:
-        """Run a round to the point where its outcome is known. Its row is recorded now or beside the next round."""
+        """Run a round to the point where its outcome is known. Its row is recorded now or during the next round."""
         began = time.perf_counter()
         launched = self._launch(self._take_plan(stage, state), began)
-        self._record_settled(beside_next_round=True)
+        self._record_settled(during_next_round=True)
         if self._recorder.stopped:  # after the round before this one, which therefore never happened
             return state
         short = self._last_seconds <= _SHORT
@@ -124,7 +124,7 @@ class OverlappingRounds:
         return planned if planned is not None and planned.before is state else self._server.plan(stage, state)
 
     def _launch(self, plan: RoundPlan, began: float) -> Launched:
-        """Hand the device the whole round, without waiting for any of it."""
+        """Queue the whole round on the device, without waiting for any of it."""
         result = self._server.train(plan)
         optimistic = self._aggregate_optimistically(plan, result)
         update = server_update(optimistic.model) if optimistic else ()
@@ -189,16 +189,16 @@ class OverlappingRounds:
         return plan.runtime.test_set.begin_to_measure(model.model, plan.stage.labels)
 
     def _evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> ReadEvaluation | None:
-        """The evaluation of a settled round. Only the test of a single model goes on by itself."""
+        """The evaluation of a settled round. Only the test of a single model runs in the background."""
         if self._server.evaluation.covers_one_model(plan):
             return self._begin_test(plan, aggregated.model, aggregated.after)
         fields = self._server.evaluate(plan, result, aggregated)
         return lambda: fields
 
-    def _record_settled(self, beside_next_round: bool = False) -> None:
+    def _record_settled(self, during_next_round: bool = False) -> None:
         if self._unrecorded is None:
             return
         settled = self._unrecorded
-        row = settled.complete_row(beside_next_round)
+        row = settled.complete_row(during_next_round)
         self._unrecorded = None  # only now: if the waiting is interrupted, the round can be recorded again
         self._recorder.add(row, settled.after, settled.snapshot)

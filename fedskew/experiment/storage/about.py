@@ -1,6 +1,6 @@
-"""What a run's folder says of the circumstances: the federation it met, the command, the versions, the machine.
+"""The content of `about.json`: the federation, the command, the versions and the machine of a run.
 
-Nothing of it is needed to repeat or continue the run; a reader of the folder needs it where the data are not at hand.
+It is for readers who do not have the data. Nothing of it is needed to repeat or resume the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGES = ("torch", "numpy", "scikit-learn")
 
 
 def about(prepared: Prepared) -> dict[str, Any]:
-    """As JSON."""
+    """The content of `about.json`."""
     params = list(prepared.model.parameters())
     return {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -38,7 +38,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
 
 
 def described(federation: Federation) -> dict[str, Any]:
-    """Across machines, where clients have names, nobody but they themselves know their label counts."""
+    """A federation as JSON. Label counts of sites on other machines are left out: only the sites know them."""
     names = federation.partition.get("names")
     clients = {"sites": names} if names else {"label_counts": federation.label_counts.tolist()}
     return {
@@ -51,7 +51,7 @@ def described(federation: Federation) -> dict[str, Any]:
 
 
 def inputs(dataset: Dataset) -> dict[str, Any]:
-    """What a sample is, and how its stored values become the model's inputs."""
+    """The form of a sample, and how its stored values become the model's inputs."""
     normalised = {"mean": list(dataset.mean), "std": list(dataset.std)} if dataset.kind == "image" else {}
     scaling = {"scaling": [list(column) for column in dataset.scaling]} if dataset.scaling else {}
     shape = {"kind": dataset.kind, "shape": list(dataset.input_shape), "vocabulary": dataset.vocabulary}
@@ -60,22 +60,24 @@ def inputs(dataset: Dataset) -> dict[str, Any]:
 
 
 def recorded_inputs(federation: Mapping[str, Any] | None, folder: Path | None) -> dict[str, Any]:
-    """What `inputs` recorded in a run's folder."""
+    """The form of inputs that a run's folder recorded."""
     if federation is None or "inputs" not in federation:
-        raise UserError(f"{folder} is from an earlier version, which did not record the form of inputs; run it again")
+        raise UserError(
+            f"{folder} was written by an earlier version, which did not record the form of inputs; run it again"
+        )
     form: dict[str, Any] = federation["inputs"]
     return form
 
 
 def command() -> str:
-    """As the user gave it; of a Python program, its file."""
+    """The command line that the user gave. For a Python program, its file."""
     program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
     program = "python -m fedskew" if program == "__main__.py" else shlex.quote(program)
     return " ".join([program, *map(shlex.quote, _without_secrets(sys.argv[1:]))])
 
 
 def _without_secrets(words: list[str]) -> list[str]:
-    """Flower gives its apps a token on their command line."""
+    """Hide the token that Flower passes to its apps on the command line."""
     return ["hidden" if before == "--token" else word for before, word in zip(["", *words], words, strict=False)]
 
 
@@ -92,15 +94,15 @@ def versions() -> Mapping[str, str]:
 
 
 def machine(device: str) -> Mapping[str, str]:
-    said = {
+    about = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _processor(),
         "cores": str(os.cpu_count() or 0),
         "device": device,
     }
     if device.startswith("cuda") and torch.cuda.is_available():
-        said["gpu"] = torch.cuda.get_device_name(torch.device(device.partition(",")[0]))
-    return said
+        about["gpu"] = torch.cuda.get_device_name(torch.device(device.partition(",")[0]))
+    return about
 
 
 def _processor() -> str:

@@ -1,7 +1,7 @@
-"""Files that are whole or absent: written under a temporary name, forced to disk, renamed.
+"""Atomic writes: a file is written under a temporary name, forced to disk, and renamed.
 
-A kill or a power cut leaves the old file or the new one, never a part of one. The temporary name is fixed, so
-that what a kill leaves behind is overwritten by the next attempt; a run folder's lock keeps writers apart.
+A kill or a power cut leaves the old file or the new one, never a part of one. The temporary name is fixed, so that the
+next attempt overwrites what a kill left behind. A run folder's lock keeps writers apart.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def temporary(path: Path) -> Path:
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Make `path` what `write` puts into the temporary file that it is given."""
+    """Replace `path` by the file that `write` writes to the temporary path it is given."""
     replace_files({path: write})
 
 
 def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
-    """The same for files of one folder, each whole or absent; the folder's list of names is forced to disk once."""
+    """Replace several files, each atomically. Each folder's list of names is forced to disk once."""
 
     def replace(path: Path) -> None:
         draft = temporary(path)
@@ -42,7 +42,7 @@ def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
                 sync(draft)
                 os.replace(draft, path)
             except BaseException:
-                draft.unlink(missing_ok=True)  # a full disk has the more room
+                draft.unlink(missing_ok=True)  # makes room on a full disk
                 raise
 
     at_once(replace, list(writes))
@@ -52,7 +52,7 @@ def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
 
 
 def at_once(do: Callable[[_Item], _Done], items: Sequence[_Item]) -> list[_Done]:
-    """What `do` gives for each item, several at a time: most of their time is waiting for the disk."""
+    """Apply `do` to each item, several at a time, because most of the time is spent waiting for the disk."""
     if len(items) < 2:
         return [do(item) for item in items]
     with ThreadPoolExecutor(min(_AT_ONCE, len(items))) as pool:
@@ -70,7 +70,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def reporting_os_errors(verb: str, path: Path) -> Iterator[None]:
-    """A full disk, a missing permission and the like become one line with the path and the reason."""
+    """Turn a full disk, a missing permission and the like into one line with the path and the reason."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """`rounds.jsonl`: one JSON row per round, appended and forced to disk as the round ends.
 
-Every row has a whole number `round`, larger than the row before. A kill can tear the last row only; what is
-read is the longest run of good rows from the top.
+Every row has a whole number `round`, larger than that of the row before. A kill can damage only the last row; all good
+rows from the top are read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RoundsFile:
         self.path = path
 
     def read(self) -> tuple[list[RoundRow], str | None]:
-        """The good rows, and a warning if more than a torn last row had to be left out."""
+        """The good rows, and a warning if more than an incomplete last row is left out."""
         good, problem = self._good()
         return [row for row, _ in good], problem
 

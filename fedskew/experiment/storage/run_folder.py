@@ -1,4 +1,4 @@
-"""A run on disk: what it is, what happened in each round, where it stands, what came out.
+"""A run on disk: configuration, rows, checkpoints and result.
 
     config.yaml         everything needed to repeat the run
     about.json          the federation it met, the command, the versions, the machine: for readers
@@ -37,7 +37,7 @@ from fedskew.locks import FolderLock
 
 
 class RunFolder:
-    """One run's folder; `with RunFolder(path).open(config) as folder:` to write."""
+    """One run's folder. To write: `with RunFolder(path).open(config) as folder:`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -49,7 +49,7 @@ class RunFolder:
         self.checkpoint_path = self.path / "checkpoint"
         self.clients_path = self.path / "clients"
         self.warnings: list[str] = []
-        """One line for each thing that was damaged and worked around."""
+        """One line for each damaged file that was worked around."""
         self._rounds = RoundsFile(self.rounds_path)
         self._clients = ClientFiles(self.clients_path)
         self._checkpoints = Checkpoints(self.checkpoint_path, self._clients)
@@ -60,7 +60,7 @@ class RunFolder:
     def open(self, config: Config, repeated_by: str = "fedskew run -c config.yaml") -> Self:
         """Create the folder, or resume the run in it. A folder that holds anything else is refused.
 
-        `repeated_by` is what a reader of its configuration is told to do to repeat the run.
+        `repeated_by` says how to repeat the run; it becomes a comment in config.yaml.
         """
         self._refuse_foreign()
         with reporting_os_errors("write", self.path):
@@ -77,7 +77,7 @@ class RunFolder:
         return self
 
     def close(self) -> None:
-        """Finish writing and let others write."""
+        """Finish writing and release the lock."""
         try:
             self._checkpoints.wait()
         finally:
@@ -95,7 +95,7 @@ class RunFolder:
         try:
             self.close()
         except UserError:
-            if error is None:  # else that came first
+            if error is None:  # otherwise the first error counts
                 raise
 
     @property
@@ -107,16 +107,16 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run has finished."""
         summary = self.summary()
         return summary is not None and summary.get("status") == "finished"
 
     def summary(self) -> dict[str, Any] | None:
-        """What `write_summary` wrote last; None before, or if it is damaged."""
+        """The content of summary.json; None if it does not exist or is damaged."""
         return self._mapping(self.summary_path)
 
     def about(self) -> dict[str, Any] | None:
-        """What `write_about` wrote; None in folders from before it, or if it is damaged."""
+        """The content of about.json; None if it does not exist or is damaged."""
         return self._mapping(self.about_path)
 
     def _mapping(self, path: Path) -> dict[str, Any] | None:
@@ -125,17 +125,17 @@ class RunFolder:
         try:
             value = json.loads(content)
         except ValueError:
-            self._warn(f"{path} is damaged and left out")
+            self._warn(f"{path} is damaged and ignored")
             return None
         return value if isinstance(value, dict) else None
 
     def write_about(self, about: Mapping[str, Any]) -> None:
-        """Note the circumstances of the run, at its beginning."""
+        """Write about.json, when the run begins."""
         self._require_open()
         _write_text(self.about_path, json.dumps(about, allow_nan=False) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the result, after all else; with `status: finished` in it, the run is finished."""
+        """Write the result, after everything else. `status: finished` in it marks the run as finished."""
         self._require_open()
         self._checkpoints.wait()
         _write_text(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
@@ -167,7 +167,7 @@ class RunFolder:
         write_tensors(self.model_path, tensors, meta or {})
 
     def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The final model and what was noted with it."""
+        """The final model, and the metadata saved with it."""
         if not self.model_path.is_file():
             raise UserError(f"{self.path} has no model.safetensors: its run did not finish")
         try:
@@ -251,7 +251,7 @@ class RunFolder:
         self._last_round = _last(rows)
 
     def _remove_drafts(self) -> None:
-        """What a kill in the middle of a write left behind."""
+        """Remove temporary files that a killed process left behind."""
         with reporting_os_errors("write", self.path):
             for path in (self.config_path, self.about_path, self.rounds_path, self.summary_path, self.model_path):
                 temporary(path).unlink(missing_ok=True)

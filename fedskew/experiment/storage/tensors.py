@@ -1,7 +1,7 @@
-"""Named tensors in a safetensors file with a digest over everything in it.
+"""Named tensors in a safetensors file, with a digest of its content.
 
-safetensors itself notices a truncated file, but not a changed byte within a tensor; the digest does. Reading is
-safetensors' own. Writing is done here, because its writer fills a memory map, which on a full disk ends the
+safetensors notices a truncated file, but not a changed byte within a tensor; the digest does. Files are read by
+safetensors itself. They are written here, because its writer fills a memory map, and on a full disk that ends the
 process with a signal instead of an error.
 """
 
@@ -40,16 +40,16 @@ _DTYPES = {
 
 
 class Unreadable(Exception):
-    """The file is not whole, or not one of ours; the message says in what way."""
+    """The file is damaged or not written by fedskew. The message says which."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write `tensors` and the JSON value `meta`, atomically; from any device, bit by bit."""
+    """Write `tensors`, from any device, and the JSON value `meta`, atomically."""
     write_files({path: (tensors, meta)})
 
 
 def write_files(contents: Mapping[Path, tuple[Mapping[str, Tensor], Mapping[str, Any]]]) -> None:
-    """The same for several files of one folder, each of them atomically."""
+    """Write several files, each atomically."""
     replace_files({path: _writer(tensors, meta) for path, (tensors, meta) in contents.items()})
 
 
@@ -69,7 +69,7 @@ def _writer(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Callable[
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote there, on the CPU; `Unreadable` if it is not whole."""
+    """Read what `write_tensors` wrote, to the CPU. Raises `Unreadable` if the file is damaged."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
