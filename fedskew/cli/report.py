@@ -84,7 +84,7 @@ def _figures(
         return
     entry = find(name)
     if not runs:
-        raise UserError(f"figure {name} needs runs: {entry.wants}; expected run folders after its name")
+        raise UserError(f"figure {name} needs runs: {entry.needs}; expected run folders after its name")
     target = Path(out or f"{name.replace('/', '-')}.pdf")
     figure = entry.draw(comparisons(load_runs(runs).runs))
     if target.suffix.lower() == ".csv":
@@ -107,7 +107,7 @@ def _list_figures() -> None:
     for heading in ("figure", "shows", "needs runs of"):
         table.add_column(heading, overflow="fold")
     for entry in FIGURES.values():
-        table.add_row(Text(entry.name, style="bold"), Text(entry.shows), Text(entry.wants))
+        table.add_row(Text(entry.name, style="bold"), Text(entry.shows), Text(entry.needs))
     stdout().print(table)
 
 

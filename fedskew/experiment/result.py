@@ -122,7 +122,7 @@ class Result:
     @property
     def curve(self) -> CurveSummary:
         """Best, last and mean-of-last accuracy."""
-        return CurveSummary.of(self.accuracy_curve, self.config.mean_last)
+        return CurveSummary.from_curve(self.accuracy_curve, self.config.mean_last)
 
     @property
     def last(self) -> Evaluation | None:

@@ -59,12 +59,12 @@ def _lead(run: Result) -> str:
     encoders = count_encoders(run.model)
     joined = f" in {encoders} encoders side by side" if encoders else ""
     size = f"{parameter_count(run.model):,} parameters{joined}"
-    said = (
+    lead = (
         f"A classifier of {len(run.classes)} classes ({size}), trained federatedly on {_data(run)}: "
         f"{run.rounds} rounds, accuracy {percent(evaluation.accuracy)}, "
         f"{'results by class unknown' if evaluation.totals else f'worst class {percent(evaluation.worst_class)}'}."
     )
-    return said + (f" **It does not recognise {', '.join(map(_cell, lost))}.**" if lost else "")
+    return lead + (f" **It does not recognise {', '.join(map(_cell, lost))}.**" if lost else "")
 
 
 def _data(run: Result) -> str:
@@ -110,7 +110,7 @@ def _inputs(run: Result, with_words: bool) -> str:
     form = run.inputs
     if form["kind"] == "image":
         pairs = zip(form["mean"], form["std"], strict=True)
-        told = (
+        described = (
             f"Images as bytes, {_array(run)}: channels, height, width. Scaling to [0, 1] and normalisation are inside "
             f"the exported model: per channel, mean and deviation "
             f"{', '.join(f'({mean:.6g}, {std:.6g})' for mean, std in pairs)}."
@@ -120,10 +120,10 @@ def _inputs(run: Result, with_words: bool) -> str:
         by_user = "fedskew did not standardise the columns: use them as in training."
         columns = f": {', '.join(map(_cell, form['columns']))}" if form.get("columns") else ""
         scaled = inside if form.get("scaling") else by_user
-        told = f"Rows of {form['shape'][0]} numbers, {_array(run)}{columns}. {scaled}"
+        described = f"Rows of {form['shape'][0]} numbers, {_array(run)}{columns}. {scaled}"
     else:
         known = "`words.txt` lists the words from index 2 on." if with_words else "The vocabulary is not included."
-        told = (
+        described = (
             f"Word indices, {_array(run)}: 0 is padding, 1 is any word outside the vocabulary of "
             f"{form['vocabulary'] - 2:,} words. {known}"
         )
@@ -137,7 +137,7 @@ def _inputs(run: Result, with_words: bool) -> str:
         if _mixes(run)
         else ""
     )
-    return f"{told} {ending}{batch}"
+    return f"{described} {ending}{batch}"
 
 
 def _mixes(run: Result) -> bool:
@@ -183,14 +183,14 @@ def _coverage(run: Result) -> str:
     present, sizes, holders = (counts > 0).sum(axis=1), counts.sum(axis=1), (counts > 0).sum(axis=0)
     few = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 1]
     nobody = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 0]
-    said = [
+    sentences = [
         f"{len(counts)} clients held {sizes.min():,} to {sizes.max():,} samples, {sizes.sum():,} in total, "
         f"of {present.min()} to {present.max()} of the {len(run.classes)} classes. "
         f"On average a client lacked {(len(run.classes) - present).mean():.1f} classes."
     ]
-    said += [f"A single client held {', '.join(map(_cell, few))}."] if few else []
-    said += [f"**No client held {', '.join(map(_cell, nobody))}.**"] if nobody else []
-    return " ".join(said)
+    sentences += [f"A single client held {', '.join(map(_cell, few))}."] if few else []
+    sentences += [f"**No client held {', '.join(map(_cell, nobody))}.**"] if nobody else []
+    return " ".join(sentences)
 
 
 def _labels_of_sites(run: Result) -> str:
@@ -202,7 +202,7 @@ def _labels_of_sites(run: Result) -> str:
             "The sites reported their test results by class, which reveal the label counts of their test parts."
         )
     if not any(words):
-        words.append("The label counts stayed with the sites: the server was not told them.")
+        words.append("The label counts stayed with the sites: the server did not receive them.")
     words.append(f"The sites: {', '.join(map(_cell, run.sites))}." if run.sites else "")
     return " ".join(word for word in words if word)
 

@@ -98,7 +98,7 @@ class CurveSummary:
     mean_last: MeanOfLast
 
     @classmethod
-    def of(cls, curve: Curve, mean_last: int) -> CurveSummary:
+    def from_curve(cls, curve: Curve, mean_last: int) -> CurveSummary:
         return cls(best(curve), last(curve), mean_of_last(curve, mean_last))
 
     def to_json(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class CountsMap:
     note: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        grid = _Grid.of(self.counts, self.clients, self.classes)
+        grid = _Grid.arranged(self.counts, self.clients, self.classes)
         shades = ASCII_SHADES if options.ascii_only else SHADES
         yield from grid.render(options.max_width, shades)
         key = "counts" if grid.writes_counts(options.max_width) else _key(grid.largest, shades)
@@ -79,7 +79,7 @@ class _Grid:
     across_kind: str
 
     @classmethod
-    def of(cls, counts: IntArray, clients: Sequence[str], classes: Sequence[str]) -> _Grid:
+    def arranged(cls, counts: IntArray, clients: Sequence[str], classes: Sequence[str]) -> _Grid:
         if len(clients) > len(classes):
             numbered = [f"{c} {name}" if name != str(c) else f"class {c}" for c, name in enumerate(classes)]
             return cls(counts.T, numbered, clients, "client")

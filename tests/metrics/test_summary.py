@@ -66,7 +66,7 @@ def test_mean_and_deviation_print_as_the_papers_do() -> None:
 
 
 def test_a_summary_survives_strict_json() -> None:
-    summary = CurveSummary.of(CURVE, mean_last=20)
+    summary = CurveSummary.from_curve(CURVE, mean_last=20)
     assert CurveSummary.from_json(json.loads(json.dumps(summary.to_json(), allow_nan=False))) == summary
 
 

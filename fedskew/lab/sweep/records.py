@@ -137,7 +137,7 @@ class Record:
         return self.rounds >= self.config.rounds
 
     def summary(self) -> CurveSummary:
-        return CurveSummary.of(self.curve, self.config.mean_last)
+        return CurveSummary.from_curve(self.curve, self.config.mean_last)
 
     def _points(self, series: str) -> list[tuple[int, float]]:
         return [(int(r), float(a)) for r, a in zip(self.content["rounds"], self.content[series], strict=True)]

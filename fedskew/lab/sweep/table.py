@@ -29,7 +29,7 @@ _MEASURED = (
 
 def _measured(record: Record, rounds: int) -> Line:
     curve = until(record.curve, rounds)
-    summary = CurveSummary.of(curve, record.config.mean_last)
+    summary = CurveSummary.from_curve(curve, record.config.mean_last)
     values = (
         curve[-1][0], summary.last.accuracy, summary.best.accuracy, summary.best.round, summary.mean_last.accuracy,
         until(record.f1_curve, rounds)[-1][1], until(record.worst_curve, rounds)[-1][1], record.content["diverged"],

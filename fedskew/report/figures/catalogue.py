@@ -19,7 +19,7 @@ class Entry:
 
     name: str
     shows: str
-    wants: str
+    needs: str
     """The runs it needs, as options of `fedskew compare` or a grid of `fedskew sweep`."""
     draw: Draw
 

@@ -147,25 +147,25 @@
   window.addEventListener("beforeprint", () => { printing = true; boxes().forEach(draw); });
   window.addEventListener("afterprint", () => { printing = false; redraw(); });
 
-  // -- a run that goes on -------------------------------------------------------------------------------
+  // -- live updates ------------------------------------------------------------------------------------
   function take(packed) { charts = packed.charts; tables = packed.tables; }
 
   async function refresh(version) {
-    let told;
-    try { told = await (await fetch("state.json?after=" + version)).json(); }
+    let state;
+    try { state = await (await fetch("state.json?after=" + version)).json(); }
     catch { LIVE.textContent = "the run has ended or cannot be reached; this page stays as it is"; return; }
-    if (told.version !== version) {
+    if (state.version !== version) {
       const open = [...document.querySelectorAll("details[open]")].map((d) => d.dataset.table);
       const height = window.scrollY;
-      document.getElementById("content").innerHTML = told.body;
-      take(told);
+      document.getElementById("content").innerHTML = state.body;
+      take(state);
       for (const key of open) { const d = document.querySelector('details[data-table="' + CSS.escape(key) + '"]'); if (d) d.open = true; }
       for (const input of document.querySelectorAll("[data-method]")) input.checked = !hidden.has(input.dataset.method);
       boxes().forEach((box) => watcher.observe(box));
       window.scrollTo(0, height);
     }
-    LIVE.textContent = told.finished ? "finished" : "live, " + told.standing;
-    if (!told.finished) setTimeout(() => refresh(told.version), 1500);
+    LIVE.textContent = state.finished ? "finished" : "live, " + state.standing;
+    if (!state.finished) setTimeout(() => refresh(state.version), 1500);
   }
 
   async function start() {
