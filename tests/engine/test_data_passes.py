@@ -157,7 +157,7 @@ def test_a_pass_has_an_order_of_its_own_and_leaves_nobody_out() -> None:
     assert first.shape == (3, 5)
     assert sorted(first[first >= 0].tolist()) == samples.tolist()
     assert not np.array_equal(first, other)
-    assert not np.array_equal(first, plans[0].rows(0, 3))
+    assert not np.array_equal(first, plans[0].indices_between(0, 3))
     assert np.array_equal(plan_batches(samples, 4, 1, 5, 1, RoundKey(0, 0, 3)).pass_batches, first)
     assert plan_batches(samples[:1], 4, 2, 5, 2, RoundKey(0, 0, 3)).pass_batches.tolist() == [[-1] * 5]
 

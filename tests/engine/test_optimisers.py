@@ -135,7 +135,7 @@ def test_methods_that_count_steps_of_sgd_refuse_another_optimiser() -> None:
 
 
 def test_a_part_of_a_user_s_that_counts_steps_is_told() -> None:
-    with pytest.raises(UserError, match=r"effective_steps\(\) is not defined for optimizer 'adam'"):
+    with pytest.raises(UserError, match=r"effective_steps\(\) needs SGD, not 'adam'"):
         Trained({}, torch.tensor(3.0), LR, MOMENTUM, optimizer="adam").effective_steps()
 
 

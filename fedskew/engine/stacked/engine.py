@@ -94,8 +94,8 @@ class StackedEngine(Engine):
         plans = self._plans(work)
         if not any(plan.steps for plan in plans):
             return self._plain.train(work)
-        opened = self._opened(work, plans)
-        ability = _Ability(stackable=False) if opened is None else self._ability(opened, plans)
+        opened = self._try_opening_pass(work, plans)
+        ability = _Ability(stackable=False) if opened is None else self._find_ability(opened, plans)
         if opened is None or not ability.stackable or (_pads(plans) and not ability.paddable):
             return self._plain.train(work)
         return self._on_slots(opened, plans, lambda slots, schedule, width: slots.train(opened, plans, schedule, width))
@@ -108,7 +108,7 @@ class StackedEngine(Engine):
             work, plans, lambda slots, schedule, width: (slots.bare_step(work, plans, schedule, width), schedule.slots)
         )
 
-    def _opened(self, work: RoundWork, plans: Sequence[BatchPlan]) -> RoundWork | None:
+    def _try_opening_pass(self, work: RoundWork, plans: Sequence[BatchPlan]) -> RoundWork | None:
         """The work after its opening pass; None if the pass cannot be stacked."""
         try:
             return with_opening_pass(self._network, self._data, work, plans)
@@ -123,24 +123,22 @@ class StackedEngine(Engine):
     def _on_slots(self, work: RoundWork, plans: Sequence[BatchPlan], do: Callable[[Slots, SlotSchedule, int], T]) -> T:
         steps = [plan.steps for plan in plans]
         while True:
-            ability = self._ability(work, plans)
+            ability = self._find_ability(work, plans)
             most = min(ability.most, ability.fitting, len(plans))
             number = slots_for(steps, most, coarse=self._compile)
-            with contextlib.suppress(
-                torch.OutOfMemoryError
-            ):  # handled below: the error would keep the attempt's memory alive
+            with contextlib.suppress(torch.OutOfMemoryError):  # a caught error would keep the memory alive
                 width = self._width(work, plans, ability)
                 return do(self._slots_for(work, ability, most), make_schedule(steps, number), width)
             if number == 1:
                 raise UserError(
-                    f"one client's step does not fit the memory of {self._data.y.device}; "
+                    f"one client's step does not fit in the memory of {self._data.y.device}; "
                     "expected a smaller model or batch_size"
                 )
             self._limit_clients(work, number // 2)
 
     def _slots_for(self, work: RoundWork, ability: _Ability, capacity: int) -> Slots:
         kind = _kind(work)
-        if self._slots is None or self._slots[0] != kind or not self._slots[1].suit(work, capacity):
+        if self._slots is None or self._slots[0] != kind or not self._slots[1].fits(work, capacity):
             self._slots = None  # free the old memory first
             slots = Slots(self._network, self._data, work, ability.tally or {}, capacity, self._compile)
             slots.notices = self.notices
@@ -164,7 +162,7 @@ class StackedEngine(Engine):
 
     # -- what a kind of work allows ------------------------------------------------------------------------
 
-    def _ability(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
+    def _find_ability(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
         """Whether this objective, solver and model can be stacked, and whether they ignore padding.
 
         A trial step of one client, with and without padding, shows both.
@@ -179,7 +177,7 @@ class StackedEngine(Engine):
                 "this model or method counts rows of padding, so clients with short batches run one after another"
             )
         if ability.stackable and ability.fitting < min(ability.most, len(plans)):
-            self._notice(f"the round's clients do not fit the memory together: {ability.fitting} are trained at a time")
+            self._notice(f"the round's clients do not all fit in memory; they train {ability.fitting} at a time")
         return ability
 
     def _try_work(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
@@ -187,9 +185,7 @@ class StackedEngine(Engine):
             trial = Trial(self._network, self._data, work)
             tally, paddable = trial.tally(), trial.ignores_padding()
             fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
-        except (
-            Exception
-        ) as error:  # a user's model or method may fail in any way; a real fault shows again in the plain engine
+        except Exception as error:  # a user's code may fail in any way; a real fault shows again in the plain engine
             self._note_unstackable(error)
             return _Ability(stackable=False)
         return _Ability(True, paddable, tally, self._most_clients(work), fitting)

@@ -62,7 +62,8 @@ class SlotRound:
         }
 
     @property
-    def kinds_of_step(self) -> set[bool]:
+    def step_forms(self) -> set[bool]:
+        """Which forms of the step the round needs: with full batches only (True), with padding (False), or both."""
         return {bool(full) for full in np.unique(self.full)}
 
     def train(self) -> RoundResult:

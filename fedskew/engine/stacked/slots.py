@@ -70,14 +70,14 @@ class Slots:
         self._pools = Pools.on(self._device)
         self.notices: list[str] = []
 
-    def suit(self, work: RoundWork, clients: int) -> bool:
+    def fits(self, work: RoundWork, clients: int) -> bool:
         """Whether there is memory for so many clients, and the programs are made for the same parts."""
         return self.capacity >= clients and same_parts(self._work.parts, work.parts)
 
     def train(self, work: RoundWork, plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) -> RoundResult:
         program = self._program(work, schedule, width)
         round_ = SlotRound(self._network, self._data, self._layouts, program, work, plans, schedule, width)
-        program.prepare(round_.kinds_of_step)
+        program.prepare(round_.step_forms)
         self._fill_common(work)
         return round_.train()
 

@@ -115,7 +115,7 @@ def test_a_round_that_runs_out_of_memory_begins_again_with_fewer_clients(
     assert distance(state, plain("scaffold")) < 1e-9
     assert tried[0] > 1
     assert set(tried[-2:]) == {1}  # the second round knows what the first one learnt
-    assert this.engine.notices == ["the round's clients do not fit the memory together: 1 are trained at a time"]
+    assert this.engine.notices == ["the round's clients do not all fit in memory; they train 1 at a time"]
 
 
 def test_what_did_not_fit_is_gone_before_the_next_attempt(
@@ -170,7 +170,7 @@ def test_objectives_that_look_alike_are_told_apart(engine: str) -> None:
 
 def test_a_client_that_does_not_fit_alone_is_refused(small_memory: Callable[[int], list[int]]) -> None:
     small_memory(0)
-    with pytest.raises(UserError, match="one client's step does not fit the memory of cpu"):
+    with pytest.raises(UserError, match="one client's step does not fit in the memory of cpu"):
         finished(stacked("fedavg"))
 
 
@@ -184,7 +184,7 @@ def test_how_many_fit_is_known_beforehand(monkeypatch: pytest.MonkeyPatch) -> No
     )
     state = finished(this)[0]
     assert 1 <= max(tried) < len(SKEWED)
-    assert "are trained at a time" in this.engine.notices[0]
+    assert "at a time" in this.engine.notices[0]
     assert distance(state, plain("fedavg")) < 1e-9
 
 
