@@ -114,30 +114,39 @@ def load_samples(
 def _parts(data: Any, test: Any) -> tuple[Any, Any]:
     """The training part and the test part, which may be None."""
     if isinstance(data, Mapping):
-        splits = list(data)
-        if len(splits) > 1 and "train" not in splits:
-            raise UserError(f"{type(data).__name__}: splits {', '.join(map(str, splits))}; expected one named train")
-        own = next((name for name in TEST_SPLITS if name in splits), None) if len(splits) > 1 else None
-        if own is not None and test is not None:
-            raise UserError(f"{type(data).__name__} has a split {own!r}; leave test out")
-        if not splits:
-            raise UserError(f"{type(data).__name__} is empty; expected a split named train")
-        train = data["train"] if "train" in splits else data[splits[0]]
-        return train, test if own is None else data[own]
-    known = _is_pair(data) or _is_frame(data) or _is_hugging_face(data)
+        data, test = _splits(data, test)
+    _check_form(data)
+    if test is not None:
+        _check_form(test)
+        forms = (_is_frame, _is_hugging_face, _is_pair)
+        if any(form(data) != form(test) for form in forms):
+            raise UserError(
+                f"test is of type {type(test).__name__}; expected {type(data).__name__}, as the training part"
+            )
+    return data, test
+
+
+def _splits(data: Mapping[Any, Any], test: Any) -> tuple[Any, Any]:
+    """The parts of a DatasetDict, or of another mapping from names of splits to data."""
+    kind, splits = type(data).__name__, list(data)
+    if len(splits) == 1:
+        return data[splits[0]], test
+    if "train" not in splits:
+        raise UserError(f"{kind}: splits {', '.join(map(str, splits)) or '(none)'}; expected one named train")
+    own = next((name for name in TEST_SPLITS if name in splits), None)
+    if own is not None and test is not None:
+        raise UserError(f"{kind} has a split {own!r}; leave test out")
+    return data["train"], test if own is None else data[own]
+
+
+def _check_form(data: object) -> None:
     if isinstance(data, np.ndarray | torch.Tensor):
         raise UserError(f"data is a single {type(data).__name__}; expected a pair (x, y) of inputs and labels")
-    if not known and (not hasattr(data, "__getitem__") or isinstance(data, str | bytes | tuple)):
+    known = _is_pair(data) or _is_frame(data) or _is_hugging_face(data)
+    if not known and (not hasattr(data, "__getitem__") or isinstance(data, str | bytes | tuple | Mapping)):
         raise UserError(f"data is of type {type(data).__name__}; expected {FORMS}")
     if not hasattr(data, "__len__"):
         raise UserError(f"{type(data).__name__} has no length, so it is a stream; expected a Dataset with a length")
-    if test is not None and (_is_frame(data), _is_hugging_face(data), _is_pair(data)) != (
-        _is_frame(test),
-        _is_hugging_face(test),
-        _is_pair(test),
-    ):
-        raise UserError(f"test is of type {type(test).__name__}; expected {type(data).__name__}, as the training part")
-    return data, test
 
 
 def _is_pair(data: object) -> bool:
