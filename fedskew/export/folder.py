@@ -20,7 +20,7 @@ from torch import nn
 
 from fedskew.data import load
 from fedskew.errors import UserError, unknown
-from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
+from fedskew.experiment.storage.atomic import reporting_os_errors, write_file
 from fedskew.experiment.storage.tensors import write_tensors
 from fedskew.export.card import method_entries, model_card
 from fedskew.export.onnx_file import require_onnx, write_onnx
@@ -71,7 +71,7 @@ def export_run(
         encoders = count_encoders(finished.model)
         texts["model.py"] = model_source(finished.config.model, bool(words), encoders)
     for name, text in texts.items():
-        _write(folder / name, text)
+        write_file(folder / name, text)
     files = ("model.safetensors", *texts, *(("model.onnx",) if difference is not None else ()))
     return Exported(folder, tuple(sorted(files)), difference, tuple(notices))
 
@@ -135,10 +135,3 @@ def _description(run: Result, onnx_difference: float | None) -> dict[str, Any]:
         "config": run.config.to_mapping(),
         "versions": run.about.get("versions", {}),
     }
-
-
-def _write(path: Path, text: str) -> None:
-    def put(draft: Path) -> None:
-        draft.write_text(text, encoding="utf-8")
-
-    replace_file(path, put)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedskew.errors import UserError
-from fedskew.experiment.storage.atomic import replace_file
+from fedskew.experiment.storage.atomic import write_file
 from fedskew.export.raw_inputs import RawInputs
 from fedskew.results import Result
 
@@ -41,7 +41,7 @@ def write_onnx(run: Result, path: Path) -> float:
             f"the ONNX model of {run.folder} computes other logits than PyTorch: the relative difference is "
             f"{difference:.1e}; expected at most {TOLERANCE:.0e}"
         )
-    replace_file(path, lambda draft: _put(draft, content))
+    write_file(path, content)
     return difference
 
 
@@ -109,7 +109,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _put(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.experiment.result import Result
-from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
+from fedskew.experiment.storage.atomic import reporting_os_errors, write_file
 from fedskew.report.charts.matplotlib_view import checked_formats, save_figure
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import page
@@ -95,11 +95,6 @@ def page_path(out: str | Path) -> Path:
 
 def write_text(target: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
-    content = text.encode()
     with reporting_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(target, lambda draft: _put(draft, content))
-
-
-def _put(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_file(target, text)

@@ -31,6 +31,16 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     replace_files({path: write})
 
 
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a whole file or nothing; text becomes UTF-8."""
+    data = content.encode() if isinstance(content, str) else content
+
+    def write(draft: Path) -> None:
+        draft.write_bytes(data)
+
+    replace_file(path, write)
+
+
 def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
     """Replace several files, each atomically. Each folder's list of names is forced to disk once."""
 

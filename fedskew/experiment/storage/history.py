@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from fedskew.experiment.round.record import RoundRow
-from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
+from fedskew.experiment.storage.atomic import reporting_os_errors, write_file
 
 
 class RoundsFile:
@@ -42,7 +42,7 @@ class RoundsFile:
         good, _ = self._good()
         content = b"".join(line + b"\n" for row, line in good if through is None or row.round <= through)
         if content != self._bytes():
-            replace_file(self.path, lambda draft: _write_bytes(draft, content))
+            write_file(self.path, content)
 
     def _bytes(self) -> bytes:
         with reporting_os_errors("read", self.path):
@@ -71,7 +71,3 @@ def _parsed(line: bytes) -> RoundRow | None:
 def _write_all(descriptor: int, content: bytes) -> None:
     while content:
         content = content[os.write(descriptor, content) :]
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -28,7 +28,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash, differing_keys, load_yaml
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import ClientStates, Versions
-from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors, sync, temporary
+from fedskew.experiment.storage.atomic import reporting_os_errors, sync, temporary, write_file
 from fedskew.experiment.storage.checkpoints import Checkpoint, Checkpoints
 from fedskew.experiment.storage.client_files import ClientFiles
 from fedskew.experiment.storage.history import RoundsFile
@@ -132,13 +132,13 @@ class RunFolder:
     def write_about(self, about: Mapping[str, Any]) -> None:
         """Write about.json, when the run begins."""
         self._require_open()
-        _write_text(self.about_path, json.dumps(about, allow_nan=False) + "\n")
+        write_file(self.about_path, json.dumps(about, allow_nan=False) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result, after everything else. `status: finished` in it marks the run as finished."""
         self._require_open()
         self._checkpoints.wait()
-        _write_text(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        write_file(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def rounds(self) -> list[RoundRow]:
         """The rows of all rounds so far, in order."""
@@ -240,7 +240,7 @@ class RunFolder:
         else:
             header = f"# To repeat this run: {repeated_by}\n"
             text = yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
-            _write_text(self.config_path, header + text)
+            write_file(self.config_path, header + text)
             with reporting_os_errors("write", self.path):
                 sync(self.path.parent)
         self._run = config_hash(config)
@@ -270,11 +270,3 @@ class RunFolder:
 
 def _last(rows: list[RoundRow]) -> int:
     return rows[-1].round if rows else -1
-
-
-def _write_text(path: Path, text: str) -> None:
-    replace_file(path, lambda draft: _put(draft, text))
-
-
-def _put(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
