@@ -32,7 +32,8 @@ _TRIAL_FLAGS = [name for name in FLAGS if name not in ("clients", "engine", "com
 _FederationSettings = Annotated[
     list[str] | None,
     option("--federation", "KEY=VALUE",
-           "minimum, round_timeout, evaluation, site_metrics, share_loss, test_data, folder …; repeatable", FEDERATION),
+           "federation setting: minimum, round_timeout, evaluation, site_metrics, share_loss, test_data, folder …; "
+           "repeatable", FEDERATION),
 ]  # fmt: skip
 
 _REAL_FEDERATIONS = """These keys are for testing: their creator knows every site's secret. For a real federation,
@@ -272,7 +273,7 @@ def _certs(
         list[str] | None,
         option("--host", "NAME", "name or address at which sites reach the server, besides localhost; repeatable"),
     ] = None,
-    days: Annotated[int, typer.Option("--days", metavar="N", help="validity of the server's certificate")] = 365,
+    days: Annotated[int, typer.Option("--days", metavar="N", help="days until the server's certificate expires")] = 365,
     as_json: Json = False,
 ) -> None:
     """Create the authority, the server's certificate and the sites' keys of a test federation.
