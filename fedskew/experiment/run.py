@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fedskew.data import Federation
 from fedskew.engine import arithmetic
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
-from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.config import Config, PartitionConfig, with_values
 from fedskew.experiment.loop import RunRounds, run_rounds
 from fedskew.experiment.overlap import run_overlapping_rounds
 from fedskew.experiment.preparation import Prepared, prepare
@@ -28,9 +29,10 @@ from fedskew.methods import Method, Part
 
 def run(
     federation: Federation,
-    method: str | Method | Part = "fedvls",
-    model: str | nn.Module = "auto",
+    method: str | Method | Part | None = None,
+    model: str | nn.Module | None = None,
     *,
+    config: Config | None = None,
     out: str | Path | None = None,
     method_params: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -38,13 +40,18 @@ def run(
 ) -> Result:
     """Run a method on a federation; `settings` are the keys of a configuration, such as `rounds` and `lr`.
 
-    With `out`, the run is kept in that folder, and continues there if it was interrupted.
+    They override `config`, whose own defaults are method `fedvls`, model `auto` and the federation's seed. Data and
+    partition are always the federation's. With `out`, the run is kept in that folder, and continues there if it was
+    interrupted.
     """
     if not isinstance(federation, Federation):
         raise UserError(
             f"federation is {federation!r}; expected one, such as fedskew.federation('digits', Dirichlet(10))"
         )
-    values: dict[str, Any] = {"seed": federation.seed, **settings}
+    if config is not None and not isinstance(config, Config):
+        raise UserError(f"config is {config!r}; expected a fedskew.Config")
+    values: dict[str, Any] = {"seed": federation.seed} if config is None else {}
+    values |= settings
     if isinstance(method, str):
         values["method"] = {"name": method, **(method_params or {})}
     elif method_params:
@@ -52,9 +59,9 @@ def run(
     if isinstance(model, str):
         values["model"] = model
     values["data"] = federation.dataset.name
-    config = with_values(Config(), values)
+    complete = with_values(replace(config or Config(), partition=PartitionConfig()), values)
     own_method = None if isinstance(method, str) else method
-    prepared = prepare(config, federation, own_method, None if isinstance(model, str) else model)
+    prepared = prepare(complete, federation, own_method, None if isinstance(model, str) else model)
     return run_prepared(prepared, out, callbacks)
 
 

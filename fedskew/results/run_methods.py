@@ -29,12 +29,15 @@ def compare(
     *,
     partition: Partition | None = None,
     same_split: bool = False,
-    model: str | nn.Module = "auto",
+    model: str | nn.Module | None = None,
+    config: Config | None = None,
     out: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Comparison:
     """Run every method with every seed; `settings` are keys of a configuration, for example `rounds` and `lr`.
+
+    They override `config`, of which everything but data, method and seed counts.
 
     `data` is a federation, or anything that `load` takes, which `partition` then splits. Each seed has its own split
     by the same rule, as in `fedskew compare`; `same_split` keeps the federation's split for all seeds. Within a seed,
@@ -44,7 +47,7 @@ def compare(
     own folder there, and a comparison that was interrupted continues.
     """
     chosen = _methods(methods)
-    base, first = _first_federation(data, partition, settings)
+    base, first = _first_federation(data, partition, config or Config(), settings)
     own_model = None if isinstance(model, str) else model
     prepared: list[Prepared] = []
     for seed in _seeds(seeds, first.seed):
@@ -59,7 +62,7 @@ def compare(
 
 
 def _first_federation(
-    data: object, partition: Partition | None, settings: Mapping[str, Any]
+    data: object, partition: Partition | None, config: Config, settings: Mapping[str, Any]
 ) -> tuple[Config, Federation]:
     """The shared configuration, and the federation of the first seed."""
     for key in ("seed", "method"):
@@ -68,8 +71,8 @@ def _first_federation(
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is split already; pass its dataset instead")
-        return with_values(Config(), {**settings, "data": data.dataset.name}), data
-    base = with_values(Config(), settings)
+        return with_values(config, {**settings, "data": data.dataset.name}), data
+    base = with_values(config, settings)
     dataset = load(data, base.data_dir)
     if isinstance(data, str | PathLike):
         base = with_values(base, {"data": str(data)})

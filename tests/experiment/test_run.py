@@ -99,3 +99,14 @@ def test_mistakes_are_one_line(fed: fs.Federation, call, expected: str) -> None:
     with pytest.raises(fs.UserError, match=expected) as caught:
         call(fed)
     assert "\n" not in str(caught.value)
+
+
+def test_a_typed_configuration_is_the_same_run_as_its_keys() -> None:
+    federation = fs.federation("digits", fs.IID(clients=3), seed=2)
+    by_keys = fs.run(federation, "fedprox", rounds=1, lr=0.1, local_epochs=1)
+    config = fs.Config(method="fedprox", rounds=5, lr=0.1, local_epochs=1, seed=2)
+    by_config = fs.run(federation, config=config, rounds=1)
+    assert by_config.config == by_keys.config
+    assert by_config.accuracy == by_keys.accuracy
+    with pytest.raises(fs.UserError, match=r"expected a fedskew\.Config"):
+        fs.run(federation, config={"rounds": 1})  # type: ignore[arg-type]
