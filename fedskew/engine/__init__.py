@@ -15,8 +15,7 @@ from fedskew.engine.choice import (
 )
 from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResult, RoundWork
 from fedskew.engine.data.batches import RoundKey
-from fedskew.engine.data.device_samples import DeviceSamples
-from fedskew.engine.data.transfer import Fetch, on_host, to_device
+from fedskew.engine.data.device import DeviceSamples, Fetch, on_host, to_device
 from fedskew.engine.evaluation import Evaluator, survey
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.parallel.devices import DevicesEngine

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.engine.contract import Engine
-from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.network import Network
 from fedskew.engine.parallel.pool import PoolEngine, usable_cores
 from fedskew.engine.plain import PlainEngine

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from fedskew.engine.contract import RoundWork
 from fedskew.engine.data.batches import BatchPlan
-from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.channels_last import InputLayout
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.losses import IGNORE, cross_entropy
-from fedskew.methods.hooks import uses_hook
-from fedskew.methods.parts import Client, Outputs, Seen, Tensors
+from fedskew.methods.parts import Client, Outputs, Seen, Tensors, uses_hook
 from fedskew.randomness import fold
 
 When = Literal["opening", "closing"]

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.engine.data.device_samples import DeviceSamples
-from fedskew.engine.data.transfer import Fetch, stream_for
+from fedskew.engine.data.device import DeviceSamples, Fetch, stream_for
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.stacked.execution import Memory, captured, compiled
 from fedskew.engine.stacked.layouts import RowLayout

@@ -17,15 +17,14 @@ from fedskew.engine.contract import (
     RoundWork,
 )
 from fedskew.engine.data.batches import BatchPlan, companion_key, half_targets, perturbation_key
-from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import DataPass, When, client_sums
 from fedskew.engine.model.channels_last import InputLayout
 from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.optimisers import clip
 from fedskew.errors import UserError
-from fedskew.methods.hooks import uses_hook
-from fedskew.methods.parts import Half, Objective, Outputs, Tensors, Trained
+from fedskew.methods.parts import Half, Objective, Outputs, Tensors, Trained, uses_hook
 from fedskew.randomness import fold
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedskew.data import Dataset, load
-from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.errors import UserError
 from fedskew.models import has_features
 from fedskew.randomness import permutation

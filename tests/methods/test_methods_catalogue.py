@@ -12,7 +12,7 @@ from toy_runs import use_engine
 from fedskew.errors import UserError
 from fedskew.methods import METHODS, Objective, Part, Schedule, Solver, find, make_method, matching_entries, register
 from fedskew.methods.catalogue import _ALIASES
-from fedskew.methods.hooks import pass_visits
+from fedskew.methods.parts import pass_visits
 
 every_method = pytest.mark.parametrize("name", METHODS)
 

@@ -30,7 +30,7 @@ from fedskew.experiment.round.server import Server
 from fedskew.methods import ServerRule, Tensors, Updates, make_method
 from fedskew.methods.fedexp import FedExP
 from fedskew.methods.fedopt import FedAdagrad, FedAdam, FedYogi
-from fedskew.methods.hooks import server_step
+from fedskew.methods.parts import server_step
 from fedskew.methods.robust import Median, NormClipping, TrimmedMean
 from fedskew.models import Classifier
 

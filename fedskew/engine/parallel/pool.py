@@ -16,12 +16,11 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
-from fedskew.engine.contract import Engine, RoundResult, RoundWork
+from fedskew.engine.contract import Engine, RoundResult, RoundWork, same_parts
 from fedskew.engine.parallel.messages import Facts, Parcel, receive
 from fedskew.engine.parallel.pool_worker import serve
 from fedskew.engine.parallel.round_messages import unpack_result, work_facts, work_tensors
 from fedskew.engine.parallel.shares import Share, balanced_shares, client_costs, join_results
-from fedskew.engine.same_parts import same_parts
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Tensors
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedskew.engine.contract import OPENING, Assignment, RoundWork
 from fedskew.engine.data.batches import BatchPlan
-from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import DataPass
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.losses import IGNORE, cross_entropy

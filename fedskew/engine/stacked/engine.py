@@ -17,12 +17,11 @@ from typing import TypeVar
 
 import torch
 
-from fedskew.engine.contract import Engine, RoundResult, RoundWork
+from fedskew.engine.contract import Engine, RoundResult, RoundWork, same_parts
 from fedskew.engine.data.batches import BatchPlan
-from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.network import Network
 from fedskew.engine.plain import PlainEngine
-from fedskew.engine.same_parts import same_parts
 from fedskew.engine.stacked.data_passes import with_opening_pass
 from fedskew.engine.stacked.device_memory import bytes_taken, spare_bytes
 from fedskew.engine.stacked.layouts import Layouts

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fedskew.engine.data.transfer import stream_for
+from fedskew.engine.data.device import stream_for
 
 Memory = dict[str, dict[str, Tensor]]
 """All tensors that a step reads and writes, by kind and name."""

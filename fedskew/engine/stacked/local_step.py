@@ -20,8 +20,7 @@ from fedskew.engine.data.batches import companion_key, half_targets, perturbatio
 from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import Network
 from fedskew.engine.optimisers import clip
-from fedskew.methods.hooks import uses_hook
-from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained
+from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained, uses_hook
 
 
 @dataclass(frozen=True)

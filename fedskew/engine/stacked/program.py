@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.contract import RoundWork
-from fedskew.engine.data.device_samples import DeviceSamples
-from fedskew.engine.data.transfer import stream_for
+from fedskew.engine.data.device import DeviceSamples, stream_for
 from fedskew.engine.model.network import Network
 from fedskew.engine.optimisers import STEPS
 from fedskew.engine.stacked.execution import Memory, StaticStep, captured, compiled

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fedskew.engine.contract import RoundResult, RoundWork
 from fedskew.engine.data.batches import BatchPlan
-from fedskew.engine.data.device_samples import DeviceSamples
-from fedskew.engine.data.transfer import all_to_device, to_device
+from fedskew.engine.data.device import DeviceSamples, all_to_device, to_device
 from fedskew.engine.data_passes import DataPass
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.stacked.data_passes import ClientStack, stacked_sums

@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedskew.engine.contract import RoundResult, RoundWork
+from fedskew.engine.contract import RoundResult, RoundWork, same_parts
 from fedskew.engine.data.batches import BatchPlan
-from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.network import ModelState, Network
-from fedskew.engine.same_parts import same_parts
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.layouts import Layouts
 from fedskew.engine.stacked.program import Pools, Program, SlotStep, Staging

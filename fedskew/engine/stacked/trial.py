@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedskew.engine.contract import Assignment, RoundWork
 from fedskew.engine.data.batches import plan_batches
-from fedskew.engine.data.device_samples import DeviceSamples
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import DataPass, When
 from fedskew.engine.model.network import Network
 from fedskew.engine.stacked.data_passes import ClientStack, stacked_sums

@@ -19,8 +19,7 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Method, Tensors, Updates
-from fedskew.methods.hooks import server_step
-from fedskew.methods.parts import weighted_mean
+from fedskew.methods.parts import server_step, weighted_mean
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedskew.data.federation import Federation
 from fedskew.engine import ModelState, RoundResult, RoundWork
 from fedskew.experiment.config import Config
-from fedskew.methods.hooks import pass_visits
+from fedskew.methods.parts import pass_visits
 from fedskew.metrics.confusion import Evaluation
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedskew.engine import Fetch, on_host
-from fedskew.engine.data.transfer import all_to_device
+from fedskew.engine.data.device import all_to_device
 
 DEVICES = pytest.mark.parametrize(
     "device",
