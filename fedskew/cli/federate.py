@@ -147,6 +147,7 @@ def _up(
     """
     from fedskew.cli.terminal import notice, print_json, stdout
     from fedskew.experiment.config import assigned, with_values
+    from fedskew.experiment.result import describe_participation
     from fedskew.flower.disclosure import settings_warnings
     from fedskew.flower.planning import read_app
     from fedskew.flower.trial import plan_trial, run_folder
@@ -169,7 +170,9 @@ def _up(
         print_json(summary | {"folder": str(run.path)})
         return
     rounds = f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''}"
-    line = f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % after {rounds}; run saved in {run.path}"
+    who = describe_participation(summary.get("sites", {}), summary["rounds"])
+    line = f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % after {rounds}, {who}; "
+    line += f"run saved in {run.path}"
     stdout().print(line, soft_wrap=True, markup=False)
 
 

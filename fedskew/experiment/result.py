@@ -32,6 +32,16 @@ if TYPE_CHECKING:
 STATUS = "finished"
 
 
+def describe_participation(site_rounds: Mapping[str, int], rounds: int) -> str:
+    """Who contributed to a federation's model, in words."""
+    fewer = {name: number for name, number in site_rounds.items() if number < rounds}
+    if not fewer:
+        return f"all {len(site_rounds)} sites in every round"
+    named = [f"{name} in {number or 'no'} round{'s' * (number != 1)}" for name, number in fewer.items()]
+    complete = len(site_rounds) - len(fewer)
+    return ", ".join([*([f"{complete} of {len(site_rounds)} sites in every round"] if complete else []), *named])
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """One run, finished or not."""
@@ -191,6 +201,21 @@ class Result:
         """Kind, ε and δ of the noise on the sites' updates; None without noise."""
         return self.history[-1].privacy if self.history else None
 
+    @property
+    def site_rounds(self) -> dict[str, int]:
+        """Number of rounds to which each site contributed an update, by name; empty in a simulation."""
+        counts = dict.fromkeys(self.sites, 0)
+        for row in self.history if counts else ():
+            for client in set(row.clients) - set(row.diverged):
+                if self.sites[client] not in (row.failed or {}):
+                    counts[self.sites[client]] += 1
+        return counts
+
+    @property
+    def site_tests(self) -> list[str]:
+        """Names of the sites that reported tests of the last evaluated model."""
+        return list(self.evaluated[-1].sites or {}) if self.evaluated else []
+
     # -- the model, and views for people -----------------------------------------------------------------
 
     @cached_property
@@ -210,6 +235,7 @@ class Result:
             "final": self.evaluation.to_json(),
             **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
             "diverged": self.diverged,
+            **({"sites": self.site_rounds, "tested_by": self.site_tests} if self.sites else {}),
             "compute": self.compute,
             "notes": self.notes,
             "seconds": self.seconds,

@@ -68,7 +68,8 @@ def _lead(run: Result) -> str:
 
 
 def _data(run: Result) -> str:
-    return f"the data of {len(run.sites)} sites" if run.sites else run.config.data
+    contributors = sum(number > 0 for number in run.site_rounds.values())
+    return f"the data of {contributors} site{'s' * (contributors != 1)}" if run.sites else run.config.data
 
 
 def _use(run: Result, onnx: bool, with_words: bool) -> str:
@@ -203,7 +204,18 @@ def _labels_of_sites(run: Result) -> str:
         )
     if not any(words):
         words.append("The label counts stayed with the sites: the server did not receive them.")
-    words.append(f"The sites: {', '.join(map(_cell, run.sites))}." if run.sites else "")
+    words.append(_participation(run))
+    return " ".join(word for word in words if word)
+
+
+def _participation(run: Result) -> str:
+    """Which sites the model was trained on, and which ones tested it."""
+    rounds = run.site_rounds
+    trained = [f"{_cell(name)} ({number} of {run.rounds} rounds)" for name, number in rounds.items() if number]
+    never = [_cell(name) for name, number in rounds.items() if not number]
+    words = [f"Sites whose data the model was trained on: {', '.join(trained)}." if trained else ""]
+    words.append(f"Sites that never contributed: {', '.join(never)}." if never else "")
+    words.append(f"Sites that tested it: {', '.join(map(_cell, run.site_tests))}." if run.site_tests else "")
     return " ".join(word for word in words if word)
 
 
@@ -215,7 +227,7 @@ def _training(run: Result) -> str:
     rows = [
         ("method", config.method + (f" ({params})" if params else "")),
         ("data", _data(run)),
-        ("sites", len(run.sites)) if run.sites else split,
+        ("sites", f"{sum(n > 0 for n in run.site_rounds.values())} of {len(run.sites)}") if run.sites else split,
         ("rounds", run.rounds),
         ("clients per round", config.clients_per_round or "all"),
         ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),

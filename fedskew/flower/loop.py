@@ -37,6 +37,8 @@ class RequestedRound:
     answers: Answers
     tests: Replies
     """What the sites report about the model that the round starts from."""
+    absent: list[str]
+    """Names of the sites that were not connected."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class TrainedRound:
     result: RoundResult
     failures: dict[int, str]
     """Sites whose updates were left out, with the reason."""
+    absent: list[str]
 
 
 class FederatedRounds:
@@ -98,7 +101,8 @@ class FederatedRounds:
             plan, found = requested.plan, self._training.check(requested.plan, requested.answers)
             enough = min(self._settings.least, len(plan.clients))
             if found.finite >= enough:
-                return TrainedRound(plan, self._training.result(plan, found.updates), found.failures)
+                result = self._training.result(plan, found.updates)
+                return TrainedRound(plan, result, found.failures, requested.absent)
             number = plan.work.key.round + 1
             self._sites.say(f"round {number}: {found.finite} of {enough} updates needed came; attempt {attempt}")
             requested = None
@@ -127,7 +131,8 @@ class FederatedRounds:
         return following, evaluation.measure(replies, plan.runtime.test_set, model, labels)
 
     def _request(self, plan: RoundPlan, question: dict[str, Any] | None = None) -> RequestedRound:
-        return RequestedRound(plan, *self._training.request(plan, question))
+        absent = [name for number, name in enumerate(self._sites.names) if number not in self._sites.online]
+        return RequestedRound(plan, *self._training.request(plan, question), absent)
 
     def _row(self, trained: TrainedRound, aggregated: Aggregated) -> RoundRow:
         """The round's row, with the reasons why sites were left out, and without what the sites do not share."""
@@ -136,6 +141,7 @@ class FederatedRounds:
             row,
             diverged=[client for client in row.diverged if client not in failures],
             failed={self._sites.names[client]: reason for client, reason in failures.items()},
+            absent=trained.absent,
             loss=row.loss if self._settings.share_loss else None,
             privacy=None if self._settings.privacy == "none" else self._privacy_spent(),
         )

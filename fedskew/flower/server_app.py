@@ -19,7 +19,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import config_hash
 from fedskew.experiment.preparation import Prepared, prepare
-from fedskew.experiment.result import Result
+from fedskew.experiment.result import Result, describe_participation
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
@@ -127,15 +127,21 @@ class Log(Callback):
     """Progress in the ServerApp's log."""
 
     def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
-        told = f"round {row.round} of {row.round + rounds_ahead}"
+        line = f"round {row.round} of {row.round + rounds_ahead}"
         if row.evaluation is not None:
-            told += f": accuracy {100 * row.evaluation.accuracy:.2f} %"
+            line += f": accuracy {100 * row.evaluation.accuracy:.2f} %"
+        if row.sites:
+            line += f", tests of {', '.join(row.sites)}"
         if row.loss is not None:
-            told += f", loss {row.loss:.4f}"
-        say(f"{told}, {row.seconds:.1f} s")
+            line += f", loss {row.loss:.4f}"
+        if row.absent:
+            line += f", absent: {', '.join(row.absent)}"
+        say(f"{line}, {row.seconds:.1f} s")
 
     def on_notice(self, line: str) -> None:
         say(line)
 
     def on_end(self, result: Result) -> None:
-        say(f"finished with accuracy {100 * result.accuracy:.2f} %; the run is in {result.folder}")
+        accuracy, sites = f"{100 * result.accuracy:.2f} %", describe_participation(result.site_rounds, result.rounds)
+        testers = f", tested by {', '.join(result.site_tests)}" if result.site_tests else ""
+        say(f"finished with accuracy {accuracy}{testers}; trained by {sites}; the run is in {result.folder}")

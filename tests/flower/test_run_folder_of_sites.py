@@ -14,6 +14,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.privacy import epsilon
 from fedskew.flower.server_app import run_federation
+from fedskew.flower.wire import Facts
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,34 @@ def test_a_run_tested_in_total_can_be_reported_compared_and_exported(
     assert main(["compare", run, run]) == 0
     assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
     assert "nan" not in capsys.readouterr().out
+
+
+def test_only_sites_that_contributed_are_named_as_trained_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """site-1 is never let in, and site-2 leaves after the first round: rows, summary, card and last line say so."""
+    data = small_data(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+    values = {"method": "fedavg", "rounds": 2, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+
+    def meddle(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if site == "site-1" and asked["kind"] == "hello":
+            return {"refused": "other data"}, b""
+        if site == "site-2" and asked.get("key", {}).get("round") == 1:
+            return {"failed": "away"}, b""
+        return facts, answer
+
+    own = {"evaluation": "sites", "site_metrics": "total", "test_data": None, "minimum": 1, "begin_with": 2}
+    here = case(tmp_path, split, data, with_values(Config(), values), meddle, **own)
+    result = run_federation(here.grid, here.context)
+    assert [row.absent for row in result.history] == [None, ["site-1"], ["site-1"]]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["sites"] == {"site-0": 2, "site-1": 0, "site-2": 1}
+    assert summary["tested_by"] == ["site-0", "site-2"]
+    assert "trained by 1 of 3 sites in every round, site-1 in no rounds, site-2 in 1 round;" in caplog.text
+    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "trained federatedly on the data of 2 sites" in card
+    assert "trained on: site-0 (2 of 2 rounds), site-2 (1 of 2 rounds). Sites that never contributed: site-1." in card
+    assert "Sites that tested it: site-0, site-2." in card
 
 
 def test_the_card_of_a_private_run_has_its_epsilon(tmp_path: Path) -> None:

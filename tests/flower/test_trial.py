@@ -42,7 +42,8 @@ def test_a_killed_trial_leaves_no_process_and_the_same_command_takes_over(tmp_pa
 
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert re.fullmatch(r"fedavg: accuracy [\d.]+ % after 2 rounds; run saved in .*\n", again.stdout)
+    line = r"fedavg: accuracy [\d.]+ % after 2 rounds, all 2 sites in every round; run saved in .*\n"
+    assert re.fullmatch(line, again.stdout)
     assert not marked_processes(str(folder))
 
     other = subprocess.run([*command, "--lr", "0.3"], capture_output=True, text=True, check=False)

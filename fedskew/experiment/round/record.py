@@ -71,6 +71,8 @@ class RoundRow:
     """Seconds by part: `train`, `server`, `evaluate`; empty in runs from before they were measured."""
     failed: dict[str, str] | None = None
     """On Flower: why a site's reply was left out, by the site's name."""
+    absent: list[str] | None = None
+    """On Flower: names of the sites that were not connected when the round began."""
     privacy: dict[str, Any] | None = None
     """On Flower with noise: the privacy spent so far."""
     seconds: float = 0.0
