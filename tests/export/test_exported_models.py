@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from exported_runs import CLASSES, finished, form
+from method_cases import slow
 from torch import nn
 
 from fedskew.errors import UserError
@@ -74,8 +75,15 @@ def test_twins_have_the_same_layers() -> None:
         assert layers(deeper) <= layers(other), deeper
 
 
+PUSHED = {"dnn", "cnn", "resnet8", "mobilenetv2", "fasttext"}
+"""Models that `make test` exports; `make test-all` exports all of them."""
+
+
 @with_onnx
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in DEEPER_TWINS])
+@pytest.mark.parametrize(
+    "name",
+    [name if name in PUSHED else slow(name)[0] for name in MODELS if name not in DEEPER_TWINS],
+)
 def test_onnx_gives_the_logits_of_pytorch(name: str, tmp_path: Path) -> None:
     import onnxruntime
 
