@@ -6,12 +6,16 @@ gives itself. It is let in once its data were checked against the contract, at t
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+import httpx
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from fedskew.errors import UserError
 from fedskew.flower.wire import MOST, Facts, Garbled, from_records, is_count, one_line, tensors_record, to_records
@@ -20,6 +24,11 @@ _POLL_SECONDS = 0.5
 _ASK_AGAIN_SECONDS = 30.0
 _HELLO_SECONDS = 600.0
 _SPARE_SECONDS = 5.0
+_AT_ONCE = 4
+"""Messages per call to Flower: with many large ones in one call, the time to send them is up before they are sent."""
+_RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+T = TypeVar("T")
 
 _TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
@@ -89,7 +98,7 @@ class Sites:
 
     def look_around(self) -> None:
         """Notice who came and who went; greet newcomers without waiting for them."""
-        there = {node.node_id: node.name for node in self._grid.get_nodes()}
+        there = {node.node_id: node.name for node in self._retry(lambda: list(self._grid.get_nodes()))}
         for gone in self._nodes.keys() - there.keys():
             node = self._nodes.pop(gone)
             if node.client is not None and self._met.get(node.client) == gone:
@@ -106,14 +115,15 @@ class Sites:
             again = node.refused is not None and now - node.asked_at > _ASK_AGAIN_SECONDS
             if (node.asked is None and node.client is None and node.refused is None) or again:
                 facts = {"refused": node.refused} if node.refused_here else {}
-                (node.asked,) = self._grid.push_messages([self._message("hello", number, facts, None, _HELLO_SECONDS)])
+                greeting = functools.partial(self._message, "hello", facts=facts, tensors=None, timeout=_HELLO_SECONDS)
+                (node.asked,) = self._push(greeting, [number])
                 node.asked_at = now
 
     def _take_greetings(self) -> None:
         pending = {node.asked: (number, node) for number, node in self._nodes.items() if node.asked is not None}
         if not pending:
             return
-        for message in self._grid.pull_messages(list(pending)):
+        for message in self._pull(list(pending)):
             number, node = pending[message.metadata.reply_to_message_id]
             node.asked = None
             reply = _read(message)
@@ -152,11 +162,16 @@ class Sites:
         answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
         there = [client for client in facts if client in nodes]
         tensors = tensors_record(payload)
-        messages = [self._message(kind, nodes[c], facts[c], tensors, timeout, group) for c in there]
-        waiting = dict(zip(self._grid.push_messages(messages), there, strict=True)) if messages else {}
+        waiting: dict[str, int] = {}
+        for first in range(0, len(there), _AT_ONCE):
+            some = there[first : first + _AT_ONCE]
+            sent = self._push(lambda c: self._message(kind, nodes[c], facts[c], tensors, timeout, group), some)
+            waiting |= {number: client for number, client in zip(sent, some, strict=True) if number}
+            refused = [client for number, client in zip(sent, some, strict=True) if not number]
+            answers |= dict.fromkeys(refused, Failure("the SuperLink did not accept the message to it"))
         end = time.monotonic() + timeout
         while waiting:
-            for message in self._grid.pull_messages(list(waiting)):
+            for message in self._pull(list(waiting)):
                 answers[waiting.pop(message.metadata.reply_to_message_id)] = _read(message)
             if not waiting:
                 break
@@ -165,6 +180,25 @@ class Sites:
                 break
             time.sleep(_POLL_SECONDS)
         return dict(sorted(answers.items()))
+
+    def _push(self, message: Callable[[int], Message], clients: Sequence[int]) -> list[str]:
+        """Send each client its message. A failed attempt is repeated with new messages, which Flower requires."""
+        return self._retry(lambda: list(self._grid.push_messages([message(client) for client in clients])))
+
+    def _pull(self, sent: Sequence[str]) -> list[Message]:
+        return self._retry(lambda: list(self._grid.pull_messages(list(sent))))
+
+    def _retry(self, call: Callable[[], T]) -> T:
+        """Call Flower, several times if it fails for a reason that may pass: a busy SuperLink, a locked database."""
+        for wait in _RETRY_SECONDS:
+            try:
+                return call()
+            except (httpx.HTTPError, ObjectPushError, ObjectPullError) as error:
+                self.say(
+                    f"the SuperLink failed ({one_line(f'{type(error).__name__}: {error}')}); next try in {wait:g} s"
+                )
+                time.sleep(wait)
+        return call()
 
     def _message(
         self, kind: str, node: int, facts: Facts, tensors: ArrayRecord | None, timeout: float, group: str = ""

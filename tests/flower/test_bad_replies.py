@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from in_process import Meddle, case, small_data
 
 from fedskew.data import Dirichlet, Federation, federation
@@ -323,6 +325,28 @@ def test_a_site_that_the_server_refuses_learns_the_reason(data: Path, split: Fed
     run_federation(here.grid, here.context)
     assert "refused" not in questions[0]
     assert questions[1]["refused"] == "its key belongs to 'site-1', but its site.yaml says 'site-0'"
+
+
+def test_a_superlink_that_fails_for_a_moment_is_asked_again(
+    data: Path,
+    split: Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("fedskew.flower.sites._RETRY_SECONDS", (0.0, 0.0))
+    here = case(tmp_path, split, data, settings("fedavg"))
+    push, calls = here.grid.push_messages, itertools.count()
+
+    def sometimes(messages: Iterable[Message]) -> Iterable[str]:
+        if next(calls) % 3 == 2:
+            raise ObjectPushError("object", 1, "session")
+        return push(messages)
+
+    monkeypatch.setattr(here.grid, "push_messages", sometimes)
+    result = run_federation(here.grid, here.context)
+    assert [row.failed for row in result.history[1:]] == [{}, {}]
+    assert "the SuperLink failed (ObjectPushError" in caplog.text
 
 
 def test_tests_and_surveys_that_cannot_be_are_left_out(
