@@ -27,7 +27,7 @@ ROUND = [
         "plan",
         "experiment/round/plan.py",
         "who takes part and what each client receives",
-        "sampler.py; the method's downlink",
+        "the sampler; the method's downlink",
     ),
     (
         "train",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,10 @@ from torch import Tensor
 from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.model.network import ModelState
 from fedskew.engine.optimisers import OPTIMISERS, LocalOptimiser
-from fedskew.methods.parts import Client, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack
+from fedskew.methods.parts import Client, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack, uses_hook
+
+When = Literal["opening", "closing"]
+"""The passes over a client's data: before its local training and after it."""
 
 OPENING = "opening"
 """Key prefix of the opening pass's sums within a client's state."""
@@ -74,6 +77,10 @@ class RoundWork:
     def members(self) -> list[Part]:
         """The parts, with composed parts replaced by what they are composed of."""
         return [member for part in self.parts for member in part.members]
+
+    def needs_pass(self, when: When) -> bool:
+        """Whether a part of the method has this hook."""
+        return any(uses_hook(part, when) for part in self.parts)
 
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
         """What the method may use of one client. `state` may include the sums of its opening pass."""

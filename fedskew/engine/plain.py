@@ -15,10 +15,11 @@ from fedskew.engine.contract import (
     Engine,
     RoundResult,
     RoundWork,
+    When,
 )
 from fedskew.engine.data.batches import BatchPlan, companion_key, half_targets, perturbation_key
 from fedskew.engine.data.device import DeviceSamples
-from fedskew.engine.data_passes import DataPass, When, client_sums
+from fedskew.engine.data_passes import DataPass, client_sums
 from fedskew.engine.model.channels_last import InputLayout
 from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import ModelState, Network
@@ -100,10 +101,9 @@ class _ClientTraining:
 
     def _pass(self, when: When) -> Tensors:
         """The sums of the client's opening or closing pass with the current model."""
-        data_pass = DataPass(self._work, when)
-        if not data_pass.needed:
+        if not self._work.needs_pass(when):
             return {}
-        model = ModelState(self.params, self.buffers)
+        data_pass, model = DataPass(self._work, when), ModelState(self.params, self.buffers)
         return client_sums(self._network, self._data, self._layout, data_pass, self._plan, model, self._client)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,15 +11,16 @@ above the mean count n/C is a *majority* class.
 
 from __future__ import annotations
 
-from fedskew.losses.classifiers import SuppressVariant, gravitation, logit_suppression
 from fedskew.losses.cross_entropies import (
     GammaMode,
+    SuppressVariant,
     VacantMode,
     batch_class_cross_entropy,
     calibrated_cross_entropy,
     cross_entropy,
     focal_cross_entropy,
     group_cross_entropy,
+    logit_suppression,
     margin_cross_entropy,
     own_label_cross_entropy,
     restricted_softmax_cross_entropy,
@@ -44,6 +45,7 @@ from fedskew.losses.features import (
     centre_cross_entropy,
     class_decorrelation,
     decorrelation,
+    gravitation,
     model_contrast,
     prototype_contrast,
     prototype_distance,

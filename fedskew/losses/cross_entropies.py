@@ -1,4 +1,7 @@
-"""Cross entropies: plain, smoothed, focal, calibrated by label counts, or over some of the classes."""
+"""Cross entropies: plain, smoothed, focal, calibrated by label counts, or over some of the classes.
+
+FedVLS adds its suppression of logits to the calibrated one.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,12 @@ from fedskew.losses.masks import (
     class_probabilities,
     group_mask,
     negative_log_likelihood,
+    real_rows,
+    target_mask,
 )
 
+SuppressVariant = Literal["lade", "paper"]
+"""See `logit_suppression`."""
 GammaMode = Literal["paper", "normalised"]
 VacantMode = Literal["exclude", "code"]
 """Both: see `unbalanced_cross_entropy`."""
@@ -106,3 +113,27 @@ def own_label_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tenso
 def group_cross_entropy(logits: Tensor, targets: Tensor, group: Sequence[int]) -> Tensor:
     """CE with the softmax restricted to the classes of `group`: the loss of a PKD expert."""
     return cross_entropy(logits.masked_fill(~group_mask(logits, group), -math.inf), targets)
+
+
+def logit_suppression(
+    logits: Tensor, targets: Tensor, label_counts: Tensor, variant: SuppressVariant = "lade"
+) -> Tensor:
+    """Σ_c p(c)·ℓ_c, which lowers the logits of present classes on samples of other classes (FedVLS Eqs. 4–5).
+
+    `paper`: ℓ_c is the log of the batch mean of 1[y ≠ c]·e^z_c, which has no lower bound. `lade`, as in the published
+    program: the logits are shifted by −log p(c) + log 1/C, and a sample of class c adds e⁰ instead of nothing, which
+    bounds the term from below. A class without negatives in the batch is skipped (`paper`) or gives 0 (`lade`).
+    """
+    p = class_probabilities(label_counts, logits)
+    real = real_rows(targets).unsqueeze(-1)
+    negatives = ~target_mask(logits, targets) & real
+    if variant == "lade":
+        shifted = logits - (p + 1e-9).log() + math.log(1 / logits.shape[-1] + 1e-9)
+        terms = torch.where(negatives, shifted, 0.0).masked_fill(~real, -math.inf)
+        counted = (p > 0) & real.any()
+    else:
+        counted = (p > 0) & negatives.any(dim=0)
+        terms = logits.masked_fill(~negatives, -math.inf)
+    terms = torch.where(counted, terms, 0.0)
+    per_class = terms.logsumexp(dim=0) - real.sum().clamp(min=1).to(logits.dtype).log()
+    return torch.where(counted, p * per_class, 0.0).sum()

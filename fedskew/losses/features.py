@@ -1,4 +1,4 @@
-"""Terms on features: contrast, decorrelation, and distances from prototypes and class centres."""
+"""Terms on features: contrast, decorrelation, distances from prototypes and class centres, gravitation of head rows."""
 
 from __future__ import annotations
 
@@ -115,3 +115,35 @@ def _distances(some: Tensor, others: Tensor) -> Tensor:
     rounding = max((16 * torch.finfo(some.dtype).eps) ** 2, 64 * torch.finfo(torch.float64).eps)
     apart = squares > rounding * lengths
     return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0).to(some.dtype)
+
+
+def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -> Tensor:
+    """FedGR's server regulariser −Σ_k Σ_{i∈Y_k} (log A + log R), without its weight λ (Eq. 9).
+
+    `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` says which labels it has. A
+    attracts row i of client k to the other participants' rows of label i, and R repels it from their rows of other
+    labels. In its own terms, a row is a constant. A label that no other participant has is not attracted. Without
+    `attraction`, only −Σ log R remains, which is FedGC's regulariser.
+    """
+    clients, classes, _ = classifiers.shape
+    present = present.to(torch.bool)
+    same_label = torch.eye(classes, dtype=torch.bool, device=classifiers.device).unsqueeze(1)
+    total = classifiers.new_zeros(())
+    for k in range(clients):
+        row = classifiers[k].detach()
+        similarity = torch.einsum("id,zjd->izj", row, classifiers)
+        elsewhere = present.clone()
+        elsewhere[k] = False
+        attracting = elsewhere & same_label  # [C, K, C]: label i of another client
+        repelling = elsewhere & ~same_label
+        attracted = masked_logsumexp(similarity, attracting) - masked_logsumexp(
+            similarity, elsewhere.expand_as(attracting)
+        )
+        own = (row * row).sum(dim=-1)
+        repulsion = own - torch.logaddexp(own, masked_logsumexp(similarity, repelling))
+        has_attraction = present[k] & attracting.flatten(1).any(dim=1)
+        has_repulsion = present[k] & repelling.flatten(1).any(dim=1)
+        if attraction:
+            total = total - torch.where(has_attraction, attracted, 0.0).sum()
+        total = total - torch.where(has_repulsion, repulsion, 0.0).sum()
+    return total

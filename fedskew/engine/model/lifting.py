@@ -1,6 +1,6 @@
 """A model lifted over clients: one program that applies every client's parameters to its batch.
 
-`torch.fx` takes the module apart. A layer with a rule (`stacked_layers`) becomes one operation on all clients; other
+`torch.fx` takes the module apart. A layer with a rule (`layers`) becomes one operation on all clients; other
 layers are lifted by `vmap`, one by one.
 """
 
@@ -18,8 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from fedskew.engine.kernels import Activation
-from fedskew.engine.model.layers import Between
-from fedskew.engine.model.stacked_layers import RULES, StackedForward, batch_norm
+from fedskew.engine.model.layers import RULES, Between, StackedForward, batch_norm
 from fedskew.methods.parts import Tensors
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from fedskew.engine import kernels
 from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, Perturbation, ValidBatchNorm
 from fedskew.engine.model.lifting import LiftedModel, lifted_model
 from fedskew.methods.parts import Mode, Outputs, Tensors
-from fedskew.models.base import has_features
+from fedskew.models.base import Classifier, has_features
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Network:
 
         self._plain.train()
         self._ties = _has_ties(self._model)
+        self._convolves = any(isinstance(m, nn.Conv2d) for m in self._model.modules())
         self._lifted: dict[Mode, LiftedModel | None] = {}
         self._mixes: dict[Mode, bool] = {}
 
@@ -181,7 +183,7 @@ class Network:
 
     def prefers_channels_last(self, samples: Tensor) -> bool:
         """Whether stacked inputs should have their channels last in memory."""
-        return kernels.supported(samples, samples) and any(isinstance(m, nn.Conv2d) for m in self._model.modules())
+        return self._convolves and kernels.supported(samples, samples)
 
     def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
         """Whether a sample's output depends on the other samples of the batch, or on its position there."""
@@ -250,9 +252,11 @@ class _WithFeatures(nn.Module):
         super().__init__()
         self.model = model
         self.perturbation = Perturbation(context)
+        self._is_classifier = has_features(model)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if has_features(self.model):
-            features = self.model.encoder(x)
-            return self.model.head(self.perturbation(features)), features
+        if self._is_classifier:
+            model = cast(Classifier, self.model)
+            features = model.encoder(x)
+            return model.head(self.perturbation(features)), features
         return self.model(x), None

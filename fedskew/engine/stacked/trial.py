@@ -9,12 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.engine.contract import Assignment, RoundWork
+from fedskew.engine.contract import Assignment, RoundWork, When
 from fedskew.engine.data.batches import plan_batches
 from fedskew.engine.data.device import DeviceSamples
-from fedskew.engine.data_passes import DataPass, When
+from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
 from fedskew.engine.model.network import Network
-from fedskew.engine.stacked.data_passes import ClientStack, stacked_sums
 from fedskew.engine.stacked.local_step import Batches, StepResult, compute_step, finish_clients
 from fedskew.losses import IGNORE
 from fedskew.methods.parts import Outputs, Seen, Tensors
@@ -41,14 +40,14 @@ class Trial:
 
     def _closing(self, params: Tensors) -> Tensors:
         """The sums of one client's closing pass."""
-        data_pass, work = DataPass(self._work, "closing"), self._work
-        if not data_pass.needed:
+        work = self._work
+        if not work.needs_pass("closing"):
             return {}
         few = self._few.samples
         plan = plan_batches(few, self._few.client, 1, max(len(few), 1), 1, work.key)
         buffers = {name: b.unsqueeze(0) for name, b in work.sent.buffers.items()}
         stack = ClientStack([plan], params, buffers, *self._client_tensors(1))
-        return stacked_sums(self._network, self._data, data_pass, stack)
+        return stacked_sums(self._network, self._data, DataPass(work, "closing"), stack)
 
     def step(self, clients: int, width: int) -> StepResult:
         """A step of so many clients with batches of that width."""

@@ -140,10 +140,14 @@ class RunStages:
 
     def __init__(self, method: Method, config: Config) -> None:
         self._method, self._config = method, config
+        self._known: tuple[Notes, list[Stage]] | None = None
 
     def known(self, state: RunState) -> list[Stage]:
         """The stages known so far; a survey may add others."""
-        return self._method.stages(self._config.rounds, self._config.local_epochs, state.notes)
+        if self._known is None or self._known[0] != state.notes:
+            stages = self._method.stages(self._config.rounds, self._config.local_epochs, state.notes)
+            self._known = state.notes, stages
+        return self._known[1]
 
     def next(self, state: RunState) -> Stage | None:
         """The stage of the next round; None after the last round."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedskew.engine.stacked.schedule import SLACK, make_schedule, slots_for
+from fedskew.engine.stacked.round import SLACK, make_schedule, slots_for
 
 STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(any)
 

@@ -24,11 +24,9 @@ from toy_runs import (
 )
 
 import fedskew.engine.stacked.engine
-import fedskew.engine.stacked.slots
 from fedskew.engine.stacked import execution
-from fedskew.engine.stacked.engine import StackedEngine
+from fedskew.engine.stacked.engine import Slots, StackedEngine
 from fedskew.engine.stacked.program import Program
-from fedskew.engine.stacked.slots import Slots
 from fedskew.errors import UserError
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
@@ -68,7 +66,7 @@ def test_fewer_slots_than_clients(method: str, most: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_batches_staged_in_several_windows(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedskew.engine.stacked.slots, "STAGED_STEPS", window)
+    monkeypatch.setattr(fedskew.engine.stacked.engine, "STAGED_STEPS", window)
     assert distance(finished(stacked("fedvls"))[0], plain("fedvls")) < 1e-9
 
 
@@ -76,8 +74,8 @@ def test_batches_staged_in_several_windows(window: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("window", [1, 3, 4])
 def test_batches_staged_beside_the_steps_of_the_window_before(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where memory itself says which batch is next."""
-    monkeypatch.setitem(fedskew.engine.stacked.slots._WINDOWS, "cpu", 2)
-    monkeypatch.setattr(fedskew.engine.stacked.slots, "STAGED_STEPS", window)
+    monkeypatch.setitem(fedskew.engine.stacked.engine._WINDOWS, "cpu", 2)
+    monkeypatch.setattr(fedskew.engine.stacked.engine, "STAGED_STEPS", window)
     this = stacked("fedavg", rounds=3)
     state = finished(this)[0]
     program = next(iter(this.engine._slots[1]._programs.values()))  # type: ignore[index, union-attr, attr-defined]

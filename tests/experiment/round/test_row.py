@@ -10,7 +10,7 @@ import pytest
 
 import fedskew as fs
 from fedskew.experiment.round.record import RoundRow
-from fedskew.experiment.storage.history import RoundsFile
+from fedskew.experiment.storage.run_folder import RoundsFile
 from fedskew.metrics.confusion import Evaluation
 
 LATER = [
