@@ -27,7 +27,7 @@ from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
-from fedskew.flower.planning import resolved, settings_of
+from fedskew.flower.planning import make_settings, resolved
 from fedskew.flower.site_config import load_site
 
 INPUTS, CLASSES = 64, 10
@@ -186,10 +186,10 @@ class Case:
     def ours(self) -> Cost:
         names, log = self._names, self._folder / "run" / "rounds.jsonl"
         own = {"minimum": len(names), "folder": str(self._folder / "run")}
-        settings = settings_of(names, own)
+        settings = make_settings(names, own)
         site = self._folder / "probe.yaml"
         write_site(site, {"name": names[0], "data": "data.npz"})
-        contract = Contract.of(load_site(site).federation().dataset)
+        contract = Contract.from_dataset(load_site(site).federation().dataset)
         config = with_values(
             Config(), {"method": "fedavg", "rounds": self._rounds, "local_epochs": 1, "device": "cpu", "model": "dnn"}
         )

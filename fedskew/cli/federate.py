@@ -112,7 +112,7 @@ def _init(
     from fedskew.flower.app_folder import write_app
     from fedskew.flower.contract import Contract
     from fedskew.flower.disclosure import settings_warnings
-    from fedskew.flower.planning import described_contract, resolved, settings_of
+    from fedskew.flower.planning import described_contract, make_settings, resolved
 
     config, names = settings.config(), split_names(sites)
     if (classes is None) != (shape is None):
@@ -120,8 +120,8 @@ def _init(
     if classes is not None and shape is not None:
         contract = described_contract(classes, shape)
     else:
-        contract = Contract.of(load(config.data, config.data_dir, **config.data_params))
-    own = settings_of(names, assigned(federation or ()))
+        contract = Contract.from_dataset(load(config.data, config.data_dir, **config.data_params))
+    own = make_settings(names, assigned(federation or ()))
     whole = resolved(config, contract, names)
     path = write_app(folder, own, contract, whole)
     for warning in settings_warnings(own, contract, whole):

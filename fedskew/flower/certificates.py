@@ -84,7 +84,7 @@ def issue(authority: x509.Certificate, authority_key: Key, hosts: Iterable[str],
     return certificate_pem(builder.sign(authority_key, hashes.SHA384())), key_pem(key)
 
 
-def hosts_of(certificate: bytes) -> tuple[str, ...]:
+def certificate_hosts(certificate: bytes) -> tuple[str, ...]:
     """The names and addresses of a server's certificate; none once it is due for renewal."""
     loaded = x509.load_pem_x509_certificate(certificate)
     if loaded.not_valid_after_utc - datetime.now(UTC) < _RENEWAL:

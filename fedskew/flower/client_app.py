@@ -1,6 +1,6 @@
-"""The ClientApp: it hands messages to the site's worker and its answers back, unopened.
+"""The ClientApp: it passes messages to the site's worker, and the answers back, unopened.
 
-Flower starts a new process for every message; this module therefore imports neither torch nor data.
+Flower starts a new process for every message, so this module imports neither torch nor data.
 """
 
 from __future__ import annotations
@@ -42,23 +42,22 @@ app.evaluate()(answer)
 
 
 def _ask(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
-    """The worker's answer; one that ends, because the app's code changed or in the middle of its work, gets a
-    successor once."""
+    """The worker's answer. A worker that ends meanwhile, for new code of the app or by a crash, is replaced once."""
     for _ in range(2):
         with contextlib.suppress(OSError, EOFError), _connected(site) as connection:
             send_frame(connection, facts, payload)
             return receive_frame(connection)
-    raise RuntimeError(f"the worker of {site} ended at work twice, perhaps for want of memory")
+    raise RuntimeError(f"the worker of {site} ended twice at work, perhaps because memory ran out")
 
 
 def _connected(site: Path) -> socket.socket:
-    """A connection to the site's worker, which is started if there is none."""
+    """A connection to the site's worker; starts the worker if none runs."""
     guardian = os.getppid()
     path = socket_path(site, guardian)
     connection = _connection(path)
     if connection is not None:
         return connection
-    # In a session of its own: what ends this process, or its group, leaves the worker alone.
+    # A separate session: signals to this process or its group do not reach the worker.
     command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(guardian)]
     worker = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
     deadline, wait = time.monotonic() + _START_SECONDS, _FIRST_WAIT
@@ -68,7 +67,7 @@ def _connected(site: Path) -> socket.socket:
             return connection
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
-    raise RuntimeError(f"the worker of {site} did not start; its reason stands in the SuperNode's log")
+    raise RuntimeError(f"the worker of {site} did not start; the SuperNode's log has the reason")
 
 
 def _connection(path: Path) -> socket.socket | None:

@@ -1,4 +1,4 @@
-"""What all sites of a federation agree on before they train: classes by name, the form of an input, normalisation.
+"""The agreement of all sites of a federation: class names, the form of an input, and normalisation.
 
 Classes are a set of names, numbered in the order of the contract. A site may lack some of them, or list them in
 another order: its labels are renumbered by name.
@@ -31,15 +31,15 @@ class Contract:
     kind: Kind
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    """Of one input: channels, height, width of images, columns of a table, words of a text."""
+    """Shape of one input: channels, height and width of an image, columns of a table, or words of a text."""
     mean: tuple[float, ...] = ()
-    """Of images scaled to [0, 1], per channel; of a table, per column: none, and every site takes its own."""
+    """Mean per channel of images scaled to [0, 1], or per column of a table. Without it, every site uses its own."""
     std: tuple[float, ...] = ()
     vocabulary: int = 0
     columns: tuple[str, ...] = ()
-    """Of a table: its columns in order; none, and nobody checks that sites mean the same by them."""
+    """Columns of a table, in order. Without names, sites are not checked for using the same columns."""
     words: str = ""
-    """Of text: the dataset whose training part numbers the words."""
+    """For text: the dataset whose training part numbers the words."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "table", "text"):
@@ -61,7 +61,7 @@ class Contract:
         return tuple(zip(self.mean, self.std, strict=True)) if self.kind == "table" else ()
 
     @classmethod
-    def of(cls, dataset: Dataset) -> Contract:
+    def from_dataset(cls, dataset: Dataset) -> Contract:
         """The contract that this dataset keeps."""
         image, text = dataset.kind == "image", dataset.kind == "text"
         return cls(
@@ -97,7 +97,7 @@ class Contract:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     def admit(self, dataset: Dataset) -> Dataset:
-        """A site's data as the federation counts them; a UserError says in which ways they differ."""
+        """A site's data with the federation's classes and scaling; a UserError lists all differences."""
         if differences := self._differences(dataset):
             raise UserError(f"the data do not keep the federation's contract: {'; '.join(differences)}")
         dataset = self._ordered(dataset)
@@ -131,7 +131,7 @@ class Contract:
         ]
 
     def _ordered(self, dataset: Dataset) -> Dataset:
-        """With the columns of a table in the contract's order."""
+        """The dataset with its columns in the contract's order."""
         if not self.columns or dataset.columns in ((), self.columns):
             return dataset
         order = [dataset.columns.index(name) for name in self.columns]
@@ -149,7 +149,7 @@ class Contract:
         return scaled
 
     def blank(self) -> Dataset:
-        """A dataset of this form with one empty input per class, for one who has no data: the server."""
+        """A dataset of this form with one empty input per class, for the server, which has no data."""
         numbers = np.dtype({"image": "u1", "table": "f4", "text": "i8"}[self.kind])
         samples = Samples(np.zeros((len(self.classes), *self.shape), numbers), np.arange(len(self.classes)))
         dataset = Dataset("federation", self.kind, self.classes, samples, samples, vocabulary=self.vocabulary)

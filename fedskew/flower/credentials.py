@@ -4,7 +4,7 @@
     server.pem, server.key      what the SuperLink, or the proxy in front of it, shows to sites and operators
     sites/NAME/                 all that one site needs: ca.pem, node.key, node.pub
 
-TLS tells sites that the server is the right one; a node's key tells the server which site it talks to.
+TLS proves the server's identity to the sites; a node's key proves the site's identity to the server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
 from fedskew.flower import certificates
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-"""Names that every server certificate has: the server's own processes and its operator come that way."""
+"""Names in every server certificate, for the server's own processes and its operator."""
 SECRET, PUBLIC = 0o600, 0o644
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -52,7 +52,7 @@ class NodeKeys:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Where everything lies."""
+    """Paths of all files."""
 
     folder: Path
 
@@ -107,7 +107,7 @@ def _check_sites(sites: Sequence[str]) -> None:
 
 
 def _checked_host(host: str) -> str:
-    """In the one spelling that certificates are compared by."""
+    """The host in the spelling in which certificates are compared."""
     if certificates.is_address(host):
         return str(ipaddress.ip_address(host))
     if not _HOST.fullmatch(host):
@@ -123,7 +123,7 @@ def _make_server(made: Credentials, hosts: list[str], days: int) -> None:
     known: tuple[str, ...] = ()
     if made.certificate.exists() and made.key.exists():
         with _naming(made.certificate):
-            known = certificates.hosts_of(_read(made.certificate))
+            known = certificates.certificate_hosts(_read(made.certificate))
     if set(hosts) <= set(known):
         return
     certificate, key = certificates.issue(authority, authority_key, dict.fromkeys((*known, *hosts)), days)
@@ -144,7 +144,7 @@ def _authority(made: Credentials) -> tuple[Certificate, certificates.Key]:
 
 
 def _make_node(made: Credentials, site: str) -> None:
-    """The site's folder; a key pair that is there already is the site's identity and stays."""
+    """Write the site's folder; an existing key pair is the site's identity and stays."""
     node = made.node(site)
     _make_folder(node.folder)
     _write(node.authority, _read(made.authority), PUBLIC)
@@ -169,7 +169,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or absent, and with `mode` from its first byte on."""
+    """Write a file atomically, with `mode` from its first byte on."""
 
     def put(draft: Path) -> None:
         draft.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 _LENGTH = struct.Struct(">Q")
 _PIECE = 2**20
-"""Memory is taken as bytes arrive: a length is only what the other side says."""
+"""Memory is allocated as bytes arrive: a length is only a claim of the other side."""
 _MOST_FACTS = 2**30
 
 
@@ -21,7 +21,7 @@ def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -
 
 
 def receive_frame(from_: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """EOFError if the other side is gone before the frame is whole; ValueError if it is not one of ours."""
+    """Read one frame. Raises EOFError if the connection ends early, and ValueError if the frame is not ours."""
     body, payload = (int(_LENGTH.unpack(_exactly(from_, _LENGTH.size))[0]) for _ in range(2))
     if body > _MOST_FACTS:
         raise ValueError(f"facts of {body} bytes; expected at most {_MOST_FACTS}")

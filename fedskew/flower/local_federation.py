@@ -1,10 +1,10 @@
-"""A whole federation on one machine, as separate processes with real TLS and node keys: for trying it out.
+"""A whole federation on one machine, for trials: separate processes with real TLS and node keys.
 
 FOLDER/
   keys/       authority, server certificate and node keys
   app/        the Flower app
-  sites/      one folder a site: site.yaml and its state
-  logs/       what every process says
+  sites/      one folder per site: site.yaml and its state
+  logs/       the output of every process
   flower/     Flower's own files
   run/        the run's folder
 """
@@ -71,7 +71,7 @@ class LocalFederation:
         return self.folder / "sites" / site / "site.yaml"
 
     def start(self) -> None:
-        """Everything but a run, from nothing."""
+        """Start the SuperLink and all sites, with an empty database."""
         for file in self.folder.glob(f"{self._database.name}*"):  # with SQLite's journal
             file.unlink()
         self.start_superlink()
@@ -84,7 +84,7 @@ class LocalFederation:
         return self.folder / "superlink.db"
 
     def start_superlink(self) -> None:
-        """The server; one that was killed knows the sites' keys again."""
+        """Start the SuperLink; one that was killed finds the registered keys in its database."""
         if self.superlink is not None:
             self.superlink.kill()
         keys = self.keys.folder.resolve()
@@ -97,7 +97,7 @@ class LocalFederation:
         self._write_connection(keys / "ca.pem")
 
     def register(self) -> None:
-        """Tell the SuperLink the sites' keys, and the names that belong to them."""
+        """Register the sites' keys under their names."""
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(self._register, self.sites))
 
@@ -110,7 +110,7 @@ class LocalFederation:
             raise UserError(f"the SuperLink did not register the key of {site}: {process.last_message()}")
 
     def node_config(self, site: str) -> str:
-        """What the site's SuperNode tells its ClientApps."""
+        """The node configuration of a site's SuperNode."""
         return node_config(self.site_file(site))
 
     def start_site(self, site: str) -> Process:
@@ -124,7 +124,7 @@ class LocalFederation:
         return self.nodes[site]
 
     def start_run(self, app: Path | None = None) -> Process:
-        """`flwr run`, which shows the ServerApp's log until the run is over."""
+        """Start `flwr run`, which shows the ServerApp's log until the run is over."""
         process = self._started("run", ["flwr", "run", str(app or self.app), _CONNECTION, "--stream"])
         self._others.append(process)
         return process

@@ -1,4 +1,4 @@
-"""Models and results under the names that they have on the wire."""
+"""Models and results as named tensors in messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def model_tensors(name: str, model: ModelState) -> Tensors:
     return pack(f"{name}:params", model.params) | pack(f"{name}:buffers", model.buffers)
 
 
-def model_of(name: str, tensors: Mapping[str, Tensor]) -> ModelState:
+def read_model(name: str, tensors: Mapping[str, Tensor]) -> ModelState:
     return ModelState(unpack(f"{name}:params", tensors), unpack(f"{name}:buffers", tensors))
 
 
@@ -25,7 +25,7 @@ def needed_companions(work: RoundWork) -> list[str]:
 
 
 def models_tensors(models: Mapping[str, ModelState]) -> Tensors:
-    """Models that earlier stages left."""
+    """Models of earlier stages."""
     tensors: Tensors = {}
     for name, model in models.items():
         tensors |= model_tensors(f"companion:{name}", model)
@@ -33,13 +33,13 @@ def models_tensors(models: Mapping[str, ModelState]) -> Tensors:
 
 
 def work_tensors(work: RoundWork, frozen: Sequence[str]) -> Tensors:
-    """What every site is sent for a round; with the models whose encoders stand frozen in the one that is trained."""
+    """The tensors that every site receives for a round, including models whose frozen encoders it trains on."""
     others = {name: work.companions[name] for name in (*needed_companions(work), *frozen)}
     return model_tensors("sent", work.sent) | pack("downlink", work.downlink) | models_tensors(others)
 
 
 def result_tensors(result: RoundResult, sent: ModelState, shares_tally: bool) -> Tensors:
-    """What a site sends back: never what it keeps, and no buffer that it did not change, such as a frozen encoder."""
+    """The tensors that a site sends back: never its state, and no buffer that it did not change (frozen encoders)."""
     buffers = {name: b for name, b in result.trained.buffers.items() if not torch.equal(b[0], sent.buffers[name])}
     tensors = {
         **pack("trained:params", result.trained.params),

@@ -1,4 +1,4 @@
-"""From what an operator says to the settings of a federation, all of it checked before anything is written."""
+"""From an operator's choices to the settings of a federation, all checked before anything is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedskew.flower.settings import FederationSettings, read_settings
 
 
 def resolved(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
-    """The configuration with nothing left to choose, for data that keep the contract."""
+    """The configuration with every default resolved, for data that keep the contract."""
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
     anybody = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
@@ -29,8 +29,8 @@ def resolved(config: Config, contract: Contract, sites: Sequence[str]) -> Config
     return prepared.config
 
 
-def settings_of(sites: Sequence[str], values: Mapping[str, Any]) -> FederationSettings:
-    """A federation's own settings, by name."""
+def make_settings(sites: Sequence[str], values: Mapping[str, Any]) -> FederationSettings:
+    """A federation's settings from names and values."""
     known = {spec.name for spec in fields(FederationSettings)} - {"sites"}
     for key in values:
         if key not in known:
@@ -39,7 +39,7 @@ def settings_of(sites: Sequence[str], values: Mapping[str, Any]) -> FederationSe
 
 
 def described_contract(classes: str, shape: str) -> Contract:
-    """For an operator without data: `cat,dog` and `3,32,32`."""
+    """A contract without data, from texts such as `cat,dog` and `3,32,32`."""
     try:
         sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))
     except ValueError as error:
@@ -52,7 +52,7 @@ def described_contract(classes: str, shape: str) -> Contract:
 
 
 def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:
-    """What the pyproject of an app says."""
+    """Read the settings from an app's pyproject.toml."""
     file = Path(path)
     file = file / "pyproject.toml" if file.is_dir() else file
     try:

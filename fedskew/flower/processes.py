@@ -31,11 +31,11 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Flower asks nobody, and installs nothing."""
+"""Flower reports nothing to its makers, and installs nothing."""
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """With the commands of the Python that runs us first on the PATH: Flower's programs start one another by name."""
+    """Our environment with this Python's commands first on the PATH: Flower's programs start one another by name."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, **QUIET, "PATH": path, **own}
 
@@ -56,8 +56,8 @@ class Process:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=whole,
-            umask=0o077,  # models and keys are nobody else's business
-            start_new_session=True,  # a Ctrl-C is for us: we end the others in order
+            umask=0o077,  # models and keys stay private
+            start_new_session=True,  # Ctrl-C reaches only us: we end the others in order
         )
         self._writer = threading.Thread(target=self._write_log, args=(open_private(log),), daemon=True)
         self._writer.start()
@@ -105,13 +105,13 @@ class Process:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Its exit status; None if it is still running after so long."""
+        """The exit status; None if it is still running after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def kill(self) -> None:
-        """At once, with what it started and left behind."""
+        """Kill it at once, with its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -147,7 +147,7 @@ def last_message(output: str) -> str:
 
 
 def end_all(processes: Sequence[Process]) -> None:
-    """Politely, and then not; the last that was started first."""
+    """End processes in reverse order of their start; kill those that do not end by themselves."""
     for process in reversed(processes):
         process.ask_to_end()
     end = time.monotonic() + _GRACE_SECONDS
@@ -157,7 +157,7 @@ def end_all(processes: Sequence[Process]) -> None:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports of this machine that nobody listens on; taken one by one, so that all differ."""
+    """Different free ports of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:
@@ -166,7 +166,7 @@ def free_ports(number: int) -> list[int]:
 
 
 def await_tls(process: Process, port: int, authority: Path, seconds: float) -> None:
-    """Until the process answers on that port with a certificate of this authority."""
+    """Wait until the process answers on this port with a certificate of this authority."""
     context = ssl.create_default_context(cafile=str(authority))
     end = time.monotonic() + seconds
     while time.monotonic() < end:

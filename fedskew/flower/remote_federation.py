@@ -1,4 +1,4 @@
-"""A federation whose samples are elsewhere: the server knows who there is, and how many samples each has."""
+"""A federation whose samples are elsewhere: the server knows the sites and their numbers of samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CENSUS_SECONDS = 600.0
 
 
 class RemoteFederation(Federation):
-    """Sites as clients. Sizes are what the sites told, and may grow as sites arrive; samples and labels stay there."""
+    """Sites as clients. The sites report their sizes as they arrive; samples and labels stay with them."""
 
     def __init__(self, dataset: Dataset, sites: Sites, seed: int, labels: tuple[int, ...] | None = None) -> None:
         nothing = np.empty(0, np.int64)
@@ -35,7 +35,7 @@ class RemoteFederation(Federation):
 
     @property
     def sizes(self) -> IntArray:
-        """Samples by site, of the stage's labels; 0 for a site that was not met yet."""
+        """Samples per site with the stage's labels; 0 for a site that has not arrived yet."""
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
         self._ask_newcomers(self._labels)
@@ -47,12 +47,12 @@ class RemoteFederation(Federation):
 
     @cached_property
     def label_counts(self) -> IntArray:
-        """Nobody told: only its form is known here."""
+        """Zeros: the server does not know the counts, only their form."""
         return np.zeros((self.clients, self.classes), np.int64)
 
     @cached_property
     def hash(self) -> str:
-        """Of the sites' names; their data may change."""
+        """Hash of the sites' names: their data may change."""
         return hashlib.sha256(json.dumps(list(self._sites.names)).encode()).hexdigest()
 
     @property

@@ -1,8 +1,8 @@
-"""What a federation's run folder says beyond a simulated one's: `federation.json`.
+"""`federation.json`: the record that a federation's run folder has beyond a simulated one's.
 
-It has the settings that all rounds of a run must share, so that a run that goes on with others, say without the privacy
-that it began with, is refused; and, where there is noise, how often models were released: rounds that are done again
-after a crash are releases, too, and ε counts them.
+It holds the settings that all rounds of a run must share. A run that continues with others, for instance without the
+privacy it began with, is refused. Where there is noise, it counts how often models were released: a round that is
+repeated after a crash is another release, and ε counts it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedskew.flower.settings import FederationSettings
 
 NAME = "federation.json"
 _MAY_CHANGE = ("minimum", "begin_with", "round_timeout", "attempts", "folder")
-"""How long a server waits, and for how many; where the folder lies."""
+"""Settings that do not change the model: how long the server waits, for how many sites, and where the folder is."""
 
 
 class RunRecord:
@@ -37,8 +37,8 @@ class RunRecord:
         if kept is None:
             if self._has_rounds():
                 raise UserError(
-                    f"{self._folder} has rounds but no {NAME}, so that nobody knows under which settings they were "
-                    "trained; restore it, or choose another federation.folder"
+                    f"{self._folder} has rounds but no {NAME}, so the settings they were trained with are "
+                    "unknown; restore it, or choose another federation.folder"
                 )
             return
         if differences := _differences(kept["settings"], self._terms):
@@ -49,7 +49,7 @@ class RunRecord:
         self.releases = kept["releases"]
 
     def begin(self) -> None:
-        """Write it down, in a folder that is there and that nobody else writes to; or check what stands there."""
+        """Write the record into a folder that exists and is ours, or check the one that is there."""
         self.check()
         if not self._path.exists():
             self._write()
@@ -82,7 +82,7 @@ class RunRecord:
 
 
 def _terms(settings: FederationSettings, contract: Contract) -> dict[str, Any]:
-    """As JSON has them."""
+    """The settings and the contract as JSON values."""
     own: Mapping[str, Any] = {f"federation.{k}": v for k, v in asdict(settings).items() if k not in _MAY_CHANGE}
     agreed = {f"contract.{key}": value for key, value in contract.to_json().items()}
     terms: dict[str, Any] = json.loads(json.dumps({**own, **agreed}))

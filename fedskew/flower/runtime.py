@@ -12,7 +12,7 @@ from fedskew.errors import UserError
 
 
 def socket_path(site: str | Path, guardian: int) -> Path:
-    """The socket of a site under the process that starts its ClientApps; short, for the system limits its length."""
+    """The socket of a site's worker. The path is short, because the system limits its length."""
     digest = hashlib.sha256(os.fsencode(Path(site).resolve())).hexdigest()[:16]
     return _private_folder() / f"{digest}-{guardian}.sock"
 

@@ -19,9 +19,9 @@ from fedskew.experiment.config.yaml_file import parse_yaml
 from fedskew.flower.contract import Contract
 
 FEDERATION = "federation"
-"""What a run's configuration calls the data of all sites, which nobody has in one place."""
+"""Name of the sites' data in a run's configuration."""
 SITES = "sites"
-"""The rule of a split that nobody made: every site has its own data."""
+"""Name of the partition: every site has its own data."""
 
 
 def _option(default: Any, check: Check, help: str) -> Any:
@@ -37,14 +37,14 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _data(key: str, value: Any) -> str:
-    """A name or a path, or options beside it: the latter as JSON, which `data_source` reads."""
+    """A name or a path, or a mapping with options, which becomes JSON for `data_source`."""
     if isinstance(value, dict) and isinstance(value.get("name"), str):
         return json.dumps(value)
     return str(text(key, value))
 
 
 def data_source(value: str) -> tuple[str, dict[str, Any]]:
-    """Name or path of data, and their options."""
+    """Name or path of the data, and their options."""
     options = json.loads(value) if value.startswith("{") else {"name": value}
     return options.pop("name"), options
 
@@ -72,7 +72,7 @@ class FederationSettings:
         30.0, real(above=1), "an update counts only if its norm is at most so many times the median of its round"
     )
     most_samples: int = _option(1_000_000, integer(1), "training samples that a site may claim to have")
-    share_loss: bool = _option(True, flag, "whether sites tell their training loss")
+    share_loss: bool = _option(True, flag, "whether sites report their training loss")
     test_data: str | None = _option(
         None, optional(_data), "the server's test data, for evaluation = server: a name, a path, or {name: …}"
     )
@@ -81,7 +81,7 @@ class FederationSettings:
     )
     clip: float = _option(1.0, real(above=0), "largest norm of a site's change, where there is noise")
     noise: float = _option(1.0, real(above=0), "noise multiplier z: deviation of the noise over clip")
-    delta: float = _option(1e-5, real(above=0, below=1), "δ of the (ε, δ) that is told")
+    delta: float = _option(1e-5, real(above=0, below=1), "δ of the reported (ε, δ)")
     folder: str = _option("runs/federation", text, "the run's folder on the server")
 
     def __post_init__(self) -> None:
@@ -98,8 +98,8 @@ class FederationSettings:
             )
         if self.privacy == "local" and (self.share_loss or self.evaluation == "sites" or self.site_metrics != "none"):
             raise UserError(
-                "federation.privacy is 'local' while sites tell losses or metrics without noise; expected share_loss = "
-                "false, site_metrics = 'none' and evaluation = 'server'"
+                "federation.privacy is 'local' while sites report losses or metrics without noise; expected "
+                "share_loss = false, site_metrics = 'none' and evaluation = 'server'"
             )
         if self.privacy == "local" and self.attempts > 1:
             raise refuse("federation.attempts", self.attempts, "1 with local privacy: every attempt is a release")

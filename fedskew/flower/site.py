@@ -24,7 +24,7 @@ from fedskew.experiment.preparation import model_inputs
 from fedskew.experiment.round.plan import samples_of_round
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.flower.contract import Contract
-from fedskew.flower.model_message import model_of, result_tensors
+from fedskew.flower.model_message import read_model, result_tensors
 from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_policy import require_agreed_tests, require_declared, require_known_code
@@ -126,7 +126,7 @@ class Site:
         """Results of the received model on the site's test part, as detailed as the server and the site agreed."""
         require_agreed_tests(question, place.method, self.config)
         test_set = place.runtime(question["frozen"], tensors).test_set
-        confusion = test_set.confusion(model_of("sent", tensors), question["labels"])
+        confusion = test_set.confusion(read_model("sent", tensors), question["labels"])
         if question["detail"] == "total":
             return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}
         return {"confusion": confusion.tolist()}
@@ -143,7 +143,7 @@ class Site:
         held = place.held(None)
         told = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
         if facts["predictions"]:
-            model = model_of("sent", place.on_device(from_bytes(payload)))
+            model = read_model("sent", place.on_device(from_bytes(payload)))
             seen = survey(place.runtime().network, model, place.runtimes.train, held.indices[0])
             assert seen.probability is not None
             told["probability"] = torch.from_numpy(np.nan_to_num(seen.probability))
@@ -178,7 +178,7 @@ class Workplace:
             return self._runtime
         encoders = {name: t for name, t in tensors.items() if name.startswith("companion:")}
         if self._wide is None or not _same(encoders, self._wide[0]):
-            models = [self._runtime.network.module(model_of(f"companion:{name}", tensors)) for name in frozen]
+            models = [self._runtime.network.module(read_model(f"companion:{name}", tensors)) for name in frozen]
             self._wide = encoders, self.runtimes.runtime(concatenate(models), "plain")
         return self._wide[1]
 
@@ -197,9 +197,9 @@ class Workplace:
             objective=stage.objective,
             solver=self.method.solver,
             server=self.method.server,
-            sent=model_of("sent", tensors),
+            sent=read_model("sent", tensors),
             downlink=unpack("downlink", tensors),
-            companions={name: model_of(f"companion:{name}", tensors) for name in facts["companions"]},
+            companions={name: read_model(f"companion:{name}", tensors) for name in facts["companions"]},
             assignments=[Assignment(facts["client"], samples, held.label_counts[0], {})],
             local=LocalTraining(**facts["local"]),
             key=key,

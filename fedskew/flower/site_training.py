@@ -12,7 +12,7 @@ from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Failure, Reply, Sites, good
 from fedskew.flower.tensors import to_bytes
-from fedskew.flower.updates import VERSION, Update, checked, oversized, result_of, strangers
+from fedskew.flower.updates import VERSION, Update, checked, combine_updates, oversized, strangers
 from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack
 
@@ -105,7 +105,7 @@ class SiteTraining:
 
     def result(self, plan: RoundPlan, updates: Mapping[int, Update]) -> RoundResult:
         """The updates as an engine would return them, with the server's noise where privacy is central."""
-        return result_of(plan.work, self._with_noise(plan, updates))
+        return combine_updates(plan.work, self._with_noise(plan, updates))
 
     def _with_noise(self, plan: RoundPlan, updates: Mapping[int, Update]) -> Mapping[int, Update]:
         """Clip every update and add noise, so that their mean has deviation z·C/K."""

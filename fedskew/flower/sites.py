@@ -1,7 +1,7 @@
-"""The sites as the server meets them: who is there, what they were asked, what they answered.
+"""The sites as the server sees them: which ones are connected, the questions to them, and their answers.
 
-A site is known by the name under which its key was registered with the SuperLink; without keys, by the name that it
-gives itself. It is let in once its data were checked against the contract, at the site.
+A site is known by the name under which its key was registered with the SuperLink; without keys, by its own claim. It is
+let in once it has checked its data against the contract.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
 @dataclass(frozen=True)
 class Reply:
-    """What a site answered."""
+    """A site's answer."""
 
     facts: Facts
     payload: bytes
@@ -43,7 +43,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a site gave no answer that can be used."""
+    """Why a site gave no usable answer."""
 
     reason: str
 
@@ -53,9 +53,9 @@ class _Node:
     """A node of the SuperLink."""
 
     name: str
-    """As registered; empty: as it says itself."""
+    """The registered name; empty if there is none."""
     asked: str | None = None
-    """The message in which it was greeted."""
+    """The greeting that it has not answered yet."""
     asked_at: float = 0.0
     client: int | None = None
     refused: str | None = None
@@ -76,16 +76,16 @@ class Sites:
         self._most_samples = most_samples
         self._nodes: dict[int, _Node] = {}
         self.samples = [0] * len(names)
-        """Training samples by site; 0 before it was met."""
+        """Training samples per site; 0 before it was let in."""
         self._met: dict[int, int] = {}
 
     @property
     def online(self) -> dict[int, int]:
-        """The node of every site that is there and let in."""
+        """The node of every site that is connected and let in."""
         return dict(self._met)
 
     def await_some(self, least: int) -> None:
-        """Wait until so many sites are there."""
+        """Wait until `least` sites are connected."""
         waiting: tuple[str, ...] | None = None
         self.look_around()
         while len(self._met) < least:
@@ -97,7 +97,7 @@ class Sites:
             self.look_around()
 
     def look_around(self) -> None:
-        """Notice who came and who went; greet newcomers without waiting for them."""
+        """Notice which sites came and went; greet newcomers without waiting for them."""
         there = {node.node_id: node.name for node in self._retry(lambda: list(self._grid.get_nodes()))}
         for gone in self._nodes.keys() - there.keys():
             node = self._nodes.pop(gone)
@@ -135,7 +135,7 @@ class Sites:
             node.refused = refusal
 
     def _introduced(self, number: int, node: _Node, reply: Reply | Failure) -> str | None:
-        """Let a node in, or say why not."""
+        """Let a node in, or return the reason why not."""
         if isinstance(reply, Failure):
             return reply.reason
         said, samples = one_line(str(reply.facts.get("site"))), reply.facts.get("samples")
@@ -157,7 +157,7 @@ class Sites:
     def ask(
         self, kind: str, facts: Mapping[int, Facts], payload: bytes, timeout: float, group: str = ""
     ) -> dict[int, Reply | Failure]:
-        """What these sites answer, each to its facts and all to one payload, before the time is over."""
+        """Send each site its facts, and all of them one payload; return their answers within `timeout` seconds."""
         nodes = self.online
         answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
         there = [client for client in facts if client in nodes]

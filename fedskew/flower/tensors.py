@@ -1,4 +1,4 @@
-"""Named tensors as safetensors bytes, and what is checked of those that come from elsewhere."""
+"""Named tensors as safetensors bytes, and checks of those that others sent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TYPES = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
-"""What torch can compute with: it cannot even tell whether some of the others are finite."""
+"""Types that torch can compute with; for some others it cannot even tell whether they are finite."""
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Bit by bit, from any device; equal tensors give equal bytes."""
+    """Exact bytes, from any device; equal tensors give equal bytes."""
     plain = {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
     return bytes(save(plain))
 
@@ -31,7 +31,7 @@ def from_bytes(payload: bytes) -> Tensors:
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise Garbled(f"its tensors cannot be read ({error})") from error
     if strange := [name for name, tensor in tensors.items() if tensor.dtype not in _TYPES]:
-        raise Garbled(f"tensor {strange[0]!r} is {_form(tensors[strange[0]])}, which nobody computes with")
+        raise Garbled(f"tensor {strange[0]!r} is {_form(tensors[strange[0]])}, a type that is not supported")
     return tensors
 
 
@@ -52,5 +52,5 @@ def _form(tensor: Tensor) -> str:
 
 
 def forms(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, str], ...]:
-    """Names, number types and shapes, to be compared."""
+    """Names, number types and shapes, for comparison."""
     return tuple((name, _form(tensors[name])) for name in sorted(tensors))

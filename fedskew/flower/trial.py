@@ -18,7 +18,7 @@ from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
-from fedskew.flower.planning import read_app, resolved, settings_of
+from fedskew.flower.planning import make_settings, read_app, resolved
 from fedskew.flower.processes import Process
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
@@ -41,8 +41,8 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
         "folder": str((folder / "run").resolve()),
         **settings,
     }
-    contract = Contract.of(federation.dataset)
-    planned = settings_of(names, own)
+    contract = Contract.from_dataset(federation.dataset)
+    planned = make_settings(names, own)
     app = folder / "app"
     with TemporaryDirectory() as drafts:
         draft, split = Path(drafts) / "app", Path(drafts) / "split.json"

@@ -1,4 +1,4 @@
-"""What came back from the sites in a round: checked, and put together as an engine's result."""
+"""The sites' replies in a round: checked, and combined into an engine's result."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 import torch
 
 from fedskew.engine import RoundResult, RoundWork
-from fedskew.flower.model_message import model_of, model_tensors
+from fedskew.flower.model_message import model_tensors, read_model
 from fedskew.flower.sites import Failure, Reply
 from fedskew.flower.tensors import forms, from_bytes, require_like
 from fedskew.flower.wire import Garbled, is_count
 from fedskew.methods.parts import Tensors, unpack
 
 VERSION = "version"
-"""What the server keeps of a client's state: the round of its model after which the site has it."""
+"""The server's part of a client's state: the model round after which the site saved it."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a site sent, found to be in order; without tensors if its numbers are not finite."""
+    """A site's valid update; without tensors if its numbers are not finite."""
 
     tensors: Tensors
     loss: float
@@ -44,10 +44,10 @@ def checked(answer: Reply | Failure, work: RoundWork) -> Update:
         raise Garbled(answer.reason)
     told, model_round = answer.facts, work.key.round
     if told.get("round") != model_round:
-        raise Garbled(f"it is of round {told.get('round')!r} of its model, expected {model_round}")
+        raise Garbled(f"it belongs to round {told.get('round')!r} of its model, expected {model_round}")
     visits = told.get("visits")
     if not is_count(visits):
-        raise Garbled(f"it says that it visited {visits!r} samples; expected a whole number")
+        raise Garbled(f"it reports {visits!r} sample visits; expected a whole number")
     expected = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}
     unchanged = {name: t for name, t in expected.items() if name.startswith("trained:buffers/")}
     tensors = unchanged | from_bytes(answer.payload)
@@ -63,7 +63,7 @@ def checked(answer: Reply | Failure, work: RoundWork) -> Update:
 
 
 def _undeclared(tensors: Tensors, work: RoundWork) -> str | None:
-    """Something beside the model from a method that sends nothing, or a tally that is not a number."""
+    """A tensor that a method sends without declaring it, or a tally that is not a number."""
     declares = any(part.sends for part in work.members)
     for name, tensor in tensors.items():
         if (name.startswith("uplink/") and not declares) or (name.startswith("tally/") and tensor.dim() > 0):
@@ -72,7 +72,7 @@ def _undeclared(tensors: Tensors, work: RoundWork) -> str | None:
 
 
 def _is_finite(number: object) -> bool:
-    """Whatever it is: JSON has whole numbers that no float can hold."""
+    """Whether a value from JSON is finite; JSON has integers that no float can hold."""
     try:
         return isinstance(number, int | float) and math.isfinite(number)
     except OverflowError:
@@ -80,7 +80,7 @@ def _is_finite(number: object) -> bool:
 
 
 def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
-    """But for a buffer that is meant to hold other numbers and still does."""
+    """Whether all numbers are finite, except in buffers that still hold the non-finite constants they were sent."""
     for name, tensor in tensors.items():
         finite = tensor.isfinite()
         if not bool(finite.all()) and not (name in buffers and bool((finite | (tensor == buffers[name])).all())):
@@ -89,7 +89,7 @@ def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
 
 
 def strangers(updates: Mapping[int, Update]) -> list[int]:
-    """Sites that send other things beside the model than most do."""
+    """Sites that send other tensors beside the model than most sites do."""
     kinds = {
         client: forms({n: t for n, t in update.tensors.items() if not n.startswith("trained:")})
         for client, update in updates.items()
@@ -135,8 +135,8 @@ def _norm(tensors: Sequence[torch.Tensor]) -> float:
     return math.sqrt(sum(float(t.square().sum()) for t in tensors))
 
 
-def result_of(work: RoundWork, updates: Mapping[int, Update]) -> RoundResult:
-    """One row for every client that was drawn; one that gave nothing has a loss that is not a number."""
+def combine_updates(work: RoundWork, updates: Mapping[int, Update]) -> RoundResult:
+    """One row per participant; the loss is NaN for one without a valid update."""
     rows = [updates.get(a.client, Update({}, float("nan"), 0)) for a in work.assignments]
     blank = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}  # in the model's own order
     blank |= {n: torch.zeros_like(t) for row in rows for n, t in row.tensors.items() if n not in blank}
@@ -144,7 +144,7 @@ def result_of(work: RoundWork, updates: Mapping[int, Update]) -> RoundResult:
     stacked = {name: _stacked(rows, name, nothing).to(device) for name, nothing in blank.items()}
     version = torch.full((len(rows),), work.key.round + 1)
     return RoundResult(
-        trained=model_of("trained", stacked),
+        trained=read_model("trained", stacked),
         uplink=unpack("uplink", stacked),
         states={VERSION: version} if any(a.state for a in work.assignments) else {},
         loss=torch.tensor([row.loss for row in rows], dtype=torch.float64, device=device),

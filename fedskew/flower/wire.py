@@ -1,7 +1,7 @@
-"""What a Flower message of ours holds: facts as JSON in a config record, tensors as one array of safetensors bytes.
+"""The content of our Flower messages: facts as JSON in a config record, tensors as one array of safetensors bytes.
 
-One array, not one per tensor: Flower moves every array with requests of its own, and a ClientApp can hand the bytes on
-unopened. Nothing here imports torch, because a ClientApp starts anew for every message.
+There is one array, not one per tensor: Flower moves every array with separate requests, and a ClientApp can pass the
+bytes on unopened. Nothing here imports torch, because Flower starts a new ClientApp for every message.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 Facts = dict[str, Any]
 
 FORMAT = "safetensors"
-"""The serialisation that the array names; also its key."""
+"""Name of the array's serialisation, and its key."""
 _FACTS, _TENSORS = "facts", "tensors"
 
 
 MOST = 2**40
-"""Samples that a site may say it has."""
+"""Largest number of samples that is believed in any message."""
 _SHOWN = 300
 
 
 class Garbled(Exception):
-    """A message that does not hold what it should; the text says in what way."""
+    """A message with unexpected content; the text describes it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text))
 
 
 def one_line(text: str) -> str:
-    """What somebody else wrote, for a log: short, on one line, and without characters that a terminal obeys."""
+    """Text from another machine, for a log: short, on one line, and without control characters."""
     plain = "".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN])
     words = " ".join(plain.split())
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]} …"
@@ -44,12 +44,12 @@ def digest(payload: bytes) -> str:
 
 
 def is_count(value: object, least: int = 0) -> TypeGuard[int]:
-    """Whether a number that somebody sent can be a number of samples."""
+    """Whether a received value can be a number of samples."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
 
 
 def tensors_record(payload: bytes) -> ArrayRecord | None:
-    """Tensors for any number of messages: Flower cuts and hashes a record once."""
+    """Tensors that several messages can share: Flower splits and hashes a record once."""
     if not payload:
         return None
     return ArrayRecord({FORMAT: Array(dtype="uint8", shape=(len(payload),), stype=FORMAT, data=payload)})

@@ -1,4 +1,4 @@
-"""The warm worker of a site: it holds data, model and torch while Flower starts a new ClientApp for every message.
+"""The worker of a site: it keeps data, model and torch in memory while Flower starts a ClientApp per message.
 
     python -m fedskew.flower.worker SITE.yaml PID
 
@@ -27,7 +27,7 @@ from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.wire import Facts, Garbled, one_line
 
 _PATIENCE = 600.0
-"""Seconds that a ClientApp may take to send or to receive: one that hangs must not keep the next ones out for ever."""
+"""Seconds that a ClientApp may take to send or to receive: one that hangs must not block the next ones."""
 
 
 def main(path: str, guardian: int) -> None:
@@ -42,7 +42,7 @@ def main(path: str, guardian: int) -> None:
 
 
 def serve(path: Path, listener: socket.socket) -> None:
-    """Answer one ClientApp after another, until one brings newer code of the federation's own, or none comes."""
+    """Answer one ClientApp after another, until one brings other code of the app, or none comes for `idle` seconds."""
     desk = _Desk(path)
     while True:
         listener.settimeout(desk.idle)
@@ -73,10 +73,10 @@ class _Desk:
         self._apps: list[str] = []
         self._problem = ""
         self.idle: float | None = None
-        """Seconds to wait for the next ClientApp; None: for ever."""
+        """Seconds to wait for the next ClientApp; None: no limit."""
 
     def outdated(self, paths: list[str]) -> bool:
-        """Whether own methods or models were imported from an app that is no longer the one in use."""
+        """Whether methods or models were imported from an app that is no longer in use."""
         files = [str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
         left = [path for path in self._apps if path not in paths]
         return any(file.startswith(f"{path}{os.sep}") for path in left for file in files)
@@ -113,7 +113,7 @@ class _Desk:
             print(f"fedskew: {problem}", file=sys.stderr, flush=True)
 
     def _failure(self, error: Exception) -> Answer:
-        """Its text may have anything in it, also data: that stays here."""
+        """Report a failure without its text, which may contain data."""
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}; the site's own log says more"}, b""
 
@@ -138,7 +138,7 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _listening(path: Path) -> tuple[socket.socket, int]:
-    """It takes the place of one whose worker is gone, and is there at once or not at all; with the file's number."""
+    """A listening socket, and its inode. It atomically replaces the socket of a worker that is gone."""
     draft = path.with_suffix(f".{os.getpid()}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(draft))
@@ -149,14 +149,14 @@ def _listening(path: Path) -> tuple[socket.socket, int]:
 
 
 def _leave(place: Path, own: int) -> None:
-    """Unless a successor listens there already."""
+    """Remove the socket, unless a successor listens there already."""
     with contextlib.suppress(FileNotFoundError):
         if place.stat().st_ino == own:
             place.unlink()
 
 
 def _end_with(guardian: int, place: Path, own: int) -> None:
-    """With the guardian or its parent, the SuperNode, however they end, and even in the middle of a round."""
+    """End with the guardian or its parent, the SuperNode, however they end, even in the middle of a round."""
     watched = [process for process in (guardian, _parent(guardian)) if process > 1]
     try:
         if hasattr(os, "pidfd_open"):
@@ -173,7 +173,7 @@ def _end_with(guardian: int, place: Path, own: int) -> None:
 
 
 def _parent(process: int) -> int:
-    """0 where the system does not tell."""
+    """The parent process; 0 if the system does not show it."""
     try:
         status = Path(f"/proc/{process}/stat").read_text()
     except OSError:

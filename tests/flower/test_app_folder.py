@@ -14,7 +14,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.flower.app_folder import write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import settings_warnings
-from fedskew.flower.planning import described_contract, read_app, resolved, settings_of
+from fedskew.flower.planning import described_contract, make_settings, read_app, resolved
 from fedskew.flower.settings import FederationSettings, read_settings
 
 CONTRACT = Contract("image", ("cat", 'it\'s a "dog"', "ö, wl"), (1, 8, 8), (0.3,), (0.2,))
@@ -24,7 +24,7 @@ SITES = ("north", "south", "east")
 def test_settings_contract_and_configuration_survive_the_file(tmp_path: Path) -> None:
     config = with_values(Config(), {"method": "fedvls", "method.distill_weight": 0.7, "clients_per_round": 2})
     whole = resolved(config, CONTRACT, SITES)
-    settings = settings_of(SITES, {"minimum": 2, "round_timeout": 9.5})
+    settings = make_settings(SITES, {"minimum": 2, "round_timeout": 9.5})
     read, contract, same = read_app(write_app(tmp_path / "app", settings, CONTRACT, whole))
     assert (read, contract) == (settings, CONTRACT)
     assert (same.method, same.method_params, same.clients_per_round) == ("fedvls", whole.method_params, 2)
@@ -33,7 +33,7 @@ def test_settings_contract_and_configuration_survive_the_file(tmp_path: Path) ->
 
 def test_a_method_s_lists_survive_too(tmp_path: Path) -> None:
     config = with_values(Config(), {"method": "pkd", "method.groups": [[0, 1], [1, 2]]})
-    app = write_app(tmp_path / "app", settings_of(SITES, {}), CONTRACT, resolved(config, CONTRACT, SITES))
+    app = write_app(tmp_path / "app", make_settings(SITES, {}), CONTRACT, resolved(config, CONTRACT, SITES))
     assert read_app(app)[2].method_params["groups"] == [[0, 1], [1, 2]]
 
 
@@ -50,7 +50,7 @@ def test_flower_itself_accepts_the_app(tmp_path: Path) -> None:
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(UserError, match="is not an empty folder"):
-        write_app(tmp_path, settings_of(SITES, {}), CONTRACT, Config())
+        write_app(tmp_path, make_settings(SITES, {}), CONTRACT, Config())
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_table_s_columns_are_scaled_alike_at_all_sites(own: tuple[tuple[float,
 
 def test_a_table_that_is_scaled_so_already_keeps_its_bits() -> None:
     given = table([[0.1, 130.0], [5.0, 0.7]], ((5.0, 3.0), (90.0, 7.0)))
-    assert Contract.of(given).admit(given).train.x is given.train.x
+    assert Contract.from_dataset(given).admit(given).train.x is given.train.x
 
 
 def test_without_the_federation_s_scaling_every_site_keeps_its_own() -> None:
@@ -76,7 +76,7 @@ def test_without_the_federation_s_scaling_every_site_keeps_its_own() -> None:
 def test_the_scaling_of_a_table_survives_json_and_describes_a_dataset() -> None:
     contract = Contract("table", ("cat", "dog"), (2,), mean=(5.0, 90.0), std=(4.0, 20.0))
     assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
-    assert Contract.of(contract.blank()) == contract
+    assert Contract.from_dataset(contract.blank()) == contract
     with pytest.raises(UserError, match="other lengths than the 2 columns"):
         Contract("table", ("cat", "dog"), (2,), mean=(5.0,), std=(4.0,))
 
@@ -87,7 +87,7 @@ def test_columns_are_known_by_name_whatever_their_order() -> None:
     admitted = contract.admit(given)
     np.testing.assert_allclose(admitted.train.x, [[1, 2], [0, -1]], rtol=1e-5, atol=1e-5)
     assert admitted.columns == ("age", "pressure")
-    assert Contract.of(contract.blank()) == contract
+    assert Contract.from_dataset(contract.blank()) == contract
     assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
 
 
@@ -110,7 +110,7 @@ def test_texts_must_be_numbered_alike() -> None:
 
 def test_it_survives_json_and_describes_a_dataset() -> None:
     assert Contract.from_json(json.loads(json.dumps(CONTRACT.to_json()))) == CONTRACT
-    assert Contract.of(CONTRACT.blank()) == CONTRACT
+    assert Contract.from_dataset(CONTRACT.blank()) == CONTRACT
 
 
 @pytest.mark.parametrize(

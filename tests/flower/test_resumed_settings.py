@@ -86,7 +86,7 @@ def test_other_settings_are_refused_with_the_difference(
 def test_another_contract_or_other_sites_are_refused(data: Path, split: Federation, tmp_path: Path) -> None:
     crashed(tmp_path, split, data, 1)
     again = case(tmp_path, split, data, config())
-    contract = Contract.of(split.dataset)
+    contract = Contract.from_dataset(split.dataset)
     shifted = replace(contract, mean=(0.25,))
     with pytest.raises(UserError, match=r"contract\.mean = \[.*\], not \[0\.25\]"):
         _run(again, contract=shifted)
@@ -120,7 +120,7 @@ def test_rounds_of_unknown_settings_are_not_gone_on_with(data: Path, split: Fede
     crashed(tmp_path, split, data, 1)
     (tmp_path / "run" / NAME).unlink()
     again = case(tmp_path, split, data, config())
-    with pytest.raises(UserError, match="nobody knows under which settings"):
+    with pytest.raises(UserError, match="the settings they were trained with are unknown"):
         run_federation(again.grid, again.context)
     (tmp_path / "run" / NAME).write_text("{")
     with pytest.raises(UserError, match="is damaged"):

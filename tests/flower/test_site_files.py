@@ -178,5 +178,5 @@ def test_a_site_may_have_a_single_class(tmp_path: Path) -> None:
     held = load_site(written(tmp_path, f"name: a\ndata: {data}")).federation()
     assert held.dataset.classes == ("malignant", "benign")
     assert held.label_counts.tolist() == [[0, 8]]
-    with pytest.raises(UserError, match=r"expected at least 2 classes: .* classes: \[ill, well\]"):
+    with pytest.raises(UserError, match=r"expected at least 2 classes.* classes: \[ill, well\]"):
         load_site(written(tmp_path, "name: a\ndata: {name: patients.csv, label: diagnosis}")).federation()

@@ -184,7 +184,7 @@ def test_a_site_does_not_pass_over_what_it_does_not_know(data: Path, split: Fede
 def _first_site(here: Case, split: Federation) -> tuple[Site, dict[str, Any]]:
     """The first site, and the terms that its server sends with every question."""
     _, site = next(iter(here.grid._sites.values()))
-    return site, {"contract": Contract.of(split.dataset).to_json(), "config": here.config.to_mapping()}
+    return site, {"contract": Contract.from_dataset(split.dataset).to_json(), "config": here.config.to_mapping()}
 
 
 def _fedavg(**changed: object) -> Config:

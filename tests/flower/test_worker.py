@@ -62,7 +62,7 @@ class Running:
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
     data = small_data(tmp_path)
-    contract = Contract.of(load(str(data)))
+    contract = Contract.from_dataset(load(str(data)))
     config = resolved(with_values(Config(), {"method": "fedavg", "device": "cpu"}), contract, ["a", "b"])
     site = tmp_path / "site.yaml"
     site.write_text("name: a\ndata: digits.npz\ndevice: cpu\nthreads: 1\n")

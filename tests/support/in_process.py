@@ -19,7 +19,7 @@ from fedskew.data.federation import Federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.flower.contract import Contract
-from fedskew.flower.planning import resolved, settings_of
+from fedskew.flower.planning import make_settings, resolved
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
@@ -132,9 +132,9 @@ def case(
 ) -> Case:
     """Sites that hold the clients of a simulated federation; `site` changes the sites' own configuration."""
     names = [f"site-{client}" for client in range(federation.clients)]
-    contract = Contract.of(federation.dataset)
+    contract = Contract.from_dataset(federation.dataset)
     values = {"evaluation": "server", "site_metrics": "none", "test_data": str(data)}
-    settings = settings_of(names, {"folder": str(folder / "run"), "minimum": len(names), **values, **own})
+    settings = make_settings(names, {"folder": str(folder / "run"), "minimum": len(names), **values, **own})
     agreed = {"metrics": settings.site_metrics, **(site or {})}
     grid = DirectGrid(
         {name: _site(folder, federation, data, client, name, agreed) for client, name in enumerate(names)}, meddle

@@ -15,7 +15,7 @@ from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
-from fedskew.flower.planning import resolved, settings_of
+from fedskew.flower.planning import make_settings, resolved
 
 NAMES = ("site-1", "site-2", "site-3")
 
@@ -50,8 +50,8 @@ class Real:
     def app(self, name: str, config: Config, client_app: str | None = None, **own: Any) -> Path:
         """An app with its run in `folder/runs/NAME`."""
         values = {"minimum": 3, "evaluation": "server", "site_metrics": "none", "test_data": str(self.data)}
-        contract = Contract.of(self.split.dataset)
-        settings = settings_of(NAMES, {**values, "folder": str(self.run_folder(name)), **own})
+        contract = Contract.from_dataset(self.split.dataset)
+        settings = make_settings(NAMES, {**values, "folder": str(self.run_folder(name)), **own})
         app = write_app(self.folder / "apps" / name, settings, contract, resolved(config, contract, NAMES))
         if client_app is not None:
             (app / PACKAGE / "client_app.py").write_text(client_app)
