@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import fedskew
-from fedskew.experiment.config import yaml_file
+from fedskew.experiment.config import values
 
 PACKAGE = Path(fedskew.__file__).parent
 ROOT = PACKAGE.parent
@@ -59,7 +59,7 @@ def test_nothing_is_ever_unpickled() -> None:
     found = {str(path): list(_unpicklings(ast.parse(path.read_text(encoding="utf-8")))) for path in sources}
     assert len(found) > 50
     assert not {path: calls for path, calls in found.items() if calls}
-    assert issubclass(yaml_file._Loader, yaml.SafeLoader)
+    assert issubclass(values._Loader, yaml.SafeLoader)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def _is_safe(call: ast.Call) -> bool:
     if name == "torch.load":
         return said.get("weights_only") == "True"
     if name == "yaml.load":
-        return [ast.unparse(argument) for argument in call.args[1:]] == ["_Loader"]  # of yaml_file.py, tested above
+        return [ast.unparse(argument) for argument in call.args[1:]] == ["_Loader"]  # of values.py, tested above
     return name not in ("yaml.unsafe_load", "yaml.full_load", "eval", "exec")
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedskew.cli import INTERRUPTED
-from fedskew.cli.commands import add_command
-from fedskew.cli.flags import Json, Quiet, option, split_names
+from fedskew.cli.commands import Json, Quiet, add_command, option, split_names
 from fedskew.errors import UserError, unknown
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedskew.cli import INTERRUPTED
-from fedskew.cli.flags import Settings
+from fedskew.cli.commands import Settings
 from fedskew.cli.terminal import notice, stderr
-from fedskew.experiment.config.checks import integer, real
+from fedskew.experiment.config.values import integer, real
 from fedskew.lab.sweep.campaign import Campaign
 from fedskew.lab.sweep.job import Job
 from fedskew.lab.sweep.pool import Watcher

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.commands import add_command
-from fedskew.cli.flags import Json, option
+from fedskew.cli.commands import Json, add_command, option
 
 if TYPE_CHECKING:
     from fedskew.data import Partition

@@ -1,15 +1,23 @@
-"""How commands are registered: with examples in their help, and a hint when a command is misspelt."""
+"""How commands are declared: with examples in their help, a hint when one is misspelt, and flags.
+
+The flags are derived from the configuration keys, so that help and defaults are written once.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from fedskew.errors import unknown
+from fedskew.experiment.config import KEYS, Config, PartitionConfig, assigned, load_yaml, with_values
+from fedskew.experiment.config.values import parse_yaml
 
 EXAMPLES: dict[str, tuple[str, ...]] = {}
 """The examples in each command's help, by command."""
@@ -30,3 +38,197 @@ def add_command(app: typer.Typer, name: str, command: Callable[..., None], *exam
     heading = "Examples:" if len(examples) > 1 else "Example:"
     summary = re.split(r"(?<=[.])\s", (command.__doc__ or "").strip(), maxsplit=1)[0]
     app.command(name, short_help=summary, epilog="\n\n".join((heading, *examples)))(command)
+
+
+DATA, TRAINING, MACHINE, CONFIGURATION = "Data and split", "Training", "Machine", "Configuration and output"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag that sets one key of the configuration."""
+
+    key: str
+    """The dotted key."""
+    metavar: str
+    panel: str
+    help: str = ""
+    parse: bool = False
+    """Parse the text as YAML. The configuration converts the other flags itself."""
+    switch: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """The flag's name as a Python identifier."""
+        return self.key.rpartition(".")[2]
+
+    def parameter_with_help(self, with_default: bool) -> inspect.Parameter:
+        """The command's parameter for this flag."""
+        name, metavar = f"--{self.parameter.replace('_', '-')}", None if self.switch else self.metavar
+        declared = option(name, metavar, self.help or self._key_help(with_default), self.panel)
+        if self.switch:
+            return _parameter(self.parameter, Annotated[bool, declared], False)
+        return _parameter(self.parameter, Annotated[str | None, declared], None)
+
+    def _key_help(self, with_default: bool) -> str:
+        spec = _PARTITION_KEYS.get(self.key) or KEYS[self.key]
+        shown = with_default and spec.default is not False and spec.default not in (None, ())
+        return f"{spec.metadata['help']} (default: {spec.default})" if shown else str(spec.metadata["help"])
+
+
+def option(name: str, metavar: str | None, help: str, panel: str | None = None) -> Any:
+    """An option whose help states the default itself, if there is one."""
+    return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, show_default=False)
+
+
+def split_names(text: str | None) -> list[str]:
+    """The names in a comma-separated list."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+_PARTITION_KEYS = {
+    "partition" if spec.name == "rule" else f"partition.{spec.name}": spec for spec in fields(PartitionConfig)
+}
+
+_strength = partial(Flag, panel=DATA, parse=True)
+_training = partial(Flag, panel=TRAINING)
+
+FLAGS: dict[str, Flag] = {
+    flag.parameter: flag
+    for flag in (
+        Flag("data", "NAME|PATH", DATA),
+        Flag("data_dir", "FOLDER", DATA),
+        Flag("partition", "RULE", DATA),
+        _strength("partition.beta", "X", help="for dirichlet: smaller values give stronger skew (default: 0.1)"),
+        _strength("partition.shards", "N", help="for shards: single-class shards per client (default: 2)"),
+        _strength(
+            "partition.labels_per_client", "N", help="for labels, quantity and FedGR's partitions: classes per client"
+        ),
+        Flag("partition.clients", "N", DATA),
+        Flag("augment", "A,B", DATA),
+        _training("method", "NAME"),
+        _training("model", "NAME"),
+        _training("rounds", "N"),
+        _training("clients_per_round", "N"),
+        _training("local_epochs", "N"),
+        _training("batch_size", "N"),
+        _training("lr", "X"),
+        _training("lr_decay", "X"),
+        _training("optimizer", "NAME"),
+        _training("momentum", "X"),
+        _training("weight_decay", "X"),
+        _training("seed", "N"),
+        _training("eval_every", "N"),
+        _training("eval_local", "", switch=True),
+        Flag("engine", "NAME", MACHINE),
+        Flag("device", "NAME", MACHINE),
+        Flag("precision", "NAME", MACHINE),
+        Flag("compile", "WHEN", MACHINE),
+    )
+}
+
+SPLIT = ("data", "data_dir", "partition", "beta", "shards", "labels_per_client", "clients", "seed")
+"""The flags that define a federation."""
+
+Json = Annotated[
+    bool, typer.Option("--json", help="print one JSON object and nothing else", rich_help_panel=CONFIGURATION)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="hide progress", rich_help_panel=CONFIGURATION)]
+Live = Annotated[
+    bool,
+    typer.Option("--live", help="serve a live report on 127.0.0.1 during the run", rich_help_panel=CONFIGURATION),
+]
+Log = Annotated[
+    str | None,
+    option("--log", "TOOL", "also log to tensorboard, mlflow or wandb (offline), or several: a,b", CONFIGURATION),
+]
+Workers = Annotated[
+    str | None,
+    option("--workers", "N", "worker processes on this machine (default: one per CPU core, or 4 per GPU)", MACHINE),
+]
+TimeLimit = Annotated[
+    str | None, option("--time-limit", "SECONDS", "stop after this time; repeat the command to resume", MACHINE)
+]
+NoFolders = Annotated[
+    bool,
+    typer.Option(
+        "--no-folders", help="keep only results, no run folders or checkpoints; a stopped run starts over",
+        rich_help_panel=MACHINE,
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The user's settings: a file, overridden by flags, overridden by `--set`."""
+
+    file: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values by dotted key."""
+
+    def config(self) -> Config:
+        return with_values(load_yaml(self.file) if self.file else Config(), self.values)
+
+
+def takes_settings(
+    names: Iterable[str], help: Mapping[str, str] | None = None, config_file: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add these flags, `-c` and `--set` to a command, which receives them as its argument `settings`.
+
+    A command with a file format of its own takes no `-c`; its flags then have no defaults to show.
+    """
+    flags = [replace(FLAGS[name], help=(help or {}).get(name, FLAGS[name].help)) for name in names]
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+
+        def with_flags(**given: Any) -> None:
+            values = {flag: given.pop(flag.parameter) for flag in flags}
+            file, assignments = given.pop("config", None), given.pop("set") or ()
+            command(settings=Settings(file, _values(values, assignments)), **given)
+
+        parameters = [
+            *(flag.parameter_with_help(config_file) for flag in flags),
+            *([_parameter("config", _CONFIG, None)] if config_file else []),
+            _parameter("set", _SET, None),
+            *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own),
+        ]
+        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+        with_flags.__doc__ = command.__doc__
+        return with_flags
+
+    return add
+
+
+_CONFIG = Annotated[
+    str | None,
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="YAML file with any configuration keys; flags override it",
+        rich_help_panel=CONFIGURATION, show_default=False,
+    ),
+]  # fmt: skip
+_SET = Annotated[
+    list[str] | None,
+    option(
+        "--set",
+        "KEY=VALUE",
+        "set any key, such as method.NAME, partition.NAME or data.NAME; overrides flags; repeatable",
+        CONFIGURATION,
+    ),
+]
+
+
+def _values(flags: Mapping[Flag, str | bool | None], assignments: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for flag, value in flags.items():
+        if value is not None and value is not False:
+            values[flag.key] = parse_yaml(str(value), f"--{flag.parameter}") if flag.parse else value
+    return values | {_ALIASES.get(key, key): value for key, value in assigned(assignments).items()}
+
+
+_ALIASES = {"data.name": "data", "partition.rule": "partition", "method.name": "method"}
+"""Two spellings of one key: `--set` overrides the flag with either."""
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)

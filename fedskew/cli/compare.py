@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fedskew.cli.commands import add_command
-from fedskew.cli.flags import (
+from fedskew.cli.commands import (
     CONFIGURATION,
     FLAGS,
     TRAINING,
@@ -18,6 +17,7 @@ from fedskew.cli.flags import (
     Log,
     Quiet,
     Settings,
+    add_command,
     option,
     split_names,
     takes_settings,
@@ -101,7 +101,7 @@ class Comparison(NamedTuple):
 def read_comparison(settings: Settings, methods: str | None = None, seeds: str | None = None) -> Comparison:
     """Read the file and the flags; flags override the file."""
     from fedskew.experiment.config import Config, with_values
-    from fedskew.experiment.config.yaml_file import read_yaml
+    from fedskew.experiment.config.values import read_yaml
 
     content = read_yaml(settings.file) if settings.file else {}
     keys: dict[str, Any] = dict(content) if isinstance(content, Mapping) else {}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedskew.cli.commands import add_command
-from fedskew.cli.flags import Json, Quiet, Settings, option
+from fedskew.cli.commands import Json, Quiet, Settings, add_command, option
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:

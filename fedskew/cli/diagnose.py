@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedskew.cli.commands import add_command
-from fedskew.cli.flags import CONFIGURATION, SPLIT, Json, Settings, option, takes_settings
+from fedskew.cli.commands import CONFIGURATION, SPLIT, Json, Settings, add_command, option, takes_settings
 
 if TYPE_CHECKING:
     from fedskew.experiment.config import Config

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedskew.cli.commands import add_command
-from fedskew.cli.flags import Json, option
+from fedskew.cli.commands import Json, add_command, option
 
 
 def add_to(app: typer.Typer) -> None:

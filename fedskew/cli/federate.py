@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedskew.cli import INTERRUPTED
-from fedskew.cli.commands import Commands, add_command
-from fedskew.cli.flags import FLAGS, Json, Quiet, Settings, option, split_names, takes_settings
+from fedskew.cli.commands import (
+    FLAGS,
+    Commands,
+    Json,
+    Quiet,
+    Settings,
+    add_command,
+    option,
+    split_names,
+    takes_settings,
+)
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:

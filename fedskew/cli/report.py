@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedskew.cli.commands import add_command
-from fedskew.cli.flags import option
+from fedskew.cli.commands import add_command, option
 from fedskew.errors import UserError
 
 _FOLDERS = "run folders, or folders of run folders"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.commands import add_command
-from fedskew.cli.flags import (
+from fedskew.cli.commands import (
     CONFIGURATION,
     FLAGS,
     TRAINING,
@@ -17,6 +16,7 @@ from fedskew.cli.flags import (
     Log,
     Quiet,
     Settings,
+    add_command,
     option,
     takes_settings,
 )
@@ -80,7 +80,7 @@ def _command(
 
 def seed_range(config: Config, seeds: str | int | None) -> list[int]:
     """That many consecutive seeds, starting with the configuration's."""
-    from fedskew.experiment.config.checks import integer
+    from fedskew.experiment.config.values import integer
 
     number: int = integer(1)("seeds", 1 if seeds is None else seeds)
     return list(range(config.seed, config.seed + number))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedskew.cli.commands import add_command
-from fedskew.cli.flags import (
+from fedskew.cli.commands import (
     CONFIGURATION,
     MACHINE,
     TRAINING,
@@ -19,6 +18,7 @@ from fedskew.cli.flags import (
     Settings,
     TimeLimit,
     Workers,
+    add_command,
     option,
     takes_settings,
 )

@@ -9,8 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fedskew.data.dataset import Dataset, Kind
-from fedskew.data.loading import check_options, option_names
+from fedskew.data.dataset import Dataset, Kind, check_options, option_names
 from fedskew.data.own.forms import load_own
 from fedskew.data.own.objects import load_object, refuse_in_memory
 from fedskew.data.published.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar

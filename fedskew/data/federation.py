@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from fedskew.data.catalogue import load
 from fedskew.data.dataset import Dataset
-from fedskew.data.partitions.rule import IntArray, Partition, make_partition
-from fedskew.data.partitions.saved import split_hash, write_split
+from fedskew.data.partitions.rule import IntArray, Partition, make_partition, split_hash
+from fedskew.data.partitions.saved import write_split
 from fedskew.errors import UserError
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config, PartitionConfig, with_values
-from fedskew.experiment.config.checks import Check, choice, flag, integer, optional, real, refuse, text
-from fedskew.experiment.config.yaml_file import parse_yaml
+from fedskew.experiment.config.values import Check, choice, flag, integer, optional, parse_yaml, real, refuse, text
 from fedskew.flower.contract import Contract
 
 FEDERATION = "federation"

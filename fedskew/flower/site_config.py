@@ -21,7 +21,7 @@ from fedskew.data.federation import Federation
 from fedskew.data.partitions.rule import IntArray
 from fedskew.data.partitions.saved import Saved
 from fedskew.errors import UserError, expect, unknown
-from fedskew.experiment.config.yaml_file import read_yaml
+from fedskew.experiment.config.values import read_yaml
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.dataset import Dataset, Kind, Samples, check_samples
-from fedskew.data.loading import TEST_FRACTION, stratified_holdout
+from fedskew.data.dataset import TEST_FRACTION, Dataset, Kind, Samples, check_samples, stratified_holdout
 from fedskew.data.own.labels import Labels, encode_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY, text_dataset
 from fedskew.errors import UserError

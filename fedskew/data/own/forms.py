@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.data.dataset import Dataset
+from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import parse_size, same_channels
-from fedskew.data.loading import check_options
 from fedskew.data.own.arrays import load_npz
 from fedskew.data.own.assembly import Part, assemble
 from fedskew.data.own.labels import Labels, class_list

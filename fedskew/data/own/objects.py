@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedskew.data.dataset import Dataset
+from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import Size, image_pixels, is_image, parse_size
-from fedskew.data.loading import check_options
 from fedskew.data.own.arrays import array_dataset
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.labels import class_list, read_labels

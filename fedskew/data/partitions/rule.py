@@ -7,6 +7,7 @@ for every rule: no sample is given twice, no sample is left out unless the rule 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import os
 from abc import ABC, abstractmethod
@@ -167,6 +168,13 @@ def make_partition(name: str, /, **params: object) -> Partition:
     if missing:
         raise UserError(f"partition {name!r} needs {' and '.join(repr(key) for key in missing)}")
     return rule(**params)
+
+
+def split_hash(indices: Sequence[IntArray]) -> str:
+    """SHA-256 of the clients' sizes and sample indices; it is the same on every machine."""
+    sizes = np.array([len(part) for part in indices], "<i8")
+    samples = np.concatenate(indices) if len(indices) else np.empty(0)
+    return hashlib.sha256(sizes.tobytes() + samples.astype("<i8").tobytes()).hexdigest()
 
 
 def deal(counts: IntArray, labels: Labels, seed: int) -> list[IntArray]:

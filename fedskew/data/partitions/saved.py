@@ -12,17 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.data.partitions.rule import IntArray, Labels, Partition, file_path, register
+from fedskew.data.partitions.rule import IntArray, Labels, Partition, file_path, register, split_hash
 from fedskew.errors import UserError
 
 FORMAT = "fedskew split 1"
-
-
-def split_hash(indices: Sequence[IntArray]) -> str:
-    """SHA-256 of the clients' sizes and sample indices; it is the same on every machine."""
-    sizes = np.array([len(part) for part in indices], "<i8")
-    samples = np.concatenate(indices) if len(indices) else np.empty(0)
-    return hashlib.sha256(sizes.tobytes() + samples.astype("<i8").tobytes()).hexdigest()
 
 
 def labels_hash(y: IntArray) -> str:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedskew.data.dataset import Dataset, Samples
-from fedskew.data.loading import TEST_FRACTION, stratified_holdout
+from fedskew.data.dataset import TEST_FRACTION, Dataset, Samples, stratified_holdout
 from fedskew.errors import UserError
 
 _DIGITS = tuple("0123456789")

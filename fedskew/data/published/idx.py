@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.dataset import Dataset, Samples
-from fedskew.data.loading import check_fraction, stratified_holdout
+from fedskew.data.dataset import Dataset, Samples, check_fraction, stratified_holdout
 from fedskew.errors import UserError
 
 PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -13,7 +13,7 @@ import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
@@ -25,12 +25,11 @@ from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import with_opening_pass
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
-from fedskew.engine.stacked.device_memory import bytes_taken, spare_bytes
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.layouts import Layouts
 from fedskew.engine.stacked.program import Pools, Program, SlotStep, Staging
 from fedskew.engine.stacked.round import SlotRound, SlotSchedule, make_schedule, slots_for
-from fedskew.engine.stacked.trial import Trial
+from fedskew.engine.stacked.trial import Trial, bytes_taken, spare_bytes
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Tensors
 
@@ -199,12 +198,16 @@ class StackedEngine(Engine):
         self._smallest = smallest_batch
         self._compile = compile_steps and data.y.device.type == "cuda"
         self._most = most_slots
-        self._plain = PlainEngine(network, data, smallest_batch)
         self._abilities: dict[str, tuple[Sequence[Part], _Ability]] = {}
         self._slots: tuple[str, Slots] | None = None
         self._prefetched: tuple[RoundWork, list[BatchPlan]] | None = None
         self.notices: list[str] = []
         self._noticed: set[str] = set()
+
+    @cached_property
+    def _plain(self) -> PlainEngine:
+        """Trains what cannot be stacked."""
+        return PlainEngine(self._network, self._data, self._smallest)
 
     def prefetch(self, work: RoundWork) -> None:
         """Draw the first batches of the round that probably comes next."""

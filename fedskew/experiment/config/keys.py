@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError, unknown
-from fedskew.experiment.config.checks import (
+from fedskew.experiment.config.values import (
     Check,
     choice,
     device,
@@ -31,11 +31,12 @@ from fedskew.experiment.config.checks import (
     names,
     optional,
     parameters,
+    parse_yaml,
+    read_yaml,
     real,
     refuse,
     text,
 )
-from fedskew.experiment.config.yaml_file import parse_yaml, read_yaml
 
 
 def _option(default: Any, check: Check, help: str) -> Any:

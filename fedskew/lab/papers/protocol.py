@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedskew.errors import UserError, unknown
-from fedskew.experiment.config.yaml_file import parse_yaml
+from fedskew.experiment.config.values import parse_yaml
 
 FOLDER = files("fedskew.lab.papers") / "published"
 

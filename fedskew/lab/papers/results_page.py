@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedskew.errors import UserError, unknown
-from fedskew.experiment.config.yaml_file import read_yaml
+from fedskew.experiment.config.values import read_yaml
 from fedskew.lab.papers.map import guide, seeds_of, spots
 from fedskew.lab.papers.protocol import protocol
 from fedskew.lab.papers.selection import all_tables, read_plan

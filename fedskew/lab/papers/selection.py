@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError, unknown
-from fedskew.experiment.config.checks import integer
-from fedskew.experiment.config.yaml_file import read_yaml
+from fedskew.experiment.config.values import integer, read_yaml
 from fedskew.lab.papers.cells import Cell, Choice, chosen, job, missing_method, table_cells
 from fedskew.lab.papers.protocol import papers, protocol
 from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, each_once

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.data import Dataset, Federation, load
-from fedskew.data.loading import stratified_holdout
+from fedskew.data.dataset import stratified_holdout
 from fedskew.data.partitions.saved import read_split
 from fedskew.data.published.places import cache_folder
 from fedskew.errors import UserError

@@ -23,8 +23,7 @@ from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
-from fedskew.experiment.config.checks import integer
-from fedskew.experiment.config.yaml_file import read_yaml
+from fedskew.experiment.config.values import integer, read_yaml
 from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.sweep.job import CIRCUMSTANCES, Job
 from fedskew.methods import make_method

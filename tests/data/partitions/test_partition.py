@@ -27,8 +27,8 @@ from fedskew.data import (
     make_partition,
 )
 from fedskew.data.partitions import dirichlet
-from fedskew.data.partitions.rule import IntArray, Partition
-from fedskew.data.partitions.saved import split_hash, write_split
+from fedskew.data.partitions.rule import IntArray, Partition, split_hash
+from fedskew.data.partitions.saved import write_split
 from fedskew.errors import UserError
 
 CIFAR10 = np.repeat(np.arange(10), 5000)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fedskew.engine.stacked.device_memory import _bytes_left_to_container, bytes_taken, spare_bytes
+from fedskew.engine.stacked.trial import _bytes_left_to_container, bytes_taken, spare_bytes
 
 CPU = torch.device("cpu")
 

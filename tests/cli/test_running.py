@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import fedskew as fs
-from fedskew.cli.progress import Bar, Standing, clock
+from fedskew.cli.running import Bar, Standing, clock
 from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
 

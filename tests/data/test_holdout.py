@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedskew.data.loading import stratified_holdout
+from fedskew.data.dataset import stratified_holdout
 from fedskew.errors import UserError
 
 
