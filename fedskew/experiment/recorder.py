@@ -17,7 +17,6 @@ from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.about import described
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.models.concatenation import count_encoders
 
 
 class Recorder:
@@ -74,7 +73,7 @@ class Recorder:
         module = self._server.module(state)
         result = self.result(module, self.rows, self._server.engine_name, self.stopped)
         if self._folder is not None:
-            tensors, encoders = {**state.model.params, **state.model.buffers}, count_encoders(module)
+            tensors, encoders = {**state.model.params, **state.model.buffers}, self._server.encoders(state)
             about: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
             if encoders:
                 tensors, about = {**dict(module.named_parameters()), **tensors}, {**about, "encoders": encoders}

@@ -123,7 +123,10 @@ class Trial:
                 work.sent.params,
             )
             passes = {
-                f"{when} {n}": t for when in _WHEN for n, t in DataPass(work, when).batch_sums(seen, client).items()
+                f"{when} {n}": t
+                for when in _WHEN
+                if work.needs_pass(when)
+                for n, t in DataPass(work, when).batch_sums(seen, client).items()
             }
             gradients = {kind: g[:samples] for kind, g in zip(leaves, grads, strict=True)}
             return {"loss": loss.detach(), **gradients, **passes}

@@ -123,6 +123,10 @@ class Server:
         """The global model at the end of a run."""
         return self.runtime(self._stages.known(state)[-1], state).network.module(state.model)
 
+    def encoders(self, state: RunState) -> int:
+        """The number of encoders that the global model concatenates at the end of a run; 0 for any other model."""
+        return len(self._stages.known(state)[-1].concatenates)
+
     def client_bytes(self, start: RunState, present: int) -> int:
         """Disk space that client states will need, beyond the `present` states that exist already."""
         stage = self.next_stage(start)

@@ -2,7 +2,7 @@
 
 A stateful method keeps one state per client (control variates, previous models, duals): far more than a device holds,
 and most of it idle. Client states therefore live off the device and are read when a client is sampled: from the host's
-memory here, or from the run's folder (`storage.client_files`).
+memory here, or from the run's folder (`storage.checkpoints`).
 """
 
 from __future__ import annotations

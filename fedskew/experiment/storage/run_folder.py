@@ -30,8 +30,7 @@ from fedskew.experiment.config import Config, config_hash, differing_keys, load_
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import ClientStates, Versions
 from fedskew.experiment.storage.atomic import reporting_os_errors, sync, temporary, write_file
-from fedskew.experiment.storage.checkpoints import Checkpoint, Checkpoints
-from fedskew.experiment.storage.client_files import ClientFiles
+from fedskew.experiment.storage.checkpoints import Checkpoint, Checkpoints, ClientFiles
 from fedskew.experiment.storage.tensors import Unreadable, read_tensors, write_tensors
 from fedskew.locks import FolderLock
 

@@ -12,7 +12,7 @@ from method_cases import slow
 from toy_runs import advance, everything, finished, image_federation, norm_and_dropout, same_bits, server, timeless
 
 from fedskew.experiment.round.state import ClientStates, RunState
-from fedskew.experiment.storage.client_files import ClientFiles
+from fedskew.experiment.storage.checkpoints import ClientFiles
 from fedskew.experiment.storage.tensors import read_tensors, write_tensors
 from fedskew.methods import METHODS, make_method
 

@@ -13,7 +13,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import ClientStates, HeldStates
-from fedskew.experiment.storage.client_files import ClientFiles
+from fedskew.experiment.storage.checkpoints import ClientFiles
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.parts import Tensors
 
