@@ -88,19 +88,19 @@ def _command(
 def _plan(device: str, is_quick: bool, lists: Mapping[str, str | None], budget: str | None) -> Plan:
     """The defaults for the device, with the user's choices."""
     from fedskew.engine import choose_device
-    from fedskew.experiment.config import checks
+    from fedskew.experiment.config import values
     from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, SETTINGS
     from fedskew.lab.benchmark.plan import quick, usual
     from fedskew.lab.benchmark.results import LEVELS
 
-    name = str(choose_device(checks.device("device", device)))
+    name = str(choose_device(values.device("device", device)))
     chosen: dict[str, Any] = {
         "models": _names("model", lists["models"], SETTINGS),
-        "clients": tuple(checks.integer(1)("clients", n) for n in dict.fromkeys(split_names(lists["clients"]))),
+        "clients": tuple(values.integer(1)("clients", n) for n in dict.fromkeys(split_names(lists["clients"]))),
         "methods": _names("method", lists["methods"], METHODS),
         "precisions": _names("precision", lists["precisions"], PRECISIONS),
         "levels": _names("measurement", lists["only"], LEVELS),
-        "budget": None if budget is None else checks.real(above=0)("budget", budget),
+        "budget": None if budget is None else values.real(above=0)("budget", budget),
     }
     return replace(quick(name) if is_quick else usual(name), **{key: value for key, value in chosen.items() if value})
 
