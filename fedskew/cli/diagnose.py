@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from fedskew.lab.diagnosis.label_counts import LabelCounts
     from fedskew.report.charts.table import Table
 
-MOST_ROWS = 12
-"""Rows of a table in the terminal; the page and --json have them all."""
-LEFT_OUT = ("sends", "numbers from", "rerun here", "seeds rerun")
-"""Columns that are too wide for a terminal."""
+MAX_ROWS = 12
+"""Rows that a table shows in the terminal; the page and --json have all of them."""
+HIDDEN_COLUMNS = ("sends", "numbers from", "rerun here", "seeds rerun")
+"""Columns that a terminal has no room for."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -56,25 +56,25 @@ def _command(
     from fedskew.report.writing import page_path
 
     page = None if out is None else page_path(out)
-    table, given = _federation(settings, counts)
-    found = Diagnosis.of(table, results, settings.config().clients_per_round)
+    label_counts, config = _label_counts(settings, counts)
+    diagnosis = Diagnosis.from_counts(label_counts, results, settings.config().clients_per_round)
     if page is not None:
-        _write_page(page, found, counts, given)
+        _write_page(page, diagnosis, counts, config)
     if as_json:
-        print_json(found.to_json())
+        print_json(diagnosis.to_json())
     else:
-        _show(found)
+        _print(diagnosis)
     if save is not None:
         from fedskew.lab.diagnosis.start import save_start
 
-        save_start(Path(save), found.method, found.per_round, table, given, split=counts is None)
+        save_start(Path(save), diagnosis.method, diagnosis.per_round, label_counts, config, split=counts is None)
         notice(f"configuration written to {save}; to run it: fedskew run -c {save}")
     if page is not None:
         notice(f"page written to {page}")
 
 
-def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
-    """The label counts, and the configuration of the data if there is one."""
+def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
+    """The label counts, and the configuration, unless the user gave counts without data."""
     from fedskew.experiment.preparation import build_federation
     from fedskew.lab.diagnosis.label_counts import federation_counts, read_counts
 
@@ -84,7 +84,7 @@ def _federation(settings: Settings, counts: str | None) -> tuple[LabelCounts, Co
     return federation_counts(build_federation(config)), config
 
 
-def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Config | None) -> None:
+def _write_page(target: Path, diagnosis: Diagnosis, counts: str | None, given: Config | None) -> None:
     from fedskew.experiment.config import Config, with_values
     from fedskew.lab.diagnosis.diagnosis import diagnosis_document
     from fedskew.lab.diagnosis.start import starting_config, to_yaml
@@ -94,38 +94,38 @@ def _write_page(target: Path, found: Diagnosis, counts: str | None, given: Confi
 
     title = f"Diagnosis of {Path(counts).name if counts else split_name(given) if given else 'a federation'}"
     config = given if given is not None else with_values(Config(), {"data": "path/to/your/data"})
-    start = starting_config(found.method, found.per_round, config, Path(counts) if counts else None)
-    write_text(target, page(diagnosis_document(found, title, to_yaml(start))))
+    start = starting_config(diagnosis.method, diagnosis.per_round, config, Path(counts) if counts else None)
+    write_text(target, page(diagnosis_document(diagnosis, title, to_yaml(start))))
 
 
-def _show(found: Diagnosis) -> None:
+def _print(diagnosis: Diagnosis) -> None:
     from fedskew.cli.terminal import stdout
     from fedskew.report.partition_map import CountsMap
 
     console = stdout()
-    for line in found.words():
+    for line in diagnosis.words():
         console.print(line, markup=False)
-    counts = found.counts
+    counts = diagnosis.counts
     console.print(CountsMap(counts.counts, counts.clients, counts.classes))
-    tables = [found.measures(), found.settings()]
-    if found.candidates:
-        tables += [found.methods(), found.evidence(found.method)]
+    tables = [diagnosis.measures(), diagnosis.settings()]
+    if diagnosis.candidates:
+        tables += [diagnosis.methods(), diagnosis.evidence(diagnosis.method)]
     for table in tables:
-        console.print(_rich(table))
-    console.print(f"Start with {found.method}. Add --save start.yaml for a configuration, or -o FILE.html for a "
+        console.print(_rich_table(table))
+    console.print(f"Start with {diagnosis.method}. Add --save start.yaml for a configuration, or -o FILE.html for a "
                   "page with all numbers.", markup=False)  # fmt: skip
 
 
-def _rich(table: Table) -> object:
+def _rich_table(table: Table) -> object:
     from rich.table import Table as Rich
     from rich.text import Text
 
-    hidden = len(table.rows) - MOST_ROWS
+    hidden = len(table.rows) - MAX_ROWS
     shown = Rich(title=table.caption, title_justify="left", caption_justify="left",
                  caption=f"... and {hidden} more" if hidden > 0 else None)  # fmt: skip
-    columns = [i for i, name in enumerate(table.columns) if name not in LEFT_OUT]
+    columns = [i for i, name in enumerate(table.columns) if name not in HIDDEN_COLUMNS]
     for i in columns:
         shown.add_column(table.columns[i], justify="right" if table.is_numeric(i) else "left", overflow="fold")
-    for row in table.rows[:MOST_ROWS]:
+    for row in table.rows[:MAX_ROWS]:
         shown.add_row(*(Text("" if row[i] is None else str(row[i])) for i in columns))
     return shown

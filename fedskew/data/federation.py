@@ -24,7 +24,7 @@ class Federation:
 
     dataset: Dataset
     indices: tuple[IntArray, ...]
-    """Each client's training samples."""
+    """The indices of each client's training samples."""
     partition: Mapping[str, object]
     """The rule's name and parameters."""
     seed: int
@@ -64,7 +64,7 @@ class Federation:
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        """The domain of most of each client's samples; empty if the data have no domains."""
+        """Each client's most frequent domain; empty if the dataset has no domains."""
         domain = self.dataset.train.domain
         if domain is None:
             return ()
@@ -87,12 +87,12 @@ class Federation:
         return _where(self.label_counts[client] == 0)
 
     def minority(self, client: int) -> tuple[int, ...]:
-        """Classes that the client has some samples of, but no more than an even share."""
+        """Classes that make up some, but at most 1/classes, of the client's samples."""
         counts = self.label_counts[client]
         return _where((counts > 0) & (counts * self.classes <= counts.sum()))
 
     def majority(self, client: int) -> tuple[int, ...]:
-        """Classes that the client has more than an even share of (the rule in FedLMD's code)."""
+        """Classes that make up more than 1/classes of the client's samples (the rule in FedLMD's code)."""
         counts = self.label_counts[client]
         return _where(counts * self.classes > counts.sum())
 
@@ -117,7 +117,7 @@ class Federation:
             return self
         params = dict(self.partition)
         if "restricted_to" in params:
-            raise UserError("a restricted federation cannot be split again; split the whole dataset and restrict that")
+            raise UserError("a restricted federation cannot be split again; split the whole dataset, then restrict it")
         return federation(self.dataset, make_partition(str(params.pop("name")), **params), seed)
 
     def save_split(self, path: str | os.PathLike[str]) -> None:
@@ -140,7 +140,7 @@ def federation(
 ) -> Federation:
     """Split a dataset among clients.
 
-    `data` is a `Dataset`, or anything that `load` takes: a name, a path or a Python object, with its `options`.
+    `data` is a `Dataset`, or anything that `load` takes: a name, a path or a Python object. `options` go to `load`.
     """
     if not isinstance(partition, Partition):
         raise UserError(f"partition is {partition!r}; expected a rule, for example fs.Dirichlet(clients=10, beta=0.1)")

@@ -17,11 +17,11 @@ from fedskew.experiment.round.state import RunState
 from fedskew.methods import Stage
 
 RunRounds = Callable[[RunState, Recorder], RunState]
-"""Runs the rounds that are left and returns the state after the last."""
+"""Runs the remaining rounds and returns the state after the last one."""
 
 
 def run_rounds(server: Server, state: RunState, recorder: Recorder) -> RunState:
-    """Run round after round, until the schedule ends or a callback stops the run."""
+    """Run rounds until the schedule ends or a callback stops the run."""
     while (stage := server.next_stage(state)) is not None:
         state, row = run_round(server, stage, state)
         recorder.add(row, state)
@@ -50,14 +50,14 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
-        self._began = self._lap = time.perf_counter()
+        self._start = self._last_lap = time.perf_counter()
 
     def lap(self, step: str) -> None:
-        """End a step."""
+        """Record the time since the last lap, or since the start, as this step's."""
         now = time.perf_counter()
-        self.laps[step], self._lap = now - self._lap, now
+        self.laps[step], self._last_lap = now - self._last_lap, now
 
     @property
     def total(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._start

@@ -1,4 +1,4 @@
-"""Where a run goes on: at the last checkpoint of its folder, or at the start; a finished run is read back."""
+"""Start a run, resume it from its last checkpoint, or load the result of a finished run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedskew.models.concatenation import count_encoders, with_encoders
 
 
 def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None, recorder: Recorder) -> RunState:
-    """The state to go on from; the recorder is given the rows up to it."""
+    """Return the state to continue from, and start the recorder with the rows up to it."""
     state = server.start()
     if folder is None:
         recorder.start([], state)
@@ -45,14 +45,14 @@ def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None
     return state
 
 
-def recall(server: Server, folder: RunFolder, recorder: Recorder) -> Result:
+def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result:
     """The result of a run that finished earlier."""
     tensors, meta = folder.load_model()
     network = server.network
     module = with_encoders(network.module(network.state()), meta.get("encoders", 0))
     buffers = dict(module.named_buffers())
-    own = dict(module.named_parameters()) if count_encoders(module) else network.state().params
-    _check_model(folder, own, {name: t for name, t in tensors.items() if name not in buffers})
+    expected = dict(module.named_parameters()) if count_encoders(module) else network.state().params
+    _check_model(folder, expected, {name: t for name, t in tensors.items() if name not in buffers})
     module.load_state_dict({name: t.to(server.device) for name, t in tensors.items()}, strict=False)
     summary = folder.summary() or {}
     engine = summary.get("engine", server.engine_name)
@@ -60,7 +60,7 @@ def recall(server: Server, folder: RunFolder, recorder: Recorder) -> Result:
 
 
 def _require_space(server: Server, folder: RunFolder, start: RunState, checkpoint: Checkpoint | None) -> None:
-    """Room for two checkpoints, a third while it is written, the model, and the client states still to come."""
+    """Require disk space for two checkpoints, a third being written, the final model, and the client states to come."""
     shared = 4 * sum(t.nbytes for t in start.tensors().values())
     present = 0 if checkpoint is None else sum(map(len, checkpoint.clients.values()))
     folder.require_space(shared + server.client_bytes(start, present))
@@ -69,16 +69,16 @@ def _require_space(server: Server, folder: RunFolder, start: RunState, checkpoin
 def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, checkpoint: Checkpoint) -> None:
     if checkpoint.meta["split"] != prepared.federation.hash:
         raise UserError(
-            f"the data or their split changed since {folder.path} was begun; restore them, or choose another --out"
+            f"the data or its split has changed since {folder.path} was started; restore it, or choose another --out"
         )
     models = [unpack(f"{name}:params", checkpoint.tensors) for name in checkpoint.meta["trainees"]]
-    own = server.network.state().params
-    _check_model(folder, own, next((m for m in models if m.keys() == own.keys()), models[0]))
+    expected = server.network.state().params
+    _check_model(folder, expected, next((m for m in models if m.keys() == expected.keys()), models[0]))
 
 
-def _check_model(folder: RunFolder, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Two models of a user may share the name of their class, but the tensors of one do not fit the other."""
-    if {name: p.shape for name, p in own.items()} != {name: p.shape for name, p in saved.items()}:
+def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Refuse a folder of another model: the configuration names a user's model by its class only."""
+    if {name: p.shape for name, p in expected.items()} != {name: p.shape for name, p in saved.items()}:
         raise UserError(
             f"{folder.path} holds a run of another model (its parameters have other names or shapes); "
             "choose another --out, or delete that folder"
@@ -86,8 +86,8 @@ def _check_model(folder: RunFolder, own: Mapping[str, Tensor], saved: Mapping[st
 
 
 def _use_threads(server: Server, recorder: Recorder, threads: int) -> None:
-    """Use as many threads as the run began with: their number decides the order of sums, hence the last bits."""
+    """Use as many threads as the run started with: their number affects the order of sums, hence the last bits."""
     now = torch.get_num_threads()
     if server.device.type == "cpu" and threads != now:
-        recorder.notify([f"continues with {threads} CPU threads, as it began, instead of {now}"])
+        recorder.notify([f"continues with {threads} CPU threads, as it started, instead of {now}"])
         torch.set_num_threads(threads)

@@ -21,7 +21,7 @@ from fedskew.experiment.overlap import run_overlapping_rounds
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.result import Result
-from fedskew.experiment.resume import begin_or_resume, recall
+from fedskew.experiment.resume import begin_or_resume, load_result
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods import Method, Part
@@ -93,7 +93,7 @@ def _run(
 ) -> Result:
     recorder = Recorder(prepared, server, folder, callbacks)
     if folder is not None and folder.finished:
-        result = recall(server, folder, recorder)
+        result = load_result(server, folder, recorder)
         for callback in callbacks:
             callback.on_notice(f"{folder.path} is finished already; nothing was run")
             callback.on_end(result)

@@ -1,7 +1,7 @@
 """FedKD: distillation from the global model over all classes, over the client's classes, or decoupled.
 
 FedKD, also called FedAvg+KD, applies Hinton et al., "Distilling the knowledge in a neural network", 2015, on every
-client. The other two are variants with which Guo et al., AAAI 2025, compare FedVLS. FedDKD follows Zhao et al.,
+client. FedEKD and FedDKD are variants that Guo et al., AAAI 2025, compare with FedVLS. FedDKD follows Zhao et al.,
 "Decoupled knowledge distillation", CVPR 2022.
 
     FedKD    L = CE + β·τ²·KL( σ(z^g/τ) ‖ σ(z/τ) )
@@ -55,7 +55,7 @@ class FedKD(Objective):
 @method("fedekd", paper="Guo et al., AAAI 2025")
 @dataclass(frozen=True)
 class FedEKD(FedKD):
-    """Cross entropy and distillation over the classes that the client has."""
+    """Cross entropy and distillation over the client's classes."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         distilled = present_distillation(out.logits, out.teacher.logits, y, client.label_counts, self.temperature)
@@ -65,12 +65,12 @@ class FedEKD(FedKD):
 @method("feddkd", paper="Zhao et al., CVPR 2022")
 @dataclass(frozen=True)
 class FedDKD(Objective):
-    """Cross entropy and decoupled distillation: the target against the rest, and the not-true classes."""
+    """Cross entropy and decoupled distillation: the target against the rest, and the non-target classes."""
 
     alpha: float = 1.0
-    """The weight of the target against the rest."""
+    """Weight of the term for the target against the rest (TCKD)."""
     beta: float = 8.0
-    """The weight of the not-true classes among themselves."""
+    """Weight of the term for the non-target classes (NCKD)."""
     temperature: float = 4.0
 
     extra_compute = "1 teacher forward"
@@ -84,7 +84,7 @@ class FedDKD(Objective):
         return {"teacher": "eval"}
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        models = out.logits, out.teacher.logits
-        target = target_distillation(*models, y, self.temperature)
-        others = not_true_distillation(*models, y, self.temperature)
-        return cross_entropy(out.logits, y) + self.alpha * target + self.beta * others
+        logits = out.logits, out.teacher.logits
+        target = target_distillation(*logits, y, self.temperature)
+        non_target = not_true_distillation(*logits, y, self.temperature)
+        return cross_entropy(out.logits, y) + self.alpha * target + self.beta * non_target

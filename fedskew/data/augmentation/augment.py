@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedskew.data.augmentation.autoaugment import AutoAugment
 from fedskew.data.augmentation.image_operations import SMALLEST_SIDE
-from fedskew.data.augmentation.per_sample import below, draws, pick
+from fedskew.data.augmentation.per_sample import draw_uniforms, integers_below, pick
 from fedskew.errors import UserError, unknown
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -69,7 +69,7 @@ class Crop:
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         height, width = images.shape[-2:]
-        offsets = below(draws(keys, _CROP_DRAWS, 2), 2 * self.padding + 1) - self.padding
+        offsets = integers_below(2 * self.padding + 1, draw_uniforms(keys, _CROP_DRAWS, 2)) - self.padding
         rows = torch.arange(height, device=images.device) + offsets[:, :1]
         columns = torch.arange(width, device=images.device) + offsets[:, 1:]
         if self.mode == "reflect":
@@ -88,7 +88,7 @@ class Flip:
     """Mirror left and right, for half of the images."""
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        flipped = draws(keys, _FLIP_DRAW, 1) < 0.5
+        flipped = draw_uniforms(keys, _FLIP_DRAW, 1) < 0.5
         return torch.where(flipped[:, :, None, None], images.flip(-1), images)
 
 
@@ -100,9 +100,9 @@ class Cutout:
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         height, width = images.shape[-2:]
-        places = draws(keys, _CUTOUT_DRAWS, 2)
-        rows = self._covered(below(places[:, :1], height), height)
-        columns = self._covered(below(places[:, 1:], width), width)
+        places = draw_uniforms(keys, _CUTOUT_DRAWS, 2)
+        rows = self._covered(integers_below(height, places[:, :1]), height)
+        columns = self._covered(integers_below(width, places[:, 1:]), width)
         covered = rows.unsqueeze(2) & columns.unsqueeze(1)
         return images.masked_fill(covered.unsqueeze(1), 0)
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedskew.data.augmentation import image_operations as ops
-from fedskew.data.augmentation.per_sample import below, draws
+from fedskew.data.augmentation.per_sample import draw_uniforms, integers_below
 
 _BINS = 10
 _RANGES = {
-    # from the start of bin 0 to the end of bin 9; operations not listed have no magnitude
+    # magnitudes from the start of bin 0 to the end of bin 9; operations not listed have none
     ops.SHEAR_X: (-0.3, 0.3),
     ops.SHEAR_Y: (-0.3, 0.3),
     ops.TRANSLATE_X: (-150 / 331, 150 / 331),
@@ -59,7 +59,7 @@ POLICY = (
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """Applies one of the 25 sub-policies to each image. Uses five draws, from `first_draw` on."""
+    """Applies one of the 25 sub-policies to each image. Uses five random draws, starting at `first_draw`."""
 
     first_draw: int
 
@@ -69,23 +69,24 @@ class AutoAugment:
         return images
 
     def choices(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The first and the second operation of each image, with their magnitudes."""
-        policy = _policy(keys.device)
-        numbers = draws(keys, self.first_draw, 5)
-        operation, probability, start, width = policy[below(numbers[:, 0], len(POLICY))].unbind(2)
-        happens = numbers[:, 1:3] < probability
-        operations = torch.where(happens, operation, ops.IDENTITY).to(torch.int64)
-        magnitudes = start + width * numbers[:, 3:5]
+        """Choose the first and the second operation for each image, with their magnitudes."""
+        policy = _policy_tensor(keys.device)
+        uniforms = draw_uniforms(keys, self.first_draw, 5)
+        operation, probability, start, width = policy[integers_below(len(POLICY), uniforms[:, 0])].unbind(2)
+        applied = uniforms[:, 1:3] < probability
+        operations = torch.where(applied, operation, ops.IDENTITY).to(torch.int64)
+        magnitudes = start + width * uniforms[:, 3:5]
         return list(zip(operations.unbind(1), magnitudes.unbind(1), strict=True))
 
 
 @cache
-def _policy(device: torch.device) -> Tensor:
-    """The policy as numbers [25, 2, 4], cached per device: copying it for every batch would make the batch wait."""
-    return torch.tensor([[_numbers(*step) for step in pair] for pair in POLICY], device=device)
+def _policy_tensor(device: torch.device) -> Tensor:
+    """The policy as a tensor [25, 2, 4], cached per device: copying it for every batch would stall the GPU."""
+    return torch.tensor([[_policy_row(*step) for step in pair] for pair in POLICY], device=device)
 
 
-def _numbers(operation: int, probability: float, magnitude_bin: int) -> tuple[float, float, float, float]:
+def _policy_row(operation: int, probability: float, magnitude_bin: int) -> tuple[float, float, float, float]:
+    """Operation, probability, and the start and width of the bin of magnitudes."""
     low, high = _RANGES.get(operation, (0.0, 0.0))
     width = (high - low) / _BINS
     return float(operation), probability, low + width * magnitude_bin, width

@@ -8,15 +8,15 @@ from torch import Tensor
 from fedskew.randomness import uniform
 
 
-def draws(keys: Tensor, first: int, count: int) -> Tensor:
-    """Draws `first` to `first + count - 1` under each key, in [0, 1): [N, count]."""
+def draw_uniforms(keys: Tensor, first: int, count: int) -> Tensor:
+    """Draws number `first` to `first + count - 1` under each key, uniform in [0, 1): [N, count]."""
     numbers = torch.arange(first, first + count, device=keys.device)
     return uniform(keys.unsqueeze(1), numbers)
 
 
-def below(draw: Tensor, limit: int) -> Tensor:
-    """Integers 0 to `limit - 1` from draws in [0, 1)."""
-    return (draw * limit).to(torch.int64)
+def integers_below(limit: int, uniforms: Tensor) -> Tensor:
+    """Turn draws in [0, 1) into integers from 0 to `limit - 1`."""
+    return (uniforms * limit).to(torch.int64)
 
 
 def pick(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

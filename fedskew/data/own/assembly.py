@@ -1,4 +1,4 @@
-"""A dataset from a user's inputs and labels: labels are numbered, a test set is held out, inputs are prepared."""
+"""Assemble a dataset from a user's inputs and labels: number the labels, hold out a test set, scale the inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedskew.data.published.text import LENGTH, VOCABULARY, text_dataset
 from fedskew.errors import UserError
 
 Array = npt.NDArray[np.generic]
-Whole = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Part:
     x: Array | list[str]
     labels: Labels
     where: str
+    """The source, for error messages."""
 
 
 def assemble(
@@ -35,7 +36,7 @@ def assemble(
     length: int = LENGTH,
     vocabulary: int = VOCABULARY,
 ) -> Dataset:
-    """Make a dataset of one part, from which a test set is held out, or of two: train and test."""
+    """Assemble a dataset from one part, holding out a test set, or from two parts: train and test."""
     for part in parts:
         if len(part.x) != len(part.labels):
             raise UserError(f"{part.where}: {len(part.x)} inputs but {len(part.labels)} labels; expected equal lengths")
@@ -43,7 +44,7 @@ def assemble(
     if kind == "table":
         for part, y in zip(parts, numbers, strict=True):
             check_samples(Samples(np.asarray(part.x), y), len(names), part.where, part.labels.row)
-    (train_x, train_y), (test_x, test_y) = _split_or_keep(parts, numbers, test_fraction)
+    (train_x, train_y), (test_x, test_y) = _train_and_test(parts, numbers, test_fraction)
     if kind == "text":
         return text_dataset(name, names, (list(train_x), train_y), (list(test_x), test_y), length, vocabulary)
     train, test = np.asarray(train_x), np.asarray(test_x)
@@ -54,29 +55,28 @@ def assemble(
     if kind == "table":
         train, test, scaling = _standardise(train, test)
         return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y), scaling=scaling)
-    mean, std = channel_statistics(train)
+    mean, std = _channel_statistics(train)
     return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y), mean, std)
 
 
-def _split_or_keep(
-    parts: Sequence[Part], numbers: Sequence[Whole], fraction: float | None
-) -> tuple[tuple[Array | list[str], Whole], tuple[Array | list[str], Whole]]:
+def _train_and_test(
+    parts: Sequence[Part], numbers: Sequence[IntArray], fraction: float | None
+) -> tuple[tuple[Array | list[str], IntArray], tuple[Array | list[str], IntArray]]:
     if len(parts) == 2:
         if fraction is not None:
             raise UserError(f"{parts[1].where} is a test set already; leave test_fraction out")
         return (parts[0].x, numbers[0]), (parts[1].x, numbers[1])
     x, y = parts[0].x, numbers[0]
-    cut = TEST_FRACTION if fraction is None else fraction
-    train, test = stratified_holdout(y, cut, parts[0].where)
-    return (_rows(x, train), y[train]), (_rows(x, test), y[test])
+    train, test = stratified_holdout(y, TEST_FRACTION if fraction is None else fraction, parts[0].where)
+    return (_take(x, train), y[train]), (_take(x, test), y[test])
 
 
-def _rows(x: Array | list[str], chosen: Whole) -> Array | list[str]:
-    return [x[index] for index in chosen] if isinstance(x, list) else x[chosen]
+def _take(x: Array | list[str], rows: IntArray) -> Array | list[str]:
+    return [x[row] for row in rows] if isinstance(x, list) else x[rows]
 
 
 def _standardise(train: Array, test: Array) -> tuple[Array, Array, tuple[tuple[float, float], ...]]:
-    """Standardise with the training part's mean and deviation, which are returned too. A constant column becomes 0."""
+    """Standardise by the training set's mean and standard deviation, and return these. Constant columns become 0."""
     source = train.astype(np.float64)
     mean, std = source.mean(axis=0), source.std(axis=0)
     std[std == 0] = 1.0
@@ -84,13 +84,13 @@ def _standardise(train: Array, test: Array) -> tuple[Array, Array, tuple[tuple[f
     return scaled[0], scaled[1], tuple(zip(mean.tolist(), std.tolist(), strict=True))
 
 
-def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel of images scaled to [0, 1], from histograms, which need no float copy."""
+def _channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of images scaled to [0, 1]. Histograms avoid a float copy."""
     levels = np.arange(256) / 255
     means, stds = [], []
     for channel in range(images.shape[1]):
-        share = np.bincount(images[:, channel].ravel(), minlength=256) / max(images[:, channel].size, 1)
-        mean = float(share @ levels)
+        frequency = np.bincount(images[:, channel].ravel(), minlength=256) / max(images[:, channel].size, 1)
+        mean = float(frequency @ levels)
         means.append(mean)
-        stds.append(float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0)
+        stds.append(float(np.sqrt(frequency @ (levels - mean) ** 2)) or 1.0)
     return tuple(means), tuple(stds)

@@ -24,10 +24,10 @@ from fedskew.randomness import generator
 @register
 @dataclass(frozen=True)
 class LabelsPerClient(CountedPartition):
-    """Client i has class i mod C and `labels_per_client` − 1 random others (#label-m of NIID-Bench).
+    """Client i has class i mod C and `labels_per_client` − 1 random others (`noniid-#label` in NIID-Bench).
 
-    The clients that have a class share it equally. With fewer clients than classes, a class that no client draws stays
-    unused.
+    The clients that have a class share it equally. With fewer clients than classes, a class that no client draws is not
+    used.
     """
 
     name: ClassVar[str] = "labels"
@@ -42,13 +42,13 @@ class LabelsPerClient(CountedPartition):
     def counts(self, labels: Labels, seed: int) -> IntArray:
         self.require_labels(self.labels_per_client, labels)
         self.require_clients(self.clients, len(labels))
-        every = np.arange(self.clients)
+        clients = np.arange(self.clients)
         orders = random_orders(self.clients, labels.classes, seed, "partition labels")
         rank = np.argsort(orders, axis=1)
-        rank[every, every % labels.classes] = -1
+        rank[clients, clients % labels.classes] = -1  # client i always has class i mod C
         chosen = np.argsort(rank, axis=1)[:, : self.labels_per_client]
         owned = np.zeros((self.clients, labels.classes), np.bool_)
-        owned[every[:, None], chosen] = True
+        owned[clients[:, None], chosen] = True
         self.require_samples(owned.sum(axis=0), labels.class_sizes, labels)
         return share_equally(labels.class_sizes, owned)
 
@@ -65,10 +65,9 @@ class Quantity(CountedPartition):
     The code uses `upper` 1 for CIFAR-10, and 0.5 for CIFAR-100 and Tiny-ImageNet, where the second client therefore
     always gets more.
 
-    For other numbers of owners this is generalised. Each owner but the last draws from [n/(10r), upper · m), where m is
-    what the earlier owners left, minus the least that the later owners (but the last) must get. If the clients do not
-    divide into full groups, the last group is smaller. If the classes do not divide into full slots, the last group has
-    fewer labels.
+    For r ≠ 2, this is generalised: each client of a group but the last draws from [n/(10r), upper · m). Here m is what
+    the earlier clients left, minus the minimum n/(10r) for each later client but the last. If the clients do not divide
+    evenly into groups, the last group is smaller. If the classes do not divide evenly, the last group has fewer labels.
     """
 
     name: ClassVar[str] = "quantity"
@@ -113,11 +112,12 @@ class Quantity(CountedPartition):
         return owners
 
     def _divide(self, class_size: int, owners: int, rng: np.random.Generator) -> list[int]:
-        least = max(1, class_size // (10 * owners))
+        """Samples of one class per owner; every owner but the last draws its number."""
+        minimum = max(1, class_size // (10 * owners))
         shares: list[int] = []
         left = class_size
         for later in range(owners - 1, 0, -1):
-            top = ceil(self.upper * (left - (later - 1) * least))
-            shares.append(int(rng.integers(least, max(top, least + 1))))
+            high = ceil(self.upper * (left - (later - 1) * minimum))
+            shares.append(int(rng.integers(minimum, max(high, minimum + 1))))
             left -= shares[-1]
         return [*shares, left]

@@ -1,4 +1,4 @@
-"""Datasets of digits besides MNIST: scikit-learn's, USPS, SVHN and synthetic digits."""
+"""Digit datasets besides MNIST: scikit-learn's, USPS, SVHN and synthetic digits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _USPS_SIDE = 16
 
 
 def load_digits() -> Dataset:
-    """Load scikit-learn's 1,797 digits of 8×8, which are part of its wheel.
+    """Load the 1,797 8×8 digits that ship with scikit-learn.
 
     The publisher gives no split; a fixed, stratified fifth is the test set.
     """
@@ -41,13 +41,13 @@ def load_digits() -> Dataset:
 
 
 def load_usps(files: list[Path]) -> Dataset:
-    """Load USPS, grey digits of 16×16, from files in LIBSVM's format."""
+    """Load USPS, 16×16 grey digits, from files in LIBSVM's format."""
     train, test = map(_usps_samples, files)
     return Dataset("usps", "image", _DIGITS, train, test, (0.2469,), (0.2989,))
 
 
 def _usps_samples(path: Path) -> Samples:
-    """In the files, pixels are −1 to 1 and labels 1 to 10."""
+    """Read one file. Its pixels range from −1 to 1 and its labels from 1 to 10."""
     from sklearn.datasets import load_svmlight_file
 
     try:
@@ -56,25 +56,25 @@ def _usps_samples(path: Path) -> Samples:
         raise UserError(f"{path}: cannot be read ({error}); expected USPS in LIBSVM's format") from error
     pixels = rows.toarray()
     if abs(pixels).max(initial=0) > 1 + 1e-6:
-        raise UserError(f"{path}: a pixel of {abs(pixels).max():g}; expected −1 to 1, as in USPS in LIBSVM's format")
+        raise UserError(f"{path}: pixel value {abs(pixels).max():g}; expected −1 to 1, as in USPS in LIBSVM's format")
     x = ((pixels + 1) / 2 * 255).astype(np.uint8).reshape(-1, 1, _USPS_SIDE, _USPS_SIDE)
     return Samples(x, labels.astype(np.int64) - 1)
 
 
 def load_svhn(files: list[Path]) -> Dataset:
-    """Load SVHN's cropped house numbers, 32×32 in colour."""
+    """Load SVHN's cropped house numbers, 32×32 colour images."""
     train, test = map(_matlab_samples, files)
     return Dataset("svhn", "image", _DIGITS, train, test, mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970))
 
 
 def load_syn(files: list[Path]) -> Dataset:
-    """Load the synthetic digits of Ganin and Lempitsky, in many fonts on many backgrounds, 32×32 in colour."""
+    """Load the synthetic digits of Ganin and Lempitsky, 32×32 colour images in many fonts."""
     train, test = map(_matlab_samples, files)
     return Dataset("syn-digits", "image", _DIGITS, train, test, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
 def _matlab_samples(path: Path) -> Samples:
-    """In the files, `X` is (height, width, channels, n), and `y` has 10 for the digit zero."""
+    """Read one file. `X` has shape (height, width, channels, n), and `y` is 10 for the digit 0."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
@@ -84,6 +84,6 @@ def _matlab_samples(path: Path) -> Samples:
     except (OSError, EOFError, ValueError, TypeError, KeyError, NotImplementedError, MatReadError) as error:
         raise UserError(f"{path}: cannot be read ({error}); expected a MATLAB file with X and y") from error
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3:
-        raise UserError(f"{path}: X has shape {images.shape} and type {images.dtype}; expected bytes, (32, 32, 3, n)")
+        raise UserError(f"{path}: X has shape {images.shape} and type {images.dtype}; expected (32, 32, 3, n), uint8")
     y = labels.astype(np.int64).reshape(-1)
     return Samples(np.ascontiguousarray(images.transpose(3, 2, 0, 1)), np.where(y == 10, 0, y))

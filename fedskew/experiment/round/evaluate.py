@@ -1,4 +1,4 @@
-"""When models are evaluated, which ones, and what the round's row says about it."""
+"""When models are evaluated, which ones, and what the round's row records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Labels = tuple[int, ...] | None
 RowFields = dict[str, Any]
-"""Fields of a `RoundRow`, which an evaluation fills."""
+"""The fields of a `RoundRow` that an evaluation fills."""
 
 
 class RoundEvaluation:
@@ -43,11 +43,11 @@ class RoundEvaluation:
         return ends_stage or (plan.start.rounds + 1) % self._config.eval_every == 0
 
     def covers_one_model(self, plan: RoundPlan) -> bool:
-        """Whether only the model that the round trained is tested."""
+        """Whether only the aggregated model is evaluated, and no client's model."""
         return plan.stage.cohort != "alone" and not self._config.eval_local
 
     def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
-        """Test the round's models: the fields of the round's row that this fills."""
+        """Evaluate the round's models and return the fields for the round's row."""
         test_set, stage, after = plan.runtime.test_set, plan.stage, aggregated.after
         if stage.cohort == "alone":
             clients = self._federation.populated.tolist()
@@ -57,47 +57,49 @@ class RoundEvaluation:
         if self._config.eval_local and stage.cohort == "clients":
             rows = np.flatnonzero(aggregated.report.finite).tolist()
             trained = {int(plan.clients[row]): _client_model(result.trained, row) for row in rows}
-            last = after.stage_round == 0
-            fields |= test_set.measure_participants(plan.start.model, trained, plan.federation, stage.labels, last)
+            ends_stage = after.stage_round == 0
+            fields |= test_set.measure_participants(
+                plan.start.model, trained, plan.federation, stage.labels, with_matrices=ends_stage
+            )
         return fields
 
 
 class TestSet:
-    """Tests models on one test set."""
+    """Evaluates models on one test set."""
 
-    __test__ = False  # pytest: this is no test class
+    __test__ = False  # pytest must not collect it
 
     def __init__(self, evaluators: Mapping[str, Evaluator]) -> None:
-        """One evaluator per domain, each of which is reported; or a single one, whose name does not matter."""
+        """Take one evaluator per domain, to report each domain, or a single one under any name."""
         self._evaluators = evaluators
         self._tested: dict[int, tuple[int, Confusion]] = {}
         """The last confusion matrix of each client's own model, with the version of that model."""
 
     def evaluate(self, model: ModelState, labels: Labels = None) -> Evaluation:
-        """The model on the test set, or on its samples of these labels."""
+        """Evaluate the model on the test set, or only on samples with these labels."""
         return Evaluation(self.confusion(model, labels))
 
     def confusion(self, model: ModelState, labels: Labels = None) -> Confusion:
-        """The confusion matrix, which is empty if no sample has these labels."""
+        """The confusion matrix; all zeros if no sample has these labels."""
         matrix: Confusion = np.sum(list(self._by_domain(model, labels).values()), axis=0)
         return matrix
 
     def measure(self, model: ModelState, labels: Labels = None) -> RowFields:
-        """The evaluation, and the accuracy in each domain."""
+        """Evaluate the model, also on each domain if there are several, and return the row's fields."""
         return _row_fields(self._by_domain(model, labels))
 
     def begin_to_measure(self, model: ModelState, labels: Labels = None) -> Callable[[], RowFields]:
-        """Start `measure` on the device. Calling what is returned waits for it."""
+        """Start `measure` on the device, and return a function that waits for the result."""
         pending = {name: evaluator.begin(model, labels) for name, evaluator in self._evaluators.items()}
         return lambda: _row_fields({name: read() for name, read in pending.items()})
 
     def measure_own_models(
         self, clients: Sequence[int], states: ClientStates, model: str, own_model: Callable[[Tensors], ModelState]
     ) -> RowFields:
-        """Every client's own model on the whole test set, for methods without a common model.
+        """Evaluate every client's own model on the whole test set, for methods without a global model.
 
-        The confusion matrices add up, so that every accuracy is the mean over clients. Only models that have changed
-        are tested again.
+        The confusion matrices are summed, so every accuracy is the mean over clients. Only models that have changed
+        are evaluated again. Models that were never trained (version 0) are equal, so one of them is enough.
         """
         versions = states.versions.get(model, {})
         for client in clients:
@@ -121,7 +123,7 @@ class TestSet:
         labels: Labels,
         with_matrices: bool = False,
     ) -> RowFields:
-        """Each participant's model before and after its update, over its vacant, minority and majority classes."""
+        """Evaluate participants' models before and after the update, also by vacant, minority and majority classes."""
         before = self.evaluate(sent, labels)
         local = []
         for client, model in trained.items():
@@ -140,11 +142,11 @@ class TestSet:
                 }
                 | ({"confusion": after.confusion.tolist()} if with_matrices else {})
             )
-        moves = (_flat_move(sent, model) for model in trained.values())
+        updates = (_flat_update(sent, model) for model in trained.values())
         return {
             "local": local,
             "local_before": list(before.class_accuracy),
-            "drift_diversity": finite_or_none(drift_diversity(moves)) if trained else None,
+            "drift_diversity": finite_or_none(drift_diversity(updates)) if trained else None,
         }
 
     def _by_domain(self, model: ModelState, labels: Labels) -> dict[str, Confusion]:
@@ -154,18 +156,20 @@ class TestSet:
 def _row_fields(by_domain: Mapping[str, Confusion]) -> RowFields:
     fields: RowFields = {"evaluation": Evaluation(np.sum(list(by_domain.values()), axis=0))}
     if len(by_domain) > 1:
-        fields["domain_accuracy"] = {n: accuracy(matrix) if matrix.any() else None for n, matrix in by_domain.items()}
+        fields["domain_accuracy"] = {
+            name: accuracy(matrix) if matrix.any() else None for name, matrix in by_domain.items()
+        }
     return fields
 
 
 def _client_model(stacked: ModelState, row: int) -> ModelState:
-    """One client's model, in the memory of the stack."""
+    """One client's model, as views of the stacked tensors."""
     return ModelState(
         {name: t[row] for name, t in stacked.params.items()}, {name: t[row] for name, t in stacked.buffers.items()}
     )
 
 
-def _flat_move(sent: ModelState, trained: ModelState) -> npt.NDArray[np.generic]:
+def _flat_update(sent: ModelState, trained: ModelState) -> npt.NDArray[np.generic]:
     return np.concatenate(
         [(trained.params[name] - w).double().cpu().numpy().ravel() for name, w in sent.params.items()]
     )

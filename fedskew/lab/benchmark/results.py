@@ -92,7 +92,7 @@ class Failure:
     reason: str
 
     @classmethod
-    def of(cls, label: str, error: Exception) -> Failure:
+    def from_error(cls, label: str, error: Exception) -> Failure:
         return cls(label, next(iter(str(error).strip().splitlines()), type(error).__name__))
 
 

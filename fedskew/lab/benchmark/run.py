@@ -54,7 +54,7 @@ class Benchmark:
             try:
                 self.results.measurements += self._stopwatch.measure(together, show)
             except (RuntimeError, UserError) as error:  # such as out of memory; other groups may fit
-                self.results.failures.append(Failure.of(group.title, error))
+                self.results.failures.append(Failure.from_error(group.title, error))
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._start

@@ -166,7 +166,7 @@ class Stopwatch:
                 memory.begin_again()
                 once = self._seconds(ready, 1)
         except (RuntimeError, UserError) as error:  # does not fit or compile; the others go on
-            self.failures.append(Failure.of(contender.label, error))
+            self.failures.append(Failure.from_error(contender.label, error))
             self._free_memory()
             return None
         self.notices += [f"{contender.label}: {line}" for line in ready.notices]

@@ -33,7 +33,10 @@ class Diagnosis:
     """Clients per round; None: all."""
 
     @classmethod
-    def of(cls, counts: LabelCounts, results: str | Path | None = None, per_round: int | None = None) -> Diagnosis:
+    def from_counts(
+        cls, counts: LabelCounts, results: str | Path | None = None, per_round: int | None = None
+    ) -> Diagnosis:
+        """Compare the federation with the published settings and with the reruns recorded in `results`."""
         clients = len(counts.clients)
         if per_round is not None and per_round > clients:
             raise UserError(f"clients_per_round is {per_round}; expected at most {clients}, the number of clients")

@@ -66,7 +66,7 @@ def test_a_setting_names_what_is_unusual_in_its_split() -> None:
 
 def test_nothing_near_is_said() -> None:
     table = LabelCounts(("a", "b"), ("x", "y"), np.array([[1000, 1], [3, 40_000]]))
-    found = Diagnosis.of(table)
+    found = Diagnosis.from_counts(table)
     text = " ".join(found.words())
     assert "No published setting" in text
     assert "is similar" in text
