@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedskew.errors import unknown
-from fedskew.experiment.config import KEYS, Config, PartitionConfig, assigned, load_yaml, with_values
+from fedskew.experiment.config import KEYS, Config, PartitionConfig, load_yaml, parse_assignments, with_values
 from fedskew.experiment.config.values import parse_yaml
 
 EXAMPLES: dict[str, tuple[str, ...]] = {}
@@ -223,7 +223,7 @@ def _values(flags: Mapping[Flag, str | bool | None], assignments: Sequence[str])
     for flag, value in flags.items():
         if value is not None and value is not False:
             values[flag.key] = parse_yaml(str(value), f"--{flag.parameter}") if flag.parse else value
-    return values | {_ALIASES.get(key, key): value for key, value in assigned(assignments).items()}
+    return values | {_ALIASES.get(key, key): value for key, value in parse_assignments(assignments).items()}
 
 
 _ALIASES = {"data.name": "data", "partition.rule": "partition", "method.name": "method"}

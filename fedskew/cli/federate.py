@@ -117,7 +117,7 @@ def _init(
     """
     from fedskew.cli.terminal import notice, stdout
     from fedskew.data import load
-    from fedskew.experiment.config import assigned
+    from fedskew.experiment.config import parse_assignments
     from fedskew.flower.app_folder import write_app
     from fedskew.flower.contract import Contract
     from fedskew.flower.disclosure import settings_warnings
@@ -130,7 +130,7 @@ def _init(
         contract = described_contract(classes, shape)
     else:
         contract = Contract.from_dataset(load(config.data, config.data_dir, **config.data_params))
-    own = make_settings(names, assigned(federation or ()))
+    own = make_settings(names, parse_assignments(federation or ()))
     whole = resolved(config, contract, names)
     path = write_app(folder, own, contract, whole)
     for warning in settings_warnings(own, contract, whole):
@@ -155,7 +155,7 @@ def _up(
     Repeat the command to resume after the last saved round.
     """
     from fedskew.cli.terminal import notice, print_json, stdout
-    from fedskew.experiment.config import assigned, with_values
+    from fedskew.experiment.config import parse_assignments, with_values
     from fedskew.experiment.result import describe_participation
     from fedskew.flower.disclosure import settings_warnings
     from fedskew.flower.planning import read_app
@@ -166,7 +166,7 @@ def _up(
             notice(line)
 
     config = with_values(settings.config(), {"partition.clients": sites})
-    trial = plan_trial(Path(folder), config, assigned(federation or ()))
+    trial = plan_trial(Path(folder), config, parse_assignments(federation or ()))
     for warning in settings_warnings(*read_app(trial.app)):
         show(f"warning: {warning}")
     run = run_folder(trial)

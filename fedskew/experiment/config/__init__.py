@@ -2,13 +2,12 @@
 
 from fedskew.experiment.config.keys import (
     KEYS,
-    RESUMABLE,
     Config,
     PartitionConfig,
-    assigned,
     config_hash,
     differing_keys,
     load_yaml,
+    parse_assignments,
     run_name,
     with_overrides,
     with_values,
@@ -16,13 +15,12 @@ from fedskew.experiment.config.keys import (
 
 __all__ = [
     "KEYS",
-    "RESUMABLE",
     "Config",
     "PartitionConfig",
-    "assigned",
     "config_hash",
     "differing_keys",
     "load_yaml",
+    "parse_assignments",
     "run_name",
     "with_overrides",
     "with_values",

@@ -1,7 +1,10 @@
 """The configuration of a run: the only source of truth for flags, YAML files, saved runs and documentation.
 
-Every `Config` is valid: it checks itself when it is created. In YAML, the parameters of a method or partition stand
-beside its name:
+A new key is one field of `Config`, and one entry of `_LATER_KEYS`, so that existing runs keep their hash. Its flag is
+one line of `FLAGS` in `cli/commands.py`, which takes the help and the default from here.
+
+Every `Config` is valid: it checks itself when it is created. In YAML, the parameters of a method or partition are
+written beside its name:
 
     data: fashion-mnist                      # or {name: my.csv, label: diagnosis}
     partition: {rule: dirichlet, beta: 0.1, clients: 20}
@@ -87,7 +90,7 @@ class PartitionConfig:
         """Read a mapping of these keys and the rule's parameters, or the name of the rule alone."""
         if isinstance(value, str):
             return cls(rule=value)
-        section = _string_keys("partition", value, "a rule's name or a mapping such as {rule: iid}")
+        section = _as_mapping("partition", value, "a rule's name or a mapping such as {rule: iid}")
         own = {key: section.pop(key) for key in _PARTITION_KEYS if key in section}
         return cls(**own, params=section)
 
@@ -121,7 +124,7 @@ class Config:
     )
     weight_decay: float = _option(0.0, real(at_least=0), "weight decay of the local optimiser")
     clip_norm: float | None = _option(None, optional(real(above=0)), "clip local gradients to this norm")
-    average: str = _option("samples", choice("samples", "uniform"), "weight of clients in the mean: samples or uniform")
+    average: str = _option("samples", choice("samples", "uniform"), "client weights in the average: samples or uniform")
     augment: tuple[str, ...] = _option((), names, "augmentations of training images, applied in order")
     engine: str = _option(
         "auto",
@@ -163,7 +166,7 @@ class Config:
     @classmethod
     def from_mapping(cls, mapping: Any) -> Config:
         """The inverse of `to_mapping`; missing keys get their defaults."""
-        values = _string_keys("the configuration", mapping, "a mapping of keys to values")
+        values = _as_mapping("the configuration", mapping, "a mapping of keys to values")
         for key in values:
             if key not in KEYS:
                 raise _unknown_key(key)
@@ -171,7 +174,7 @@ class Config:
             values["partition"] = PartitionConfig.from_mapping(values["partition"])
         for key in ("data", "method"):
             if key in values and not isinstance(values[key], str):
-                section = _string_keys(key, values[key], f"a name or a mapping such as {{name: {getattr(cls, key)}}}")
+                section = _as_mapping(key, values[key], f"a name or a mapping such as {{name: {getattr(cls, key)}}}")
                 values[key] = section.pop("name", getattr(cls, key))
                 values[f"{key}_params"] = section
         return cls(**values)
@@ -192,8 +195,11 @@ KEYS: dict[str, Field[Any]] = {
 }
 """The keys of a configuration file; each field has its default, and its `help` in the metadata."""
 
-RESUMABLE = ("data_dir", "checkpoint_every")
-"""Keys that may change when a run is resumed."""
+_CHANGEABLE = ("data_dir", "checkpoint_every")
+"""Keys that may change when a run is resumed. The others identify the run."""
+
+_LATER_KEYS = {"optimizer": "sgd"}
+"""Keys that were added later, with the value that all earlier runs had. That value does not count in the hash."""
 
 
 def load_yaml(path: str | Path) -> Config:
@@ -207,11 +213,11 @@ def load_yaml(path: str | Path) -> Config:
 
 def with_overrides(config: Config, assignments: Iterable[str]) -> Config:
     """`config` with assignments such as `lr=0.1`, `partition.beta=0.05`, `method.distill_weight=0.5`."""
-    return with_values(config, assigned(assignments))
+    return with_values(config, parse_assignments(assignments))
 
 
-def assigned(assignments: Iterable[str]) -> dict[str, Any]:
-    """Values by dotted key; the last assignment to a key wins."""
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Read assignments such as `lr=0.1` as values by dotted key. The last assignment to a key wins."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -234,12 +240,14 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 _CHOICES = ("data.name", "partition.rule", "method.name")
+"""Keys that are set before others, because a new choice discards the parameters of the previous one."""
 
 
 def config_hash(config: Config) -> str:
-    """Twelve hex digits that identify a run (all keys but `RESUMABLE`).
+    """Twelve hex digits that identify a run, from all keys that may not change when it is resumed.
 
-    Engine and device count: they agree to float tolerance only, and a run resumes bit for bit or not at all.
+    The engine and the device are among them: their results agree only to float tolerance, and a resumed run must end
+    with the same bits as an uninterrupted one.
     """
     text = json.dumps(_identity(config), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -279,7 +287,7 @@ def _identity(config: Config) -> dict[str, Any]:
     for key, value in config.to_mapping().items():
         if isinstance(value, dict):
             identity.update({f"{key}.{inner}": _canonical(v) for inner, v in value.items()})
-        elif key not in RESUMABLE and (key, value) != ("optimizer", "sgd"):  # runs from before that key keep their name
+        elif key not in _CHANGEABLE and not (key in _LATER_KEYS and value == _LATER_KEYS[key]):
             identity[key] = _canonical(value)
     return identity
 
@@ -313,7 +321,8 @@ def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
     mapping[section] = part | {name: value}
 
 
-def _string_keys(what: str, value: Any, expected: str) -> dict[str, Any]:
+def _as_mapping(what: str, value: Any, expected: str) -> dict[str, Any]:
+    """A copy of a mapping whose keys are text; anything else is refused."""
     if not isinstance(value, Mapping):
         raise refuse(what, value, expected)
     for key in value:
