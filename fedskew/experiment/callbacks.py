@@ -13,10 +13,10 @@ from fedskew.experiment.round.state import RunState
 
 
 class Callback:
-    """Watches a run; every hook does nothing unless overridden."""
+    """Watches a run. Each hook does nothing unless it is overridden."""
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
-        """Called before the first round, or before the first round after a resume."""
+        """Called before the first round of a run, and before the first round after a resume."""
 
     def on_resume(self, rows: Sequence[RoundRow]) -> bool | None:
         """Called after `on_start` when a run is resumed, with the rows recorded so far. Return True to stop at once."""
@@ -34,14 +34,14 @@ class Callback:
 class EarlyStopping(Callback):
     """Stops a run whose test metric no longer improves.
 
-    Only evaluations of the global model count. The metric is measured on the test set, so the accuracy of a run
-    that was stopped by it is slightly optimistic, like the best accuracy of any run.
+    Only evaluations of the global model count. The metric is measured on the test set, so the final accuracy of a
+    stopped run is slightly optimistic, like the best accuracy of any run.
     """
 
     METRICS = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class")
 
     def __init__(self, patience: int = 10, metric: str = "accuracy", min_delta: float = 0.0) -> None:
-        """Stop after `patience` evaluations in a row that beat the best one before by no more than `min_delta`."""
+        """Stop after `patience` evaluations in a row without a gain of more than `min_delta` over the best one."""
         if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
             raise UserError(f"patience is {patience!r}; expected a number of evaluations, at least 1")
         if isinstance(min_delta, bool) or not isinstance(min_delta, int | float) or not 0 <= min_delta < math.inf:

@@ -1,4 +1,4 @@
-"""Keeps what a run computes: rows and checkpoints in its folder, progress for its callbacks."""
+"""Records a run: writes rows, checkpoints and the final model to its folder, and calls its callbacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.experiment.storage.about import described
+from fedskew.experiment.storage.about import describe_federation
 from fedskew.experiment.storage.run_folder import RunFolder
 
 
@@ -31,7 +31,7 @@ class Recorder:
         """Whether a callback has stopped the run."""
 
     def start(self, rows: list[RoundRow], state: RunState) -> None:
-        """Begin with the rows that a folder has already, or with none."""
+        """Continue after these rows. Without any, record an evaluation of the initial model as row 0."""
         self.rows = rows
         if not rows:
             self._append(RoundRow(0, evaluation=self._server.evaluate_model(state.model)))
@@ -42,14 +42,14 @@ class Recorder:
                 self.stopped = True
 
     def snapshot(self, state: RunState) -> Fetch | None:
-        """Begin to copy what the checkpoint of this state will hold; None if no checkpoint is due."""
+        """Start to copy this state's tensors for a checkpoint. Returns None if no checkpoint is due."""
         left, every = self._server.rounds_left(state), self._prepared.config.checkpoint_every
         if self._folder is None or (left and state.round % every):
             return None
         return Fetch.beside(state.tensors(), self._server.device)
 
     def add(self, row: RoundRow, state: RunState, snapshot: Fetch | None = None) -> None:
-        """Record a round: its row first, then its checkpoint. Callbacks may then stop the run."""
+        """Record a round: its row first, then its checkpoint if one is due. Callbacks may then stop the run."""
         self._append(row)
         snapshot = snapshot or self.snapshot(state)
         if self._folder is not None and snapshot is not None:
@@ -62,14 +62,14 @@ class Recorder:
                 self.stopped = True
 
     def notify(self, lines: list[str]) -> None:
-        """Pass lines on to the callbacks, and clear them."""
+        """Pass these lines to the callbacks, and empty the list."""
         for line in lines:
             for callback in self._callbacks:
                 callback.on_notice(line)
         lines.clear()
 
     def finish(self, state: RunState) -> Result:
-        """Write the final model and the summary."""
+        """Write the final model and the summary, and call the callbacks' `on_end`."""
         module = self._server.module(state)
         result = self.result(module, self.rows, self._server.engine_name, self.stopped)
         if self._folder is not None:
@@ -92,7 +92,7 @@ class Recorder:
             source=module.to(torch.device("cpu")),
             engine=engine,
             folder=None if self._folder is None else self._folder.path,
-            about=recorded or {"federation": described(self._prepared.federation)},
+            about=recorded or {"federation": describe_federation(self._prepared.federation)},
             stopped_early=stopped,
         )
 
@@ -102,7 +102,7 @@ class Recorder:
             self._folder.append_round(row)
 
     def _circumstances(self) -> dict[str, Any]:
-        """What must be the same after a resume for the run to end with the same bits."""
+        """What must not change before a resume, or the run would end with other bits."""
         return {
             "split": self._prepared.federation.hash,
             "threads": torch.get_num_threads(),

@@ -22,7 +22,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, run_name
 from fedskew.experiment.preparation import build_federation
 from fedskew.experiment.round.record import RoundRow
-from fedskew.experiment.storage.about import described, recorded_inputs
+from fedskew.experiment.storage.about import describe_federation, recorded_inputs
 from fedskew.metrics.confusion import MEASURES, Evaluation
 from fedskew.metrics.summary import CurveSummary
 
@@ -84,7 +84,7 @@ class Result:
             found: Mapping[str, Any] = self.about["federation"]
             return found
         try:
-            return described(build_federation(self.config))
+            return describe_federation(build_federation(self.config))
         except UserError:
             return None
 

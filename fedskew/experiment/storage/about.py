@@ -30,14 +30,14 @@ def about(prepared: Prepared) -> dict[str, Any]:
     return {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(),
-        "federation": described(prepared.federation),
+        "federation": describe_federation(prepared.federation),
         "model": {"name": prepared.config.model, "parameters": sum(p.numel() for p in params)},
         "versions": versions(),
         "machine": machine(prepared.config.device),
     }
 
 
-def described(federation: Federation) -> dict[str, Any]:
+def describe_federation(federation: Federation) -> dict[str, Any]:
     """A federation as JSON. Label counts of sites on other machines are left out: only the sites know them."""
     names = federation.partition.get("names")
     clients = {"sites": names} if names else {"label_counts": federation.label_counts.tolist()}
