@@ -1,9 +1,9 @@
 """The rounds of a run on a GPU. The device never waits for the host.
 
-A round's training, aggregation and test are queued on the device at once. Waiting until all updates are known to be
-finite would leave it idle, so the aggregation is computed optimistically, and redone if any update is not finite. While
-the device trains, the host records the round before and plans the round after. A row is therefore recorded while the
-next round trains. Rows stay in order, and the numbers are those of `loop`, to the last bit.
+A round's training, aggregation and evaluation are queued on the device at once. Waiting until all updates are known to
+be finite would leave it idle, so the aggregation is computed optimistically, and redone if any update is not finite.
+While the device trains, the host records the previous round and plans the next one. Rows stay in order, and the numbers
+are those of `loop`, to the last bit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Stage
 
 _SHORT = 1.0
-"""Seconds of a round up to which its row may wait for the next round. The row of a longer round is not held back."""
+"""Seconds. If the previous round took no longer than this, a round is recorded while the next one trains. Otherwise it
+is recorded at once, so that the user need not wait for its row."""
 
 ReadEvaluation = Callable[[], RowFields]
 """Waits for an evaluation that the device may still be working on."""
@@ -39,7 +40,7 @@ def run_overlapping_rounds(server: Server, state: RunState, recorder: Recorder) 
 
 
 @dataclass(frozen=True)
-class Optimistic:
+class OptimisticOutcome:
     """The outcome of a round if all its numbers are finite, which is nearly always so."""
 
     model: ServerModel
@@ -48,19 +49,19 @@ class Optimistic:
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedRound:
     """A round whose whole work is queued on the device."""
 
     plan: RoundPlan
     result: RoundResult
     report: PendingReport
-    optimistic: Optimistic | None
+    optimistic: OptimisticOutcome | None
     evaluation: ReadEvaluation | None
     began: float
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledRound:
     """A round whose outcome is decided; its evaluation may still be running."""
 
     after: RunState
@@ -80,17 +81,17 @@ class Settled:
 
 
 class OverlappingRounds:
-    """The rounds of one run. Each begins before the one before it is recorded."""
+    """The rounds of one run. Each begins before its predecessor is recorded."""
 
     def __init__(self, server: Server, recorder: Recorder) -> None:
         self._server, self._recorder = server, recorder
         self._planned: RoundPlan | None = None
         """The next round, planned on the optimistic outcome of this one."""
-        self._unrecorded: Settled | None = None
+        self._unrecorded: SettledRound | None = None
         self._last_seconds = math.inf
 
     def run(self, state: RunState) -> RunState:
-        """Run the rounds. However they end, what was computed is recorded first."""
+        """Run the rounds. Even if one fails, the round that was completed before it is recorded."""
         try:
             while (stage := self._server.next_stage(state)) is not None and not self._recorder.stopped:
                 state = self.round(stage, state)
@@ -102,11 +103,11 @@ class OverlappingRounds:
         return state
 
     def round(self, stage: Stage, state: RunState) -> RunState:
-        """Run a round to the point where its outcome is known. Its row is recorded now or during the next round."""
+        """Run a round until its outcome is known. Its row is recorded now or during the next round."""
         began = time.perf_counter()
         launched = self._launch(self._take_plan(stage, state), began)
         self._record_settled(during_next_round=True)
-        if self._recorder.stopped:  # after the round before this one, which therefore never happened
+        if self._recorder.stopped:  # by the previous round's row, so this round is dropped
             return state
         short = self._last_seconds <= _SHORT
         if short:
@@ -123,7 +124,7 @@ class OverlappingRounds:
         planned, self._planned = self._planned, None
         return planned if planned is not None and planned.before is state else self._server.plan(stage, state)
 
-    def _launch(self, plan: RoundPlan, began: float) -> Launched:
+    def _launch(self, plan: RoundPlan, began: float) -> LaunchedRound:
         """Queue the whole round on the device, without waiting for any of it."""
         result = self._server.train(plan)
         optimistic = self._aggregate_optimistically(plan, result)
@@ -131,33 +132,33 @@ class OverlappingRounds:
         report = PendingReport(result, plan.start.model, update)
         evaluation = None
         if optimistic is not None and optimistic.after is not None:
-            with contextlib.suppress(Exception):  # a model with wrong numbers; `_settle` evaluates the right one
-                evaluation = self._begin_test(plan, optimistic.model, optimistic.after)
-        return Launched(plan, result, report, optimistic, evaluation, began)
+            with contextlib.suppress(Exception):  # non-finite numbers; `_settle` repeats the evaluation
+                evaluation = self._begin_evaluation(plan, optimistic.model, optimistic.after)
+        return LaunchedRound(plan, result, report, optimistic, evaluation, began)
 
-    def _aggregate_optimistically(self, plan: RoundPlan, result: RoundResult) -> Optimistic | None:
+    def _aggregate_optimistically(self, plan: RoundPlan, result: RoundResult) -> OptimisticOutcome | None:
         try:
             model = self._server.aggregator.combine(plan, result, np.ones(len(plan.clients), dtype=bool))
-        except Exception:  # a server rule may refuse numbers that are not finite; `_settle` calls it again
+        except Exception:  # a server rule may refuse non-finite numbers; `_settle` calls it again
             return None
         state, stage = plan.before, plan.stage
         keeps_states = bool(result.states) or stage.cohort == "alone"
         if keeps_states or state.stage_round + 1 >= stage.rounds or not self._server.evaluation.covers_one_model(plan):
-            return Optimistic(model, None)
-        return Optimistic(model, self._server.state_after(plan, state.clients, model))
+            return OptimisticOutcome(model, None)
+        return OptimisticOutcome(model, self._server.state_after(plan, state.clients, model))
 
-    def _plan_next(self, launched: Launched) -> None:
+    def _plan_next(self, launched: LaunchedRound) -> None:
         """Plan the next round while the device is busy. The plan is used if the optimistic outcome holds."""
         after = launched.optimistic.after if launched.optimistic else None
         stage = None if after is None else self._server.next_stage(after)
         if after is None or stage is None:
             return
-        with contextlib.suppress(Exception):  # wrong numbers, or an error that shows again when the round begins
+        with contextlib.suppress(Exception):  # non-finite numbers, or an error that the round will raise again
             planned = self._server.plan(stage, after)
             planned.runtime.engine.prefetch(planned.work)
             self._planned = planned
 
-    def _settle(self, launched: Launched) -> Settled:
+    def _settle(self, launched: LaunchedRound) -> SettledRound:
         """Wait until the clients are trained, and redo what was computed optimistically if it does not hold."""
         server, plan, result = self._server, launched.plan, launched.result
         report, optimistic, evaluation = launched.report.read(), launched.optimistic, launched.evaluation
@@ -180,18 +181,18 @@ class OverlappingRounds:
         }
         snapshot = self._recorder.snapshot(aggregated.after)
         seconds = time.perf_counter() - launched.began
-        return Settled(aggregated.after, replace(row, time=laps), evaluation, snapshot, seconds)
+        return SettledRound(aggregated.after, replace(row, time=laps), evaluation, snapshot, seconds)
 
-    def _begin_test(self, plan: RoundPlan, model: ServerModel, after: RunState) -> ReadEvaluation | None:
-        """Start the test of the round's model on the device, if an evaluation is due."""
+    def _begin_evaluation(self, plan: RoundPlan, model: ServerModel, after: RunState) -> ReadEvaluation | None:
+        """Start to evaluate the round's model on the device, if an evaluation is due."""
         if not self._server.evaluation.is_due(plan, after):
             return None
         return plan.runtime.test_set.begin_to_measure(model.model, plan.stage.labels)
 
     def _evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> ReadEvaluation | None:
-        """The evaluation of a settled round. Only the test of a single model runs in the background."""
+        """Evaluate a settled round. Only the evaluation of a single model runs in the background."""
         if self._server.evaluation.covers_one_model(plan):
-            return self._begin_test(plan, aggregated.model, aggregated.after)
+            return self._begin_evaluation(plan, aggregated.model, aggregated.after)
         fields = self._server.evaluate(plan, result, aggregated)
         return lambda: fields
 
@@ -200,5 +201,5 @@ class OverlappingRounds:
             return
         settled = self._unrecorded
         row = settled.complete_row(during_next_round)
-        self._unrecorded = None  # only now: if the waiting is interrupted, the round can be recorded again
+        self._unrecorded = None  # not earlier: if the wait was interrupted, the round can still be recorded
         self._recorder.add(row, settled.after, settled.snapshot)
