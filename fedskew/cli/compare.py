@@ -70,7 +70,7 @@ def _command(
     --set method.fedvls.NAME=VALUE to FedVLS only. The YAML file may also
     list `methods` and `seeds`.
     """
-    from fedskew.cli.running import Observers, report, run_all
+    from fedskew.cli.running import Observers, print_comparison, run_all
     from fedskew.cli.terminal import notice
     from fedskew.experiment.compare import prepare_comparison
     from fedskew.results.checks import require_comparable, setting_differences
@@ -80,13 +80,13 @@ def _command(
         if methods or seeds or settings.file or settings.values:
             raise UserError("finished runs are compared as they are; expected no settings beside the run folders")
         loaded = load_runs(folders)
-        report(require_comparable(loaded.runs), as_json)
+        print_comparison(require_comparable(loaded.runs), as_json)
         for line in [*loaded.unreadable, *setting_differences(loaded.runs)]:
             notice(line)
         return
     comparison = read_comparison(settings, methods, seeds)
     runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
-    report(run_all(runs, Path(out), as_json or quiet, Observers(live, log)), as_json)
+    print_comparison(run_all(runs, Path(out), as_json or quiet, Observers(live, log)), as_json)
 
 
 class Comparison(NamedTuple):

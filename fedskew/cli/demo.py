@@ -37,7 +37,7 @@ def _command(
 ) -> None:
     """Compare five methods on 20 clients with few classes each. A second demo shows the runs of the first."""
     from fedskew.cli.compare import read_comparison
-    from fedskew.cli.running import report, run_all
+    from fedskew.cli.running import print_comparison, run_all
     from fedskew.cli.terminal import stdout
     from fedskew.experiment.compare import prepare_comparison
 
@@ -52,7 +52,7 @@ def _command(
     if not as_json:
         _introduce(console, runs)
     comparison = run_all(runs, folder, as_json or quiet)
-    report(comparison, as_json)
+    print_comparison(comparison, as_json)
     _draw(comparison, folder / FIGURE)
     if not as_json:
         _conclude(console, comparison, folder, settings)

@@ -56,7 +56,7 @@ def _command(
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run a method on a federation. Repeat the command to resume the run or show its result."""
-    from fedskew.cli.running import Observers, report, run_all, run_one
+    from fedskew.cli.running import Observers, print_comparison, run_all, run_one
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.experiment.compare import prepare_comparison
     from fedskew.experiment.config import run_name
@@ -64,29 +64,29 @@ def _command(
     from fedskew.report.terminal import run_summary
 
     config, observers = settings.config(), Observers(live, log)
-    numbers = seed_range(config, seeds)
-    if len(numbers) > 1:
-        runs = prepare_comparison(config, [config], numbers)
-        report(run_all(runs, Path(out or RUNS), as_json or quiet, observers), as_json)
+    run_seeds = seed_range(config, seeds)
+    if len(run_seeds) > 1:
+        runs = prepare_comparison(config, [config], run_seeds)
+        print_comparison(run_all(runs, Path(out or RUNS), as_json or quiet, observers), as_json)
         return
     prepared = prepare(config)
     folder = Path(out) if out else Path(RUNS) / run_name(prepared.config)
     result = run_one(prepared, folder, as_json or quiet, observers)
     if as_json:
-        print_json(_json(result, prepared.federation))
+        print_json(_json_summary(result, prepared.federation))
     else:
         stdout().print(run_summary(result))
 
 
 def seed_range(config: Config, seeds: str | int | None) -> list[int]:
-    """That many consecutive seeds, starting with the configuration's."""
+    """The seeds of `seeds` runs (default: 1), counting up from the configuration's seed."""
     from fedskew.experiment.config.values import integer
 
     number: int = integer(1)("seeds", 1 if seeds is None else seeds)
     return list(range(config.seed, config.seed + number))
 
 
-def _json(result: Result, federation: Federation) -> dict[str, Any]:
+def _json_summary(result: Result, federation: Federation) -> dict[str, Any]:
     return result.summary() | {
         "classes": list(federation.dataset.classes),
         "config": result.config.to_mapping(),

@@ -38,7 +38,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 @dataclass
 class Standing:
-    """Where a run stands."""
+    """How far a run has come, and how accurate it is."""
 
     label: str
     classes: tuple[str, ...]
@@ -84,12 +84,12 @@ def clock(seconds: float) -> str:
 
 
 class RunProgress(Callback):
-    """Follows one run after another; this base class prints notices only."""
+    """Follows one run after another. This base class prints only notices."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         self._folder_of = folder_of
         self.standing: Standing | None = None
-        """Of the current run."""
+        """The current run's; None between runs."""
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
         config = prepared.config
@@ -112,7 +112,7 @@ class RunProgress(Callback):
         self.standing = None
 
     def show(self, standing: Standing) -> None:
-        """Show it to the user."""
+        """Display the current run's standing."""
 
 
 class Lines(RunProgress):
@@ -179,7 +179,7 @@ class Bar(RunProgress):
 
 @contextmanager
 def showing_runs(folder_of: FolderOf, runs: int, quiet: bool) -> Iterator[RunProgress]:
-    """The progress display that suits the stream; ^C ends the program with one line."""
+    """Show progress as a bar in a terminal and as lines in a log. Ctrl-C ends the program with one line."""
     console = stderr()
     progress: RunProgress
     if quiet:
@@ -202,7 +202,7 @@ def showing_runs(folder_of: FolderOf, runs: int, quiet: bool) -> Iterator[RunPro
 
 
 class Observers(NamedTuple):
-    """What follows a run besides the terminal."""
+    """What shows or logs a run besides the terminal."""
 
     live: bool = False
     log: str | None = None
@@ -210,7 +210,7 @@ class Observers(NamedTuple):
 
 
 def run_one(prepared: Prepared, folder: Path, quiet: bool, observers: Observers) -> Result:
-    """Run, resume or read one experiment."""
+    """Run or resume one experiment. If it is finished, read its result."""
     _set_threads(prepared.config)
     with _callbacks(observers, lambda _: folder, [folder], quiet) as callbacks:
         return run_prepared(prepared, folder, callbacks)
@@ -229,7 +229,7 @@ def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observe
 
 
 def _set_threads(config: Config) -> None:
-    """Use one thread for the stacked engine on a CPU and torch's default otherwise; OMP_NUM_THREADS overrides both.
+    """Use one thread for the stacked engine on a CPU, unless OMP_NUM_THREADS is set. Other runs keep torch's default.
 
     Stacked small networks gain nothing from a second thread (2.0 s against 1.9 s for 15 rounds of the demo) and
     lose much if the other cores are busy. The number is fixed, not measured: it decides the order of sums, and
@@ -243,13 +243,12 @@ def _set_threads(config: Config) -> None:
 def _callbacks(
     observers: Observers, folder_of: FolderOf, folders: Sequence[Path], quiet: bool
 ) -> Iterator[list[Callback]]:
-    """Progress and trackers; the live report is served meanwhile."""
+    """The callbacks that show progress and log to trackers. If requested, the live report is served until the end."""
     trackers: list[Callback] = []
     if observers.log is not None:
         from fedskew.tracking.choice import make_trackers
 
         trackers += make_trackers(observers.log, folder_of)
-    progress: RunProgress
     with _live_report(folders if observers.live else ()), showing_runs(folder_of, len(folders), quiet) as progress:
         yield [progress, *trackers]
 
@@ -266,7 +265,7 @@ def _live_report(folders: Sequence[Path]) -> Iterator[None]:
         yield
 
 
-def report(comparison: Comparison, as_json: bool) -> None:
+def print_comparison(comparison: Comparison, as_json: bool) -> None:
     """Print the tables of a comparison, or one JSON object."""
     if as_json:
         print_json(comparison.to_json())
