@@ -99,7 +99,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_a_split_of_other_data_is_refused(saved: Path) -> None:
-    with pytest.raises(UserError, match="1000 training samples and other labels"):
+    with pytest.raises(UserError, match="with 1000 training samples; this one has 1000, with other labels"):
         federation(dataset(LABELS[::-1], 5), Saved(saved))
     with pytest.raises(UserError, match="this one has 999"):
         federation(dataset(LABELS[1:], 5), Saved(saved))

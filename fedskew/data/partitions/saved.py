@@ -1,4 +1,4 @@
-"""Saved splits: JSON files with a hash of the split and one of the labels, and the partition that reads them."""
+"""Saved splits: JSON files with hashes of the split and of the labels, and the partition rule that reads them."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def write_split(
 
 
 def read_split(path: str | os.PathLike[str], y: IntArray) -> list[IntArray]:
-    """Read a split; refuse a damaged file, and one that belongs to a dataset with other labels than `y`."""
+    """Read a split of a dataset with training labels `y`. Refuse damaged files and splits of other datasets."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; expected a saved split") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a saved split, or is damaged: not JSON") from error
+        raise UserError(f"{path} is not JSON; expected a saved split") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{path} is not a saved split: expected a JSON file with format {FORMAT!r}")
+        raise UserError(f"{path} is not a saved split; expected a JSON file with format {FORMAT!r}")
     if content.get("samples") != len(y) or content.get("labels_hash") != labels_hash(y):
         raise UserError(
-            f"{path} is a split of a dataset with {content.get('samples')} training samples and other labels; "
-            f"this one has {len(y)}"
+            f"{path} is the split of another dataset, with {content.get('samples')} training samples; "
+            f"this one has {len(y)}, with other labels"
         )
     indices = _indices(content.get("clients"))
     if indices is None or split_hash(indices) != content.get("hash"):

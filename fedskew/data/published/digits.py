@@ -21,7 +21,7 @@ _USPS_SIDE = 16
 def load_digits() -> Dataset:
     """Load the 1,797 8×8 digits that ship with scikit-learn.
 
-    The publisher gives no split; a fixed, stratified fifth is the test set.
+    They have no official split. A fixed, stratified fifth is the test set.
     """
     from sklearn import datasets
 
@@ -74,7 +74,7 @@ def load_syn(files: list[Path]) -> Dataset:
 
 
 def _matlab_samples(path: Path) -> Samples:
-    """Read one file. `X` has shape (height, width, channels, n), and `y` is 10 for the digit 0."""
+    """Read one file. `X` has shape (height, width, channels, n), and `y` may be 10 for the digit 0."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 

@@ -20,7 +20,7 @@ Labelled = list[tuple[Path, int]]
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:
-    """The classes are the sub-folders, in alphabetical order."""
+    """The names of the classes: the visible sub-folders, in alphabetical order."""
     return tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
 
 
@@ -30,6 +30,7 @@ def labelled_images(folder: Path, classes: Iterable[str]) -> Labelled:
 
 
 def read_images(images: Labelled, where: str, size: Size | None = None, colour: bool | None = None) -> Samples:
+    """Decode images. If there are none, the error names `where` they were expected."""
     if not images:
         raise UserError(f"{where}: no images; expected one folder of images per class")
     paths = [path for path, _ in images]
@@ -53,7 +54,7 @@ def load_cinic10(files: list[Path]) -> Dataset:
 
 
 def load_tiny_imagenet(files: list[Path]) -> Dataset:
-    """Load the train folder, and val as the test set: the labels of its test folder were never published."""
+    """Load the train folder, with val as the test set: the labels of the real test set were never published."""
     wnids, train, val = files
     ids = tuple(sorted(wnids.read_text(encoding="utf-8").split()))
     return Dataset(
@@ -73,7 +74,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
-    """The validation images: one folder and a list, as published, or one folder per class."""
+    """The validation images: in one folder with a list of labels, as published, or in one folder per class."""
     annotations = val / "val_annotations.txt"
     if not annotations.is_file():
         return labelled_images(val, ids)
@@ -82,7 +83,9 @@ def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
     for number, line in enumerate(annotations.read_text(encoding="utf-8").splitlines(), 1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in label_of:
-            raise UserError(f"{annotations}: line {number} is {line!r}; expected image, tab and an id of wnids.txt")
+            raise UserError(
+                f"{annotations}: line {number} is {line!r}; expected an image, a tab and an id of wnids.txt"
+            )
         images.append((val / "images" / fields[0], label_of[fields[1]]))
     return images
 
