@@ -132,8 +132,10 @@ def test_the_architecture_page_says_where_things_are() -> None:
 def test_the_picture_shows_every_package_and_the_modules_of_a_round() -> None:
     drawing = runpy.run_path(str(REPOSITORY / "tools" / "draw_architecture.py"))
     assert {name for row in drawing["PACKAGES"] for name, _ in row} == packages()
-    for step, module, *_ in drawing["ROUND"]:
+    for step, module, _, calls in drawing["ROUND"]:
         assert (PACKAGE / module).is_file(), step
+        for called in re.findall(r"[\w/]+\.py", calls):
+            assert (PACKAGE / called).is_file() or ((PACKAGE / module).parent / called).is_file(), f"{step}: {called}"
     drawn = drawing["PICTURE"].read_text(encoding="utf-8")
     assert drawn == drawing["picture"](), "python tools/draw_architecture.py draws it anew"
 

@@ -1,4 +1,4 @@
-"""Draw docs/images/architecture.svg: the packages of fedskew, and the way of a round through them.
+"""Draw docs/images/architecture.svg: the packages of fedskew, and the steps of a round.
 
 python tools/draw_architecture.py
 """
@@ -45,13 +45,13 @@ ROUND = [
         "evaluate",
         "experiment/round/evaluate.py",
         "numbers on the test set, every N rounds",
-        "engine/model/evaluation.py; metrics",
+        "engine/evaluation.py; metrics",
     ),
     (
         "record",
         "experiment/round/record.py",
         "a RoundRow: all that is known about the round",
-        "row.py",
+        "the method's own counts and notes",
     ),
     (
         "checkpoint",
@@ -125,7 +125,7 @@ def picture() -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
-            "<title>The packages of fedskew, and the way of a round</title>",
+            "<title>The packages of fedskew, and the steps of a round</title>",
             f"<defs>{head}</defs>",
             f'<rect width="{WIDTH}" height="{height}" rx="10" fill="{PAPER}"/>',
             *packages(),

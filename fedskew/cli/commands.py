@@ -101,7 +101,9 @@ FLAGS: dict[str, Flag] = {
         _strength("partition.beta", "X", help="for dirichlet: smaller values give stronger skew (default: 0.1)"),
         _strength("partition.shards", "N", help="for shards: single-class shards per client (default: 2)"),
         _strength(
-            "partition.labels_per_client", "N", help="for labels, quantity and FedGR's partitions: classes per client"
+            "partition.labels_per_client",
+            "N",
+            help="for labels, quantity and FedGR's partitions: classes per client (default: 2)",
         ),
         Flag("partition.clients", "N", DATA),
         Flag("augment", "A,B", DATA),

@@ -54,10 +54,10 @@ def _command(
     ] = None,
     seeds: Annotated[
         str | None,
-        option("--seeds", "N", "number of federations, with seeds counting up from --seed (default: 1)", TRAINING),
+        option("--seeds", "N", "number of runs per method, with consecutive seeds from --seed (default: 1)", TRAINING),
     ] = None,
     out: Annotated[
-        str, typer.Option("--out", metavar="FOLDER", help="parent of the run folders", rich_help_panel=CONFIGURATION)
+        str, option("--out", "FOLDER", f"parent of the run folders (default: {RUNS})", CONFIGURATION)
     ] = RUNS,
     live: Live = False,
     log: Log = None,

@@ -38,8 +38,7 @@ def _command(
                        "one histogram per client (default: the split that the options describe)", show_default=False),
     ] = None,
     results: Annotated[
-        str, typer.Option("--results", metavar="FOLDER", help="folder with the records of `reproduce`",
-                          rich_help_panel=CONFIGURATION)
+        str, option("--results", "FOLDER", "folder with the records of `reproduce` (default: results)", CONFIGURATION)
     ] = "results",
     save: Annotated[
         str | None, option("--save", "FILE", "write a .yaml configuration to start from", CONFIGURATION)

@@ -43,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
 def _command(
     settings: Settings,
     seeds: Annotated[
-        str | None, option("--seeds", "N", "number of runs, with seeds counting up from --seed (default: 1)", TRAINING)
+        str | None, option("--seeds", "N", "number of runs, with consecutive seeds from --seed (default: 1)", TRAINING)
     ] = None,
     out: Annotated[
         str | None,

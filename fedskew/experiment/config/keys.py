@@ -107,7 +107,7 @@ class Config:
     data_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("data"))
     data_dir: str | None = _option(None, optional(text), "folder with dataset files")
     partition: PartitionConfig = field(default_factory=PartitionConfig)
-    model: str = _option("auto", text, "model name, package.module:factory, or auto to choose by the data")
+    model: str = _option("auto", text, "model name, package.module:factory, or auto to choose one for the data")
     method: str = _option("fedvls", _method_name, "method name, or several joined with +")
     method_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("method"))
     rounds: int = _option(60, integer(1), "communication rounds")
@@ -138,7 +138,9 @@ class Config:
         "number format: float32, float64, tf32 or bf16",
     )
     compile: str = _option(
-        "auto", choice("auto", "always", "never"), "compile stacked steps on a GPU: always, never or auto (long runs)"
+        "auto",
+        choice("auto", "always", "never"),
+        "when to compile stacked steps on a GPU: always, never, or auto for long runs",
     )
     seed: int = _option(0, integer(0), "random seed")
     eval_every: int = _option(1, integer(1), "evaluate every N rounds")
