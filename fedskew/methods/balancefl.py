@@ -10,7 +10,7 @@ entropy, balanced sampling) are not included. The noise is Σ_i ξ_i·(f_i − �
 which has covariance Σ and needs no d×d matrix. As in the program, a client draws 500 noise vectors per round, and each
 perturbed sample takes one of them.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: one forward pass of each sample per round.
 """
 

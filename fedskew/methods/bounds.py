@@ -9,7 +9,7 @@ Neither is a federated method: the first gives up privacy, the second gives up c
 per round, its learning rates and its fresh optimiser in each round. Neither can be combined with other methods.
 `local-only` keeps every client's model and saves that of the client with most samples as the model of the run.
 
-Leaves the client: every sample with `centralised`, nothing with `local-only`.
+Sent to the server: every sample with `centralised`, nothing with `local-only`.
 Extra compute: none.
 """
 

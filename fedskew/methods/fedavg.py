@@ -7,7 +7,7 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
 
 Other methods use these parts where they do not bring their own.
 
-Leaves the client: the model and the number of its samples.
+Sent to the server: the model and the number of its samples.
 Extra compute: none. Other methods' costs are relative to this one.
 """
 

@@ -6,7 +6,7 @@ Hsu et al., "Measuring the effects of non-identical data distribution for federa
 
 where w̄ is FedAvg's mean.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: none on the client.
 """
 

@@ -8,7 +8,7 @@ The sum is over all clients j that have taken part so far. w_j is the last model
 its Fisher information at w_j: the mean over its batches of the squared gradient of their mean cross entropy. The server
 keeps Σ F_j and Σ F_j∘w_j. A client remembers its own share, subtracts it from what it receives, and sends the change.
 
-Leaves the client: the model, and the changes of F_k and of F_k∘w_k.
+Sent to the server: the model, and the changes of F_k and of F_k∘w_k.
 Extra compute: one forward and backward pass of each sample per round.
 """
 

@@ -6,7 +6,7 @@ Shi et al., "Towards understanding and mitigating dimensional collapse in hetero
 
 The base is cross entropy, or the loss of the objective that FedDecorr is combined with.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: negligible.
 """
 

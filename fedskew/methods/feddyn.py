@@ -8,7 +8,7 @@ Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
 K is the number of clients, and S are the participants. This h is the paper's h divided by α, so that the server need
 not know α.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: negligible.
 """
 

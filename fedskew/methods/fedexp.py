@@ -6,7 +6,7 @@ Jhunjhunwala et al., "FedExP: speeding up federated averaging via extrapolation"
 
 over the parameters. Buffers are averaged.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: none on the client.
 """
 

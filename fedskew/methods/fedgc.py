@@ -11,7 +11,7 @@ U^k are the rows of client k's head. R is FedGR's repulsion (fedgr.py), which wa
 against the other clients' rows of other labels. In the paper no two clients share a label, so every row has one owner.
 Where labels overlap, the mean over the owners gives one common model.
 
-Leaves the client: the model and which labels it has.
+Sent to the server: the model and which labels it has.
 Extra compute: one gradient step on the participants' heads, on the server.
 """
 

@@ -10,7 +10,7 @@ In the first round c = 0, which is FedSAM. During the first W rounds, c is the s
 clients drift depends on how long they train. Unless T_D is given, it is the published value for the published training
 (0.3 for 8 steps of 0.01), scaled to the length of this run's local training.
 
-Leaves the client: the model and its number of steps.
+Sent to the server: the model and its number of steps.
 Extra compute: one more forward and backward pass.
 """
 

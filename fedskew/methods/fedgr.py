@@ -8,7 +8,7 @@ Guo et al., "FedGR: federated learning with gravitation regulation for double im
 U^k are the rows of client k's head. A attracts rows of the same label, and R repels rows of different labels. A bias of
 the head counts as one more column of its rows.
 
-Leaves the client: the model and which labels it has.
+Sent to the server: the model and which labels it has.
 Extra compute: one gradient step on the participants' heads, on the server.
 """
 

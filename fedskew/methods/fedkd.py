@@ -8,7 +8,7 @@ client. FedEKD and FedDKD are variants that Guo et al., AAAI 2025, compare with 
     FedEKD   the same with both softmaxes over the client's classes
     FedDKD   L = CE + τ²·( α·KL(b^g ‖ b) + β·KL( σ(z^g_{≠y}/τ) ‖ σ(z_{≠y}/τ) ) ),  b = (p_y, 1 − p_y) at τ
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: one forward pass of the teacher.
 """
 

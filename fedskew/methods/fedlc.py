@@ -7,7 +7,7 @@ Zhang et al., "Federated learning with label distribution skew via logits calibr
 with the full sum in the denominator; the paper's sum over c ≠ y collapses (docs/fidelity.md). A vacant class has an
 infinite margin and drops out.
 
-Leaves the client: the model. Label counts stay on the client.
+Sent to the server: the model. Label counts stay on the client.
 Extra compute: none.
 """
 

@@ -8,7 +8,7 @@ Lu et al., "FedLF: adaptive logit adjustment and feature optimization in federat
 μ_c is the client's mean feature of class c by the received model, and 0 for a vacant class. X are the batch's N
 features, standardised. The first term is FedRS's with `soft`, and the last is FedDecorr's (docs/fidelity.md).
 
-Leaves the client: the model. Label counts and centres stay on the client.
+Sent to the server: the model. Label counts and centres stay on the client.
 Extra compute: one forward pass of each sample per round.
 """
 

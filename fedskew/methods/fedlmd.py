@@ -7,7 +7,7 @@ Lu et al., "Federated learning with label-masking distillation", ACM Multimedia 
 
 A class is a majority class of the client if its count exceeds n/C.
 
-Leaves the client: the model. Label counts stay on the client.
+Sent to the server: the model. Label counts stay on the client.
 Extra compute: one forward pass of the teacher; none for Tf.
 """
 

@@ -12,7 +12,7 @@ of the last round's participants that have the class. If none has it, the previo
 entropy, or the loss of the objective that FedMR is combined with. The authors' program has only L_intra; L_inter is
 our reading of the paper's text, a margin between classes (docs/fidelity.md).
 
-Leaves the client: the model; with L_inter also the mean feature of each of its classes.
+Sent to the server: the model; with L_inter also the mean feature of each of its classes.
 Extra compute: negligible; with L_inter one forward pass of each sample per round.
 """
 

@@ -7,7 +7,7 @@ Wang et al., "Tackling the objective inconsistency problem in heterogeneous fede
 ‖A_k‖₁ is the number of local steps; with momentum, the length of the path along a constant gradient. A client that
 takes no step has d_k = 0.
 
-Leaves the client: the model and ‖A_k‖₁.
+Sent to the server: the model and ‖A_k‖₁.
 Extra compute: none.
 """
 

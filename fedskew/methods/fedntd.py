@@ -5,7 +5,7 @@ Lee et al., "Preservation of the global knowledge by not-true distillation in fe
     FedNTD     L = CE + β·τ²·KL( σ(z^g_{≠y}/τ) ‖ σ(z_{≠y}/τ) )
     FedNTD-Tf  the same with the uniform distribution over the classes ≠ y as the teacher (Lu et al., ACM MM 2023)
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: one forward pass of the teacher; none for Tf.
 """
 

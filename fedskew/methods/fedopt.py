@@ -10,7 +10,7 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021.
 
 for each coordinate, with m = 0 and v = τ² before the first round.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: none on the client.
 """
 

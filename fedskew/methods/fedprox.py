@@ -6,7 +6,7 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 
 over the trainable parameters.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: negligible.
 """
 

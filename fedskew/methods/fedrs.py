@@ -4,7 +4,7 @@ Li and Zhan, "FedRS: federated learning with restricted softmax for label distri
 
     L = CE(α_c·z_c, y),  α_c = 1 for present classes, α for vacant ones
 
-Leaves the client: the model. Label presence stays on the client.
+Sent to the server: the model. Label presence stays on the client.
 Extra compute: none.
 """
 

@@ -7,7 +7,7 @@ Qu et al., "Generalized federated learning via sharpness aware minimization", IC
 
 J_k is the client's number of steps; with momentum, the length of the path along a constant gradient.
 
-Leaves the client: the model, and for MoFedSAM J_k.
+Sent to the server: the model, and for MoFedSAM J_k.
 Extra compute: one more forward and backward pass.
 """
 

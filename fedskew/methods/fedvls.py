@@ -9,7 +9,7 @@ Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 
 p(c) is the client's share of class c, and the teacher is the received global model. The paper prints w = 1, with which
 the loss has no minimum. Its program has w = 0.005 and a variant of the last term with a lower bound (docs/fidelity.md).
 
-Leaves the client: the model. Label counts stay on the client.
+Sent to the server: the model. Label counts stay on the client.
 Extra compute: one forward pass of the teacher.
 """
 

@@ -4,7 +4,7 @@ Lin et al., "Focal loss for dense object detection", ICCV 2017; a baseline in PK
 
     L = −(1 − p_y)^γ·log p_y
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: none.
 """
 

@@ -11,7 +11,7 @@ participant of the last round had get no term, and neither does any sample in th
 are its mean features at the end of its round; the published program accumulates them during the last epoch, while the
 model changes.
 
-Leaves the client: the model and the mean feature of each of its classes.
+Sent to the server: the model and the mean feature of each of its classes.
 Extra compute: one forward pass of each sample per round.
 """
 

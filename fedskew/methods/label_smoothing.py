@@ -4,7 +4,7 @@ Szegedy et al., "Rethinking the Inception architecture for computer vision", CVP
 
     L = CE against (1 − μ)·one-hot + μ/C
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: none.
 """
 

@@ -7,7 +7,7 @@ Li et al., "Model-contrastive federated learning", CVPR 2021.
 h, h^g and h^prev are the inputs of the head in the model being trained, in the received model, and in the model that
 this client trained when it last took part. Before that there is no previous model, and ℓ has no gradient.
 
-Leaves the client: the model. The client keeps one model.
+Sent to the server: the model. The client keeps one model.
 Extra compute: two forward passes of frozen models.
 """
 

@@ -10,7 +10,7 @@ NeurIPS 2020.
 B₁ and B₂ are the two halves of the batch; a batch of one sample is both. The recorded loss is that of the whole batch
 at v. The model that is tested and saved is the global one, without a personal step.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: one more forward and backward pass, or three for hessian-free. Each pass runs on the whole batch, for
 BatchNorm, and ignores half of the labels.
 """

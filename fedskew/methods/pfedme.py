@@ -7,7 +7,7 @@ T Dinh et al., "Personalized federated learning with Moreau envelopes", NeurIPS 
 
 The model that is tested and saved is the global model w. The personal models θ exist only within a step.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: κ − 1 more forward and backward passes.
 """
 

@@ -9,7 +9,7 @@ learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
     3. distil      FedAvg with L = CE + λ·KL(expert ‖ student) within the group, at temperature T, for samples whose
                    label and wrong prediction lie in one group
 
-Leaves the client: the model, and once its class-to-class mean probabilities and label counts, unless the groups are
+Sent to the server: the model, and once its class-to-class mean probabilities and label counts, unless the groups are
 given. A client that trains an expert has at least one of its labels.
 Extra compute: the experts' training, and one forward pass of an expert for every distilled sample.
 """

@@ -10,7 +10,7 @@ Sun et al., "Can you really backdoor federated learning?", 2019 (clipping, here 
 The first two give every participant the same weight, whatever its number of samples. With β = 0.1, nothing is trimmed
 in rounds of fewer than ten participants. Buffers are averaged as usual.
 
-Leaves the client: the model.
+Sent to the server: the model.
 Extra compute: none on the client.
 """
 

@@ -7,7 +7,7 @@ Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated lea
 
 J is the number of local steps; with momentum, the length of the path along a constant gradient.
 
-Leaves the client: the model and the change of its control variate.
+Sent to the server: the model and the change of its control variate.
 Extra compute: negligible.
 """
 

@@ -36,8 +36,8 @@ def test_an_entry_says_where_it_comes_from_and_what_it_is(name: str) -> None:
     entry = find(name)
     assert entry.paper
     assert entry.summary.endswith(".")
-    for told in ("Leaves the client: ", "Extra compute: "):
-        assert told in " ".join(entry.document.split())
+    for heading in ("Sent to the server: ", "Extra compute: "):
+        assert heading in " ".join(entry.document.split())
     assert "\n    " in entry.document, "no formula"
     for part in entry.parts:
         assert part.__doc__
