@@ -166,4 +166,5 @@ OPTIMISERS: dict[str, Callable[[float, float], LocalOptimiser]] = {
     "adam": Adam,
     "adamw": lambda momentum, weight_decay: Adam(momentum, weight_decay, decoupled=True),
 }
-"""By the name in a configuration, from momentum and weight decay."""
+"""Makes an optimiser from momentum and weight decay. The key `optimizer` in `experiment/config/keys.py` lists the same
+names, because the command line's help must not import torch."""

@@ -1,7 +1,8 @@
 """The catalogue of methods: their names, papers and parts, and what each sends, reveals and costs.
 
-`@method("name")` enters a class with one part, `register` a method with several. A user's own method is also found
-without registration, as `package.module:Class`.
+A new method is a file beside this one, such as `fedprox.py`, and its import in `__init__.py`. `parts.py` explains
+the hooks. `@method("name")` enters a class with one part, `register` a method with several. A user's own method is also
+found without registration, as `package.module:Class`.
 """
 
 from __future__ import annotations

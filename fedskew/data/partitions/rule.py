@@ -1,7 +1,8 @@
 """Partition rules: a rule decides, from a seed, which client gets which training sample.
 
-A rule is a frozen dataclass of its parameters with a method `draw`. After each split, this module checks what must hold
-for every rule: no sample is given twice, no sample is left out unless the rule allows it, and no client is too small.
+A rule is a frozen dataclass of its parameters with a method `draw`. A new rule is a file beside this one, such as
+`shards.py`, and its import in `__init__.py`. After each split, this module checks what must hold for every rule: no
+sample is given twice, no sample is left out unless the rule allows it, and no client is too small.
 """
 
 from __future__ import annotations
