@@ -65,35 +65,38 @@ class FederatedRounds:
     ) -> None:
         self._server, self._training, self._sites = server, training, sites
         self._settings, self._record = settings, record
+        self._requested: RequestedRound | None = None
+        """The next round, if it was requested with the tests of the round before it."""
 
     def run(self, state: RunState, recorder: Recorder) -> RunState:
         """Run round after round, until the schedule ends or a callback stops the run."""
-        requested: RequestedRound | None = None
         while (stage := self._server.next_stage(state)) is not None:
-            state, row, requested = self._round(stage, state, requested)
+            state, row = self._round(stage, state)
             recorder.add(row, state)
             if recorder.stopped:
                 break
         return state
 
-    def _round(
-        self, stage: Stage, state: RunState, requested: RequestedRound | None
-    ) -> tuple[RunState, RoundRow, RequestedRound | None]:
+    def _round(self, stage: Stage, state: RunState) -> tuple[RunState, RoundRow]:
         """Run one round, which may have been requested with the tests of the round before it."""
         clock = Stopwatch()
-        trained = self._train(stage, state, requested)
+        trained = self._train(stage, state)
         plan, result = trained.plan, trained.result
         report = read_report(result, plan.start.model)
         clock.lap("train")
         aggregated = self._server.aggregate(plan, result, report)
         clock.lap("server")
-        following, evaluation = self._evaluate_and_train_next(plan, aggregated)
+        evaluation = self._evaluate_and_train_next(plan, aggregated)
         clock.lap("evaluate")
         row = self._row(trained, aggregated)
-        return aggregated.after, replace(row, **evaluation, time=clock.laps, seconds=clock.total), following
+        return aggregated.after, replace(row, **evaluation, time=clock.laps, seconds=clock.total)
 
-    def _train(self, stage: Stage, state: RunState, requested: RequestedRound | None) -> TrainedRound:
-        """Have the round trained, again if too few updates come back."""
+    def _train(self, stage: Stage, state: RunState) -> TrainedRound:
+        """Have the round trained, again if too few updates come back.
+
+        Its answers are freed when this returns: they hold all sites' updates, and the next round's will come.
+        """
+        requested, self._requested = self._requested, None
         for attempt in range(1, self._settings.attempts + 1):
             if requested is None:
                 self._sites.await_some(self._settings.least)
@@ -111,24 +114,22 @@ class FederatedRounds:
             "again and goes on from here"
         )
 
-    def _evaluate_and_train_next(
-        self, plan: RoundPlan, aggregated: Aggregated
-    ) -> tuple[RequestedRound | None, RowFields]:
+    def _evaluate_and_train_next(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:
         """Test the round's model, where that is due, in the messages that have the next round trained."""
         evaluation, labels = self._server.site_evaluation, plan.stage.labels
         if not self._server.evaluation.is_due(plan, aggregated.after):
-            return None, {}
-        following, replies = None, {}
+            return {}
+        replies: Replies = {}
         question = evaluation.question(labels, plan.stage.concatenates)
         if question is not None and aggregated.after.stage_round > 0:
             self._sites.look_around()  # nobody is waited for
-            following = self._request(self._server.plan(plan.stage, aggregated.after), question)
-            replies = dict(following.tests)
+            self._requested = self._request(self._server.plan(plan.stage, aggregated.after), question)
+            replies = self._requested.tests
         model = aggregated.model.model
         if question is not None and not replies:
             frozen = {name: plan.before.models[name].model for name in plan.stage.concatenates}
             replies = evaluation.request(model, labels, frozen)
-        return following, evaluation.measure(replies, plan.runtime.test_set, model, labels)
+        return evaluation.measure(replies, plan.runtime.test_set, model, labels)
 
     def _request(self, plan: RoundPlan, question: dict[str, Any] | None = None) -> RequestedRound:
         absent = [name for number, name in enumerate(self._sites.names) if number not in self._sites.online]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from fedskew.experiment.preparation import prepare
 from fedskew.experiment.result import Result
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.server_app import run_federation
+from fedskew.flower.sites import Failure, Reply, Sites
 from fedskew.methods import METHODS
 
 BOUNDS = ("centralised", "local-only")
@@ -95,6 +99,25 @@ def test_training_and_tests_are_one_message(data: Path, split: Federation, tmp_p
     run_federation(here.grid, here.context)
     kinds = [message.kind for message in here.grid.sent if message.site == "site-0"]
     assert kinds == ["hello", "evaluate", "train", "train", "train", "train", "evaluate"]
+
+
+def test_the_updates_of_a_round_are_freed_before_those_of_the_next_one_come(
+    data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, seen, held = Sites.ask, [], []
+
+    def watched(sites: Sites, kind: str, *request: Any) -> Mapping[int, Reply | Failure]:
+        if kind == "train":
+            held.append(sum(reply() is not None for reply in seen))
+        answers = ask(sites, kind, *request)
+        seen.extend(weakref.ref(answer) for answer in answers.values() if kind == "train")
+        return answers
+
+    monkeypatch.setattr(Sites, "ask", watched)
+    here = case(tmp_path, split, data, settings("fedavg", rounds=4), site_metrics="total")
+    run_federation(here.grid, here.context)
+    assert held == [0, 0, 0, 0]
+    assert len(seen) == 12
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_sites_states(data: Path, split: Federation, tmp_path: Path) -> None:
