@@ -8,6 +8,7 @@ import pytest
 from toy_runs import ListRecorder, config, norm_and_dropout
 
 import fedskew as fs
+from fedskew.engine import arithmetic
 from fedskew.experiment.overlap import run_overlapping_rounds
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.round.server import Server
@@ -32,7 +33,8 @@ ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 def run_overlapping(server: Server, recorder: ListRecorder | None = None) -> tuple[RunState, ListRecorder]:
     """All rounds of a run by the loop of a GPU."""
     recorder = recorder or ListRecorder(server)
-    return run_overlapping_rounds(server, server.start(), recorder), recorder
+    with arithmetic(server._config.precision):
+        return run_overlapping_rounds(server, server.start(), recorder), recorder
 
 
 def prepared(method: str = "fedavg") -> Prepared:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.federation import Federation
-from fedskew.engine import Engine, Fetch
+from fedskew.engine import Engine, Fetch, arithmetic
 from fedskew.experiment.config import Config
 from fedskew.experiment.loop import run_round, run_rounds
 from fedskew.experiment.preparation import Prepared
@@ -135,7 +135,8 @@ def advance(server: Server, state: RunState) -> tuple[RunState, RoundRow]:
     """The next round, as the loop runs it."""
     stage = server.next_stage(state)
     assert stage is not None
-    return run_round(server, stage, state)
+    with arithmetic(server._config.precision):
+        return run_round(server, stage, state)
 
 
 EngineKind = TypeVar("EngineKind", bound=Engine)
@@ -166,7 +167,8 @@ class ListRecorder(Recorder):
 def finished(server: Server, state: RunState | None = None) -> tuple[RunState, list[RoundRow]]:
     """All rounds from `state` on, by the loop of a run; the rows without their times."""
     recorder = ListRecorder(server)
-    state = run_rounds(server, state or server.start(), recorder)
+    with arithmetic(server._config.precision):
+        state = run_rounds(server, state or server.start(), recorder)
     return state, [timeless(row) for row in recorder.rows]
 
 
