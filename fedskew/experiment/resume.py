@@ -46,7 +46,7 @@ def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None
 
 
 def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result:
-    """The result of a run that finished earlier."""
+    """Load the result of a run that finished earlier."""
     tensors, meta = folder.load_model()
     network = server.network
     module = with_encoders(network.module(network.state()), meta.get("encoders", 0))
