@@ -35,10 +35,11 @@ class Recorder:
         self.rows = rows
         if not rows:
             self._append(RoundRow(0, evaluation=self._server.evaluate_model(state.model)))
+        left = self._server.rounds_left(state)
         for callback in self._callbacks:
-            callback.on_start(self._prepared, state, self._server.rounds_left(state))
+            callback.on_start(self._prepared, state, left)
         for callback in self._callbacks if state.round else ():
-            if callback.on_resume(rows):
+            if callback.on_resume(rows) and left:
                 self.stopped = True
 
     def snapshot(self, state: RunState) -> Fetch | None:

@@ -137,6 +137,19 @@ def test_a_killed_run_stops_where_the_uninterrupted_run_does(tmp_path: Path, fed
     assert (result.rounds, result.stopped_early) == (3, True)
 
 
+@pytest.mark.parametrize(("rounds", "stopped_early"), [(5, True), (3, False)])
+def test_a_run_killed_before_its_summary_ends_as_the_uninterrupted_run_does(
+    rounds: int, stopped_early: bool, tmp_path: Path, federation: fs.Federation
+) -> None:
+    """The last of three rounds stops nothing, even if the metric no longer improves."""
+    for _ in range(2):
+        stopping = fs.EarlyStopping(patience=2, min_delta=1.0)
+        settings = SHORT | {"rounds": rounds}
+        result = fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[stopping], **settings)
+        assert (result.rounds, result.stopped_early) == (3, stopped_early)
+        (tmp_path / "run" / "summary.json").unlink()
+
+
 def test_one_callback_may_watch_several_runs(federation: fs.Federation) -> None:
     stopping = fs.EarlyStopping(patience=2, min_delta=1.0)
     rounds = [fs.run(federation, "fedavg", callbacks=[stopping], **SHORT).rounds for _ in range(2)]
