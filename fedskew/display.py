@@ -12,13 +12,13 @@ Records = Sequence[Mapping[str, object]]
 """Rows of a table; the keys of the first are the headings."""
 
 
-def data_frame(records: Records) -> Any:
-    """A pandas DataFrame with one row per record."""
+def data_frame(records: Records, columns: Sequence[str] | None = None) -> Any:
+    """A pandas DataFrame with one row per record. Without `columns`, they are the keys of the records."""
     try:
         import pandas
     except ImportError as error:
         raise UserError("to_frame() needs pandas: pip install pandas") from error
-    return pandas.DataFrame.from_records([dict(record) for record in records])
+    return pandas.DataFrame.from_records([dict(record) for record in records], columns=columns)
 
 
 def text_table(records: Records) -> str:

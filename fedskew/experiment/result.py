@@ -245,8 +245,8 @@ class Result:
 
     def to_frame(self) -> pandas.DataFrame:
         """One line per round, as a pandas DataFrame: what was recorded, and the metrics of the evaluation."""
-        frame: pandas.DataFrame = data_frame([_line(row) for row in self.history]).set_index("round")
-        return frame
+        frame: pandas.DataFrame = data_frame([_line(row) for row in self.history], list(_line(RoundRow(0))))
+        return frame.set_index("round")
 
     def __repr__(self) -> str:
         state = ", stopped early" if self.stopped_early else "" if self.finished else ", unfinished"

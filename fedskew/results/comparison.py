@@ -79,8 +79,9 @@ class MethodRuns:
 
     @property
     def class_accuracy(self) -> npt.NDArray[np.float64]:
-        """[classes], mean over the seeds; NaN for a class without test samples."""
-        return np.asarray(self.class_accuracies().mean(axis=0), np.float64)
+        """[classes], mean over the seeds; NaN for a class without test samples. Empty if nothing was evaluated yet."""
+        rows = self.class_accuracies()
+        return np.asarray(rows.mean(axis=0), np.float64) if len(rows) else np.empty(0)
 
     def to_json(self) -> dict[str, Any]:
         def pair(value: Callable[[Result], float]) -> dict[str, float | None]:

@@ -282,6 +282,31 @@ def test_a_silent_site_is_not_waited_for_beyond_the_time(data: Path, split: Fede
     assert result.history[-1].failed == {"site-2": "it did not answer within 0.2 s"}
 
 
+@pytest.mark.parametrize("site_metrics", ["none", "total"])  # the round is requested alone, or with tests
+def test_a_round_with_too_few_good_updates_is_trained_again(
+    site_metrics: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    spoil, spoiled = spoiling(garbage), []
+
+    def once(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        sent = facts, answer
+        if not spoiled:
+            facts, answer = spoil(site, asked, dict(facts), answer)
+            spoiled.extend([site] * ((facts, answer) != sent))
+        return facts, answer
+
+    results = []
+    for folder, meddle in ((tmp_path / "spoiled", once), (tmp_path / "whole", None)):
+        folder.mkdir()
+        here = case(folder, split, data, settings(), meddle, minimum=3, attempts=2, site_metrics=site_metrics)
+        results.append(run_federation(here.grid, here.context))
+    assert spoiled == ["site-1"]
+    assert [row.failed for row in results[0].history[1:]] == [{}, {}]
+    assert results[0].evaluation == results[1].evaluation
+    for some, other in zip(results[0].model.parameters(), results[1].model.parameters(), strict=True):
+        assert torch.equal(some, other)
+
+
 def test_too_few_good_updates_end_the_run_which_can_go_on(data: Path, split: Federation, tmp_path: Path) -> None:
     here = case(tmp_path, split, data, settings(), spoiling(garbage), minimum=3, attempts=2)
     with pytest.raises(UserError, match="round 2 failed 2 times for want of good updates"):

@@ -62,6 +62,18 @@ def test_an_unfinished_run_is_read_as_far_as_it_got(runs: list[Result], tmp_path
         _ = load_run(folder).accuracy
 
 
+def test_a_run_without_a_row_can_be_shown_beside_others(runs: list[Result], tmp_path: Path) -> None:
+    (tmp_path / "begun").mkdir()
+    shutil.copy(runs[2].folder / "config.yaml", tmp_path / "begun")  # type: ignore[operator]
+    begun = load_run(tmp_path / "begun")
+    compared = compare_runs([runs[0], begun]).to_json()["methods"]
+    shown = [(m["method"], m["seeds"], len(m["class_accuracy"])) for m in compared]
+    assert shown == [("fedavg", [0], 10), ("pkd", [], 0)]
+    pytest.importorskip("pandas")
+    assert begun.to_frame().empty
+    assert list(begun.to_frame().columns) == list(runs[0].to_frame().columns)
+
+
 def test_a_comparison_is_the_same_just_run_or_read(runs: list[Result]) -> None:
     ended, read = compare_runs(runs), compare_runs(load_runs([str(runs[0].folder.parent)]).runs)  # type: ignore[union-attr]
     assert ended.to_json() == read.to_json()
