@@ -117,7 +117,7 @@ def test_a_run_killed_interrupted_and_damaged_ends_with_the_same_bits(undisturbe
     assert stops.endswith("; repeat the command to resume")
 
     damage_newest_checkpoint(folder)
-    assert "is passed over" in cli(*arguments_of("scaffold"), "--out", str(folder), "--quiet").err
+    assert "is skipped" in cli(*arguments_of("scaffold"), "--out", str(folder), "--quiet").err
     assert_same_run(folder, whole)
 
 
