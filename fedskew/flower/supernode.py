@@ -127,10 +127,11 @@ def run_supernode(command: list[str], keys: NodeKeys) -> None:
             sys.stderr.write(line if sys.stderr.isatty() else log_line(line))
             sys.stderr.flush()
             refused = refused or _REFUSED in line
-            if lost:  # the line after Flower gave up names the reason
+            gave_up = any(words in line for words in _GAVE_UP)
+            if lost and not gave_up:  # the line after Flower gave up names the reason
                 lost = last_message(line)
                 break
-            if _GAVE_UP in line and not asked_to_end:
+            if gave_up and not lost and not asked_to_end:
                 lost = "Flower gave up"  # and stays alive for ever, without trying again
                 threading.Timer(_REASON_SECONDS, process.terminate).start()
             if "Finished server process" in line:  # its helper may hold on to the pipe
@@ -160,7 +161,9 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-_REFUSED, _GAVE_UP = "Failed to activate SuperNode", "Giving up reconnection"
+_REFUSED = "Failed to activate SuperNode"
+_GAVE_UP = ("SSL/TLS handshake error detected", "Giving up reconnection")
+"""Flower's words when it stops trying: at once if the certificate is wrong, otherwise after some attempts."""
 
 
 def _address(superlink: str) -> tuple[str, int]:
