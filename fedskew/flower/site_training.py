@@ -9,10 +9,10 @@ from fedskew.engine import RoundResult
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.flower.model_message import needed_companions, work_tensors
 from fedskew.flower.privacy import noise_source, private_change
+from fedskew.flower.received_updates import VERSION, Update, checked, combine_updates, oversized, strangers
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Failure, Reply, Sites, good
 from fedskew.flower.tensors import to_bytes
-from fedskew.flower.updates import VERSION, Update, checked, combine_updates, oversized, strangers
 from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack
 
