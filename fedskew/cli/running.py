@@ -231,9 +231,8 @@ def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observe
 def _set_threads(config: Config) -> None:
     """Use one thread for the stacked engine on a CPU, unless OMP_NUM_THREADS is set. Other runs keep torch's default.
 
-    Stacked small networks gain nothing from a second thread (2.0 s against 1.9 s for 15 rounds of the demo) and
-    lose much if the other cores are busy. The number is fixed, not measured: it decides the order of sums, and
-    a resumed run must repeat them bit for bit.
+    Stacked small networks gain nothing from a second thread, and lose much if the other cores are busy. The number is
+    fixed, not measured: it decides the order of sums, and a resumed run must repeat them bit for bit.
     """
     if config.engine == "stacked" and config.device == "cpu" and not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)

@@ -61,15 +61,17 @@ def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
 
 
 @contextlib.contextmanager
-def arithmetic(precision: str) -> Iterator[None]:
+def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
     """GPU arithmetic for a precision: TF32 for `tf32` and for the float32 part of `bf16`, else full float32.
 
-    Convolutions are deterministic, so that a resumed run ends with the same bits as an uninterrupted one.
+    Convolutions are deterministic, so that a resumed run ends with the same bits as an uninterrupted one. Otherwise,
+    cuDNN chooses the fastest algorithms by trial.
     """
     allowed = precision in ("tf32", "bf16")
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = allowed, allowed, True, False
+    products.allow_tf32, cudnn.allow_tf32 = allowed, allowed
+    cudnn.deterministic, cudnn.benchmark = deterministic, not deterministic
     try:
         yield
     finally:
@@ -77,7 +79,7 @@ def arithmetic(precision: str) -> Iterator[None]:
 
 
 def choose_engine(name: str, model: nn.Module, device: torch.device, seconds: float = 0.0) -> str:
-    """Resolve `auto` for a run of an estimated number of `seconds`: a GPU stacks, and so on a CPU do dense models.
+    """Resolve `auto` for a run that takes about `seconds`. It is `stacked` on a GPU, and on a CPU for dense models.
 
     A long run on a CPU stays `auto` in its configuration and is resolved by `cpu_engine` when it starts: that choice
     depends on the machine, and a run may be resumed on another one.
@@ -97,7 +99,7 @@ def usual_engine(model: nn.Module) -> str:
 
 
 def cpu_engine(model: nn.Module, clients: int) -> str:
-    """The engine for a long run on a CPU with so many clients per round.
+    """The engine for a long run on a CPU with `clients` clients per round.
 
     Worker processes pay where there are several cores and clients. On two cores this choice is within 1.2 of the
     fastest engine for all models of `fedskew bench` (docs/speed.md).
@@ -115,7 +117,7 @@ def _is_convolutional(model: nn.Module) -> bool:
 
 
 def worth_compiling(wish: str, steps: float) -> bool:
-    """Whether to compile the stacked step of a run with so many local steps one after another.
+    """Whether to compile the stacked step of a run with `steps` local steps one after another.
 
     For `auto` this is a rule and not a measurement: the same run must decide the same each time, or its last bits
     differ.

@@ -33,7 +33,7 @@ from fedskew.methods.fedavgm import FedAvgM
 from fedskew.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 
 SENSITIVITY = {"central": 2.0, "local": 2.0}
-"""Of one release, in units of what the noise multiplier multiplies: clip / K (central) or clip (local)."""
+"""Sensitivity of one release, in units of clip / K (central) or clip (local)."""
 NEIGHBOURS = "for a site whose data are replaced by any others; who takes part is public"
 _MEANS = (Mean, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Server rules that see the updates' mean alone."""

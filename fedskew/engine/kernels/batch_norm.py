@@ -50,7 +50,7 @@ class Tiling:
 # -- the rule of shapes ------------------------------------------------------------------------------------
 
 _MULTIPROCESSORS = 132
-"""Of an H200."""
+"""Multiprocessors of an H200."""
 
 
 _MOST_SPLITS = 128

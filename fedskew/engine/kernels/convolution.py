@@ -63,7 +63,7 @@ def _precision(dtype: torch.dtype, tf32: bool) -> str:
 # -- rules of shapes ---------------------------------------------------------------------------------------
 
 _MULTIPROCESSORS = 132
-"""Of an H200."""
+"""Multiprocessors of an H200."""
 
 
 def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, tf32: bool) -> Tiling:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import torch
 
+from fedskew.engine import arithmetic
 
-@contextlib.contextmanager
-def fastest_arithmetic(precision: str) -> Iterator[None]:
-    """Use TF32 if the precision allows it, and let cuDNN choose nondeterministic algorithms, unlike fedskew's runs."""
-    allowed = precision in ("tf32", "bf16")
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = allowed, allowed, False, True
-    try:
-        yield
-    finally:
-        products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
+def fastest_arithmetic(precision: str) -> contextlib.AbstractContextManager[None]:
+    """The arithmetic of a run, but with cuDNN's nondeterministic algorithms, which fedskew's runs do not use."""
+    return arithmetic(precision, deterministic=False)
 
 
 def casting(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -85,7 +85,7 @@ def _steps_ratios(results: Results) -> Table:
     rows = [
         (
             f"{row.model} {row.clients} × {row.batch_size}", row.method, _best(row.ours), _best(row.loop),
-            _best(row.limit), _times(row.over_loop), _times(row.of_limit),
+            _best(row.limit), _times(row.over_loop), _times(row.share_of_limit),
         )
         for row in steps_rows(results.measurements, results.kind)
     ]  # fmt: skip
@@ -106,7 +106,7 @@ def _rounds(results: Results) -> Table:
     rows = []
     for m in (m for m in results.measurements if m.level == "rounds"):
         row = compared.get(id(m))
-        ratios = (row.of_bare_steps, row.time_over_fedavg, row.over_loop) if row else (None, None, None)
+        ratios = (row.share_of_bare_steps, row.time_over_fedavg, row.over_loop) if row else (None, None, None)
         time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"
         texts = (_times(ratio) for ratio in ratios)
         rows.append((_where(m), m.method, _name(m), m.precision, *_figures(m), time, *texts, _bytes(m.memory)))

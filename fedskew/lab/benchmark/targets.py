@@ -25,7 +25,7 @@ class StepsRow:
         return _quotient(self.ours, self.loop)
 
     @property
-    def of_limit(self) -> float | None:
+    def share_of_limit(self) -> float | None:
         return _quotient(self.ours, self.limit)
 
 
@@ -44,7 +44,7 @@ class RoundsRow:
         return _quotient(self.fedavg, self.ours)
 
     @property
-    def of_bare_steps(self) -> float | None:
+    def share_of_bare_steps(self) -> float | None:
         return _quotient(self.ours, self.bare)
 
     @property
@@ -174,8 +174,8 @@ def _steps(results: Results) -> Iterator[Target]:
         if bound is not None and row.over_loop is not None:
             yield Target(f"{name}: steps / plain loop", row.over_loop, bound)
         bound = OF_LIMIT.get(results.kind, {}).get(where)
-        if bound is not None and row.of_limit is not None:
-            yield Target(f"{name}: steps / limit", row.of_limit, bound)
+        if bound is not None and row.share_of_limit is not None:
+            yield Target(f"{name}: steps / limit", row.share_of_limit, bound)
 
 
 def _rounds(results: Results) -> Iterator[Target]:
@@ -184,8 +184,8 @@ def _rounds(results: Results) -> Iterator[Target]:
         name = f"{m.model}, {m.clients} × {m.batch_size}, {m.precision}"
         if m.sizes != "equal":
             continue
-        if m.method == "fedavg" and row.of_bare_steps is not None:
-            yield Target(f"{name}: whole round / bare steps", row.of_bare_steps, ROUND_OF_STEPS)
+        if m.method == "fedavg" and row.share_of_bare_steps is not None:
+            yield Target(f"{name}: whole round / bare steps", row.share_of_bare_steps, ROUND_OF_STEPS)
         if m.method == "fedvls" and row.time_over_fedavg is not None:
             yield Target(f"{name}: time of FedVLS / FedAvg", row.time_over_fedavg, FEDVLS_OVER_FEDAVG, False)
 

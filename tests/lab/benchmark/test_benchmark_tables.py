@@ -55,7 +55,7 @@ def test_each_side_counts_in_its_fastest_format() -> None:
     )
     assert (row.ours.precision, row.loop.contender, row.limit.precision) == ("bf16", "tuned loop", "bf16")
     assert row.over_loop == pytest.approx(16)
-    assert row.of_limit == pytest.approx(0.8)
+    assert row.share_of_limit == pytest.approx(0.8)
 
 
 def test_on_a_cpu_auto_counts_against_the_loop_as_it_comes() -> None:
@@ -69,7 +69,7 @@ def test_on_a_cpu_auto_counts_against_the_loop_as_it_comes() -> None:
         "cpu",
     )
     assert row.over_loop == pytest.approx(2)
-    assert row.of_limit is None
+    assert row.share_of_limit is None
 
 
 def test_targets_of_steps() -> None:
@@ -104,9 +104,9 @@ def test_targets_of_rounds() -> None:
     }
     fedavg, fedvls, scaffold, unequal = rounds_rows(made.measurements)
     assert (fedavg.over_loop, fedavg.time_over_fedavg) == (pytest.approx(10), None)
-    assert (fedvls.over_loop, fedvls.of_bare_steps) == (None, None)
+    assert (fedvls.over_loop, fedvls.share_of_bare_steps) == (None, None)
     assert scaffold.time_over_fedavg == pytest.approx(2)
-    assert unequal.of_bare_steps == pytest.approx(0.72)
+    assert unequal.share_of_bare_steps == pytest.approx(0.72)
 
 
 def test_rounds_are_compared_within_a_number_format() -> None:
