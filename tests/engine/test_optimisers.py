@@ -108,12 +108,17 @@ def test_worker_processes_are_told_which(name: str) -> None:
 @EACH
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("compile_steps", ["never", "always"])
-@pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-6), ("float32", 1e-3)])
-def test_the_engines_agree_on_a_gpu(name: str, compile_steps: str, precision: str, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("method", "precision", "tolerance"), [("fedvls", "float64", 1e-6), ("fedavg", "float32", 1e-3)]
+)
+def test_the_engines_agree_on_a_gpu(
+    name: str, compile_steps: str, method: str, precision: str, tolerance: float
+) -> None:
+    """FedVLS has gradients that are zero but for rounding. In float32 AdamW makes whole steps of them."""
     settings = {"optimizer": name, "lr": 0.01, "precision": precision}
-    plain = trained(image_federation(), "fedvls", linear(), **settings)[0]
+    plain = trained(image_federation(), method, linear(), **settings)[0]
     on_gpu = {"engine": "stacked", "device": "cuda", "compile": compile_steps}
-    assert distance(plain, trained(image_federation(), "fedvls", linear(), **on_gpu, **settings)[0]) < tolerance
+    assert distance(plain, trained(image_federation(), method, linear(), **on_gpu, **settings)[0]) < tolerance
 
 
 # -- what goes with which -----------------------------------------------------------------------------------
