@@ -143,6 +143,15 @@ Log = Annotated[
     str | None,
     option("--log", "TOOL", "also log to tensorboard, mlflow or wandb (offline), or several: a,b", CONFIGURATION),
 ]
+RankBy = Annotated[
+    str | None,
+    option(
+        "--rank-by",
+        "METRIC",
+        "what decides the best: accuracy, macro-f1, worst-class, balanced-accuracy or auroc (default: accuracy)",
+        CONFIGURATION,
+    ),
+]
 Workers = Annotated[
     str | None,
     option("--workers", "N", "worker processes on this machine (default: one per CPU core, or 4 per GPU)", MACHINE),

@@ -16,6 +16,7 @@ from fedskew.cli.commands import (
     Live,
     Log,
     Quiet,
+    RankBy,
     Settings,
     add_command,
     option,
@@ -61,6 +62,7 @@ def _command(
     ] = RUNS,
     live: Live = False,
     log: Log = None,
+    rank_by: RankBy = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -68,25 +70,27 @@ def _command(
 
     --set method.NAME=VALUE applies to every method with that parameter,
     --set method.fedvls.NAME=VALUE to FedVLS only. The YAML file may also
-    list `methods` and `seeds`.
+    list `methods` and `seeds`, and set `rank_by`.
     """
     from fedskew.cli.running import Observers, print_comparison, run_all
     from fedskew.cli.terminal import notice
     from fedskew.experiment.compare import prepare_comparison
     from fedskew.results.checks import require_comparable, setting_differences
     from fedskew.results.folders import load_runs
+    from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
     if folders:
         if methods or seeds or settings.file or settings.values:
             raise UserError("finished runs are compared as they are; expected no settings beside the run folders")
         loaded = load_runs(folders)
-        print_comparison(require_comparable(loaded.runs), as_json)
+        print_comparison(require_comparable(loaded.runs, find_metric(rank_by or DEFAULT_METRIC).name), as_json)
         for line in [*loaded.unreadable, *setting_differences(loaded.runs)]:
             notice(line)
         return
-    comparison = read_comparison(settings, methods, seeds)
+    comparison = read_comparison(settings, methods, seeds, rank_by)
     runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
-    print_comparison(run_all(runs, Path(out), as_json or quiet, Observers(live, log)), as_json)
+    done = run_all(runs, Path(out), as_json or quiet, Observers(live, log), comparison.rank_by)
+    print_comparison(done, as_json)
 
 
 class Comparison(NamedTuple):
@@ -96,18 +100,23 @@ class Comparison(NamedTuple):
     methods: list[Config]
     """`base` with each of the methods."""
     seeds: list[int]
+    rank_by: str
 
 
-def read_comparison(settings: Settings, methods: str | None = None, seeds: str | None = None) -> Comparison:
+def read_comparison(
+    settings: Settings, methods: str | None = None, seeds: str | None = None, rank_by: str | None = None
+) -> Comparison:
     """Read the file and the flags; flags override the file."""
     from fedskew.experiment.config import Config, with_values
     from fedskew.experiment.config.values import read_yaml
+    from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
     content = read_yaml(settings.file) if settings.file else {}
     keys: dict[str, Any] = dict(content) if isinstance(content, Mapping) else {}
     listed = keys.pop("methods", None) if methods is None else methods
     wanted = keys.pop("seeds", None) if seeds is None else seeds
-    keys = {key: value for key, value in keys.items() if key not in ("methods", "seeds")}
+    metric = find_metric(rank_by or keys.get("rank_by", DEFAULT_METRIC))
+    keys = {key: value for key, value in keys.items() if key not in ("methods", "seeds", "rank_by")}
     if content is not None and not isinstance(content, Mapping):
         raise UserError(f"{settings.file}: expected a mapping of keys to values")
     try:
@@ -119,7 +128,7 @@ def read_comparison(settings: Settings, methods: str | None = None, seeds: str |
     own = {key: value for key, value in settings.values.items() if key.startswith(METHOD)}
     base = with_values(file, {key: value for key, value in settings.values.items() if key not in own})
     chosen = [with_values(base, {"method": method}) for method in _listed(DEFAULT if listed is None else listed)]
-    return Comparison(base, _with_parameters(_distinct(chosen), own), seed_range(base, wanted))
+    return Comparison(base, _with_parameters(_distinct(chosen), own), seed_range(base, wanted), metric.name)
 
 
 def _listed(methods: object) -> Sequence[Any]:

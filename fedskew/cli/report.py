@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedskew.cli.commands import add_command, option
+from fedskew.cli.commands import RankBy, add_command, option
 from fedskew.errors import UserError
 
 _FOLDERS = "run folders, or folders of run folders"
@@ -37,18 +37,20 @@ def _report(
         typer.Option("--features/--no-features", help="draw the models' features; this needs the data and takes some "
                      "seconds per method"),
     ] = True,
+    rank_by: RankBy = None,
 ) -> None:  # fmt: skip
     """Write one self-contained HTML page about runs: results, evidence, and a summary in words."""
     from fedskew.cli.terminal import notice, stdout
     from fedskew.report.charts.matplotlib_view import checked_formats
     from fedskew.report.writing import page_path, report_of
     from fedskew.results import load_runs
+    from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
-    target, kinds = page_path(out), checked_formats(format)
+    target, kinds, metric = page_path(out), checked_formats(format), find_metric(rank_by or DEFAULT_METRIC)
     loaded = load_runs(runs)
     count = len(loaded.runs)
     notice(f"reading {count} run{'s' if count > 1 else ''}" + (", drawing features" if features else ""))
-    report = report_of(loaded, target, features, Path(figures) if figures else None, kinds)
+    report = report_of(loaded, target, features, Path(figures) if figures else None, kinds, metric.name)
     console = stdout()
     for line in report.answer:
         console.print(line, markup=False, soft_wrap=True)

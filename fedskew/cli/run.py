@@ -15,6 +15,7 @@ from fedskew.cli.commands import (
     Live,
     Log,
     Quiet,
+    RankBy,
     Settings,
     add_command,
     option,
@@ -52,6 +53,7 @@ def _command(
     ] = None,
     live: Live = False,
     log: Log = None,
+    rank_by: RankBy = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -62,12 +64,15 @@ def _command(
     from fedskew.experiment.config import run_name
     from fedskew.experiment.preparation import prepare
     from fedskew.report.terminal import run_summary
+    from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
+    metric = None if rank_by is None else find_metric(rank_by)
     config, observers = settings.config(), Observers(live, log)
     run_seeds = seed_range(config, seeds)
     if len(run_seeds) > 1:
         runs = prepare_comparison(config, [config], run_seeds)
-        print_comparison(run_all(runs, Path(out or RUNS), as_json or quiet, observers), as_json)
+        done = run_all(runs, Path(out or RUNS), as_json or quiet, observers, metric.name if metric else DEFAULT_METRIC)
+        print_comparison(done, as_json)
         return
     prepared = prepare(config)
     folder = Path(out) if out else Path(RUNS) / run_name(prepared.config)
@@ -75,7 +80,7 @@ def _command(
     if as_json:
         print_json(_json_summary(result, prepared.federation))
     else:
-        stdout().print(run_summary(result))
+        stdout().print(run_summary(result, metric))
 
 
 def seed_range(config: Config, seeds: str | int | None) -> list[int]:

@@ -31,6 +31,7 @@ from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.report.terminal import class_accuracy_table, comparison_table
 from fedskew.results import Comparison, compare_runs
+from fedskew.results.ranking import DEFAULT_METRIC
 
 FolderOf = Callable[[Prepared], Path]
 SECONDS_BETWEEN_LINES = 5.0
@@ -216,7 +217,9 @@ def run_one(prepared: Prepared, folder: Path, quiet: bool, observers: Observers)
         return run_prepared(prepared, folder, callbacks)
 
 
-def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observers | None = None) -> Comparison:
+def run_all(
+    runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observers | None = None, rank_by: str = DEFAULT_METRIC
+) -> Comparison:
     """Run the experiments that are not finished yet, each in its folder under `out`."""
 
     def folder_of(prepared: Prepared) -> Path:
@@ -225,7 +228,7 @@ def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observe
     _set_threads(runs[0].config)
     folders = [folder_of(prepared) for prepared in runs]
     with _callbacks(observers or Observers(), folder_of, folders, quiet) as callbacks:
-        return compare_runs(run_comparison(runs, out, callbacks))
+        return compare_runs(run_comparison(runs, out, callbacks), rank_by=rank_by)
 
 
 def _set_threads(config: Config) -> None:

@@ -15,6 +15,7 @@ from fedskew.cli.commands import (
     Json,
     NoFolders,
     Quiet,
+    RankBy,
     Settings,
     TimeLimit,
     Workers,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fedskew.lab.sweep.records import Outcome
     from fedskew.lab.sweep.search import Search
     from fedskew.lab.sweep.table import Line
+    from fedskew.results.ranking import RankingMetric
 
 RECORDS = "runs.jsonl"
 TRIALS = 20
@@ -65,6 +67,7 @@ def _command(
     ray: Annotated[
         str | None, option("--ray", "ADDRESS", "run on this Ray cluster, or local for one on this machine", MACHINE)
     ] = None,
+    rank_by: RankBy = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -76,7 +79,9 @@ def _command(
     from fedskew.lab.sweep.grid import read_grid
     from fedskew.lab.sweep.records import Records, RecordsFile
     from fedskew.lab.sweep.search import Search, read_search
+    from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
+    metric = find_metric(rank_by or DEFAULT_METRIC)
     if search not in (None, "optuna"):
         raise unknown("search", str(search), ("optuna",))
     values = job_values(settings)
@@ -93,11 +98,11 @@ def _command(
         _search(requested, whole("trials", trials) or TRIALS, campaign, as_json, quiet)
     else:
         run_campaign(campaign, [point.job for point in requested], as_json or quiet)
-        _report(requested, campaign, folder, as_json)
+        _report(requested, campaign, folder, metric, as_json)
     conclude(campaign)
 
 
-def _report(points: Sequence[Point], campaign: Campaign, folder: Path, as_json: bool) -> None:
+def _report(points: Sequence[Point], campaign: Campaign, folder: Path, metric: RankingMetric, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.lab.sweep.table import write_csv, write_parquet
 
@@ -108,7 +113,7 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, as_json: 
         print_json(lines)
         return
     console = stdout()
-    console.print(_table(lines))
+    console.print(_table(lines, metric))
     tables = "table.csv and table.parquet" if has_parquet else "table.csv"
     console.print(f"{tables} written to {folder}", markup=False, soft_wrap=True)
 
@@ -122,24 +127,29 @@ def _line(point: Point, campaign: Campaign) -> Line:
     return line(point.place, rounds, record, "finished" if record and record.rounds >= rounds else status)
 
 
-def _table(lines: Sequence[Line]) -> object:
-    """Means over the seeds; the files have every run."""
+def _table(lines: Sequence[Line], metric: RankingMetric) -> object:
+    """Means over the seeds, the best point marked; the files have every run."""
     from rich.table import Table
 
     from fedskew.cli.campaigns import in_percent
+    from fedskew.lab.sweep.table import best_places, by_place, grid_keys, measured_name
+    from fedskew.results.ranking import METRICS
 
-    measured = ("accuracy", "best", "worst_class")
-    places: dict[tuple[str, ...], list[Line]] = {}
-    keys = list(lines[0])[: list(lines[0]).index("seed")]
-    for line in lines:
-        places.setdefault(tuple(str(line[key]) for key in keys), []).append(line)
+    best = best_places(lines, metric)
+    several = any(len(found) > 1 for found in by_place(lines).values())
+    shown = [METRICS[name] for name in dict.fromkeys((metric.name, "accuracy", "macro-f1", "worst-class"))]
     table = Table()
-    for heading in (*keys, "runs", *(name.replace("_", " ") for name in measured)):
+    for heading in (*grid_keys(lines), "runs", *(f"{one.label} %".replace(" ", "\n", 1) for one in shown)):
         table.add_column(heading, overflow="fold")
-    for place, found in places.items():
+    for place, found in by_place(lines).items():
         done = [line for line in found if line["accuracy"] is not None]
-        cells = [in_percent([line[name] for line in done]) if done else "–" for name in measured]
-        table.add_row(*place, f"{len(done)}/{len(found)}", *cells)
+        columns = [[line[measured_name(one)] for line in done] for one in shown]
+        cells = [in_percent(column) if column and None not in column else "–" for column in columns]
+        marked = " *" if place in best else ""
+        table.add_row(*place, f"{len(done)}/{len(found)}{marked}", *cells, style="bold" if marked else None)
+    notes = [f"* the highest {metric.label}"] if best else []
+    table.caption = "; ".join([*notes, *(["mean ± sample standard deviation over seeds"] if several else [])])
+    table.caption_justify = "left"
     return table
 
 

@@ -1,8 +1,9 @@
-"""Evaluation on whole sets of samples: the test confusion matrix, and the survey of PKD's clients."""
+"""Evaluation on whole sets of samples: the test confusion matrix, AUROC, and the survey of PKD's clients."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +46,13 @@ class Evaluator:
         else:
             cells = Fetch({"": _confusion(self._network, model, self._data, labels)})
         return partial(self._read, cells, model)
+
+    @torch.no_grad()
+    def probabilities(self, model: ModelState) -> tuple[Tensor, Tensor]:
+        """The probability of every class [samples, classes] in float64, and the true classes."""
+        rows = torch.arange(len(self._data), device=self._data.y.device)
+        parts = [logits.double().softmax(dim=-1) for _, logits in _logits(self._network, model, self._data, rows)]
+        return torch.cat(parts), self._data.y[rows]
 
     def _read(self, cells: Fetch, model: ModelState) -> npt.NDArray[np.int64]:  # noqa: ARG002
         """`model` is a parameter only to keep its memory alive while it is evaluated."""
@@ -159,6 +167,25 @@ def survey(network: Network, model: ModelState, data: DeviceSamples, samples: np
     totals = counts[:, None].astype(np.float64)
     mean = np.divide(sums.cpu().numpy(), totals, out=np.full((classes, classes), np.nan), where=totals > 0)
     return Survey(counts[None], mean)
+
+
+def macro_auroc(probabilities: Tensor, true: Tensor) -> float | None:
+    """Area under the ROC curve of each class against the rest, mean over the classes that occur among the labels.
+
+    It counts pairs of a sample of the class and another sample, so ties count one half exactly. None if no class has
+    both kinds of samples, or if a probability is not finite.
+    """
+    if not bool(probabilities.isfinite().all()):
+        return None
+    areas = []
+    for label, column in enumerate(probabilities.unbind(dim=1)):
+        inside = true == label
+        own, others = column[inside], column[~inside].sort().values
+        if len(own) and len(others):
+            below = torch.searchsorted(others, own).sum()
+            not_above = torch.searchsorted(others, own, right=True).sum()
+            areas.append(int(below + not_above) / (2 * len(own) * len(others)))
+    return math.fsum(areas) / len(areas) if areas else None
 
 
 def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -70,9 +70,13 @@ class Recorder:
         lines.clear()
 
     def finish(self, state: RunState) -> Result:
-        """Write the final model and the summary, and call the callbacks' `on_end`."""
+        """Write the final model and the summary, and call the callbacks' `on_end`.
+
+        AUROC is computed here and not in every round, because it needs each sample's probabilities.
+        """
         module = self._server.module(state)
-        result = self.result(module, self.rows, self._server.engine_name, self.stopped)
+        auroc = self._server.auroc(state) if self.rows[-1].is_evaluated else None
+        result = self.result(module, self.rows, self._server.engine_name, self.stopped, auroc)
         if self._folder is not None:
             tensors, encoders = {**state.model.params, **state.model.buffers}, self._server.encoders(state)
             about: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
@@ -84,7 +88,9 @@ class Recorder:
             callback.on_end(result)
         return result
 
-    def result(self, module: nn.Module, rows: list[RoundRow], engine: str, stopped: bool) -> Result:
+    def result(
+        self, module: nn.Module, rows: list[RoundRow], engine: str, stopped: bool, auroc: float | None
+    ) -> Result:
         """The result of a run that ended with this model."""
         recorded = None if self._folder is None else self._folder.about()
         return Result(
@@ -95,6 +101,7 @@ class Recorder:
             folder=None if self._folder is None else self._folder.path,
             about=recorded or {"federation": describe_federation(self._prepared.federation)},
             stopped_early=stopped,
+            auroc=auroc,
         )
 
     def _append(self, row: RoundRow) -> None:

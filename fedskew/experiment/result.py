@@ -59,6 +59,9 @@ class Result:
     finished: bool = True
     stopped_early: bool = False
     """Whether a callback stopped the run before its last round."""
+    auroc: float | None = None
+    """Mean AUROC of each class against the rest, of the final model on the test set. None before the run is finished,
+    if the sites of a federation tested the model, and in runs from before it was computed."""
     warnings: tuple[str, ...] = ()
     """What is damaged in the folder, one line each."""
 
@@ -231,6 +234,7 @@ class Result:
             "seed": self.seed,
             "rounds": self.rounds,
             "accuracy": self.accuracy,
+            **({} if self.auroc is None else {"auroc": self.auroc}),
             **self.curve.to_json(),
             "final": self.evaluation.to_json(),
             **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),

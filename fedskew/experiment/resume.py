@@ -56,7 +56,8 @@ def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result
     module.load_state_dict({name: t.to(server.device) for name, t in tensors.items()}, strict=False)
     summary = folder.summary() or {}
     engine = summary.get("engine", server.engine_name)
-    return recorder.result(module, folder.rounds(), engine, bool(summary.get("stopped_early")))
+    stopped = bool(summary.get("stopped_early"))
+    return recorder.result(module, folder.rounds(), engine, stopped, summary.get("auroc"))
 
 
 def _require_space(server: Server, folder: RunFolder, start: RunState, checkpoint: Checkpoint | None) -> None:

@@ -54,6 +54,10 @@ class FederationServer(Server):
             return super().evaluate_model(model)
         return self.site_evaluation.evaluate(self.site_evaluation.request(model, None, {}))
 
+    def auroc(self, state: RunState) -> float | None:
+        """None if the sites test the model: the probabilities of their samples stay with them."""
+        return None if self.site_evaluation.by_sites else super().auroc(state)
+
     def client_bytes(self, start: RunState, present: int) -> int:  # noqa: ARG002
         """The sites keep their states themselves."""
         return 0

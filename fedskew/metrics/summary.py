@@ -28,13 +28,21 @@ class MeanOfLast(NamedTuple):
 
 
 class MeanStd(NamedTuple):
-    """Mean and population standard deviation, as papers print them."""
+    """Mean and standard deviation."""
 
     mean: float
     std: float
+    """NaN if there is one value only."""
 
     def __str__(self) -> str:
-        return f"{100 * self.mean:.2f} ± {100 * self.std:.2f}"
+        return self.in_percent(2)
+
+    def in_percent(self, digits: int) -> str:
+        """Such as 71.4 ± 0.2; without the deviation if it is unknown, and a dash without a mean."""
+        if math.isnan(self.mean):
+            return "–"
+        spread = "" if math.isnan(self.std) else f" ± {100 * self.std:.{digits}f}"
+        return f"{100 * self.mean:.{digits}f}{spread}"
 
 
 Curve = Sequence[tuple[int, float]]
@@ -82,11 +90,20 @@ def speed_up(baseline: Curve, method: Curve) -> float:
 
 
 def mean_std(values: Sequence[float]) -> MeanStd:
-    """Mean and population standard deviation, usually over seeds."""
+    """Mean and sample standard deviation, usually over seeds: the spread to expect of further seeds."""
     if not values:
         raise ValueError("mean of no values")
     mean = math.fsum(values) / len(values)
-    return MeanStd(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)))
+    if len(values) == 1:
+        return MeanStd(mean, math.nan)
+    return MeanStd(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)))
+
+
+def population_mean_std(values: Sequence[float]) -> MeanStd:
+    """Mean and population standard deviation, as the programs of papers print them."""
+    found = mean_std(values)
+    spread = 0.0 if len(values) == 1 else found.std * math.sqrt((len(values) - 1) / len(values))
+    return MeanStd(found.mean, spread)
 
 
 @dataclass(frozen=True)

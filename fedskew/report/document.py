@@ -21,6 +21,7 @@ from fedskew.report.sections.timing import timing
 from fedskew.report.verdict import verdict
 from fedskew.results import Comparison, LoadedRuns, MethodRuns, comparisons
 from fedskew.results.naming import setting_name
+from fedskew.results.ranking import DEFAULT_METRIC
 
 MOST_SETTINGS = 4
 """At most this many settings are shown in detail; more are a sweep, which has an overview only."""
@@ -56,9 +57,9 @@ class Document:
         return [figure for section in self.sections for figure in section.figures]
 
 
-def document(loaded: LoadedRuns, with_features: bool = True) -> Document:
+def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFAULT_METRIC) -> Document:
     """The report of these runs. Features take some seconds per method and need the data."""
-    found = comparisons(loaded.runs)
+    found = comparisons(loaded.runs, rank_by)
     many = len(found) > 1
     shown = found if len(found) <= MOST_SETTINGS else []
     chapters = [_chapter(setting, i if many else None, with_features) for i, setting in enumerate(shown)]

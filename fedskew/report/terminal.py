@@ -10,25 +10,31 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.metrics.confusion import LOST, lost_classes
-from fedskew.metrics.summary import MeanStd
 from fedskew.results import Comparison, MethodRuns, Result
+from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 BAR = 30
 MOST_CLASSES = 20
 """The number of bars that are shown; of more classes, the worst are shown."""
+SHOWN = ("accuracy", "macro-f1", "worst-class")
+"""The metrics of the comparison table; the one that decides which method is best comes first."""
 NAME_WIDTH = 12
 """Longer method names are wrapped in a narrow terminal, to leave room for the names of lost classes."""
 
 
-def run_summary(result: Result) -> RenderableType:
-    """The accuracies that papers report, and a bar per class."""
+def run_summary(result: Result, metric: RankingMetric | None = None) -> RenderableType:
+    """The accuracies that papers report, the requested metric before them, and a bar per class."""
     folder = [Text(f"kept in {result.folder}", overflow="fold")] if result.folder else []
-    return Group(_numbers(result), class_bars(result.class_accuracy, result.classes), *folder)
+    return Group(_numbers(result, metric), class_bars(result.class_accuracy, result.classes), *folder)
 
 
-def _numbers(result: Result) -> Table:
+def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     curve, evaluation = result.curve, result.evaluation
     table = Table(title=Text(result.title), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    if metric is not None and metric.name != DEFAULT_METRIC:
+        value, (best_round, best) = metric.value(result), max(metric.curve(result), key=lambda point: point[1])
+        table.add_row(metric.label, Text(_percent(value), style="bold"), f"after round {curve.last.round}")
+        table.add_row("  best", _percent(best), f"after round {best_round}")
     table.add_row("accuracy", Text(_percent(result.accuracy), style="bold"), f"after round {curve.last.round}")
     table.add_row("  best", _percent(curve.best.accuracy), f"after round {curve.best.round}")
     tail = curve.mean_last
@@ -40,10 +46,12 @@ def _numbers(result: Result) -> Table:
     for domain, accuracy in result.domain_accuracy.items():
         table.add_row(f"  on {domain}", "–" if accuracy is None else _percent(accuracy), "")
     table.add_row("macro F1", f"{evaluation.macro_f1:.3f}", f"micro {evaluation.micro_f1:.3f}")
+    if result.auroc is not None:
+        table.add_row("AUROC", f"{result.auroc:.3f}", "mean of each class against the rest")
     if result.diverged:
         table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and left out")
     pace = result.seconds / max(1, result.rounds)
-    table.add_row("time", f"{result.seconds:.1f} s", f"{pace:.2f} s per round, {result.engine} engine")
+    table.add_row("training time", f"{result.seconds:.1f} s", f"{pace:.2f} s per round, {result.engine} engine")
     return table
 
 
@@ -66,26 +74,25 @@ def comparison_table(comparison: Comparison) -> Table:
     seeds = len(methods[0].runs)
     table = Table(title=_title(comparison, seeds), title_justify="left")
     table.add_column("method", overflow="fold", no_wrap=all(len(m.label) <= NAME_WIDTH for m in methods))
-    for heading in ("accuracy %", "best %", "worst class %"):
-        table.add_column(heading, justify="right", no_wrap=seeds < 3)
-    table.add_column(f"classes lost (< {100 * LOST:.0f} %)")
-    table.add_column("time", justify="right", no_wrap=True)
-    competing = [m for m in methods if not m.is_bound]
-    top = max((m.accuracy.mean for m in competing), default=None)
+    shown = [METRICS[name] for name in dict.fromkeys((comparison.rank_by, *SHOWN))][: len(SHOWN)]
+    for metric in shown:
+        table.add_column(f"{metric.label} %".replace(" ", "\n", 1), justify="right", no_wrap=True)
+    table.add_column(f"classes lost\n(< {100 * LOST:.0f} %)")
+    table.add_column("training\ntime", justify="right", no_wrap=True)
+    best = comparison.best
+    top = None if best is None else comparison.score(best).mean
     for method in methods:
-        marked = len(methods) > 1 and method in competing and method.accuracy.mean == top
+        marked = best is not None and not method.is_bound and comparison.score(method).mean == top
         table.add_row(
             Text(method.label + (" *" if marked else ""), style="bold" if marked else ""),
-            _spread(method.accuracy, seeds),
-            _spread(method.over_seeds(lambda run: run.curve.best.accuracy), seeds),
-            _spread(method.worst_class, seeds),
+            *(method.over_seeds(metric.value).in_percent(1) for metric in shown),
             _lost_in_words(method, comparison.classes),
             f"{sum(run.seconds for run in method.runs):.1f} s",
         )
     notes = []
-    if len(methods) > 1:
-        bounds = "" if len(competing) == len(methods) else "; bounds do not compete"
-        notes.append(f"* the highest accuracy after the last round{bounds}")
+    if best is not None:
+        bounds = "; bounds do not compete" if any(m.is_bound for m in methods) else ""
+        notes.append(f"* the highest {comparison.metric.label} after the last round{bounds}")
     if diverged := sum(run.diverged for run in comparison.runs):
         notes.append(f"{diverged} client updates were not finite and left out")
     table.caption, table.caption_justify = "; ".join(notes) or None, "left"
@@ -116,7 +123,7 @@ def class_accuracy_table(comparison: Comparison, width: int) -> Table:
 
 def _title(comparison: Comparison, seeds: int) -> Text:
     config = comparison.config
-    spread = f", mean ± population standard deviation of {seeds} seeds" if seeds > 1 else f", seed {config.seed}"
+    spread = f", mean ± sample standard deviation of {seeds} seeds" if seeds > 1 else f", seed {config.seed}"
     return Text(f"{config.data}, {config.partition.rule} split{spread}")
 
 
@@ -134,12 +141,6 @@ def colour(accuracy: float) -> str:
     """From red for a lost class to green for one that is recognised well."""
     scale = ("red", "dark_orange", "yellow", "green_yellow", "green")
     return scale[min(len(scale) - 1, int(len(scale) * accuracy))]
-
-
-def _spread(value: MeanStd, seeds: int) -> str:
-    if np.isnan(value.mean):  # sites that reported their tests in total only
-        return "-"
-    return f"{100 * value.mean:.1f} ± {100 * value.std:.1f}" if seeds > 1 else f"{100 * value.mean:.1f}"
 
 
 def _percent(value: float) -> str:

@@ -13,6 +13,7 @@ from fedskew.report.charts.matplotlib_view import checked_formats, save_figure
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import page
 from fedskew.results import LoadedRuns, load_runs
+from fedskew.results.ranking import DEFAULT_METRIC
 
 Runs = str | Path | Result
 """A run folder, a folder of runs, or a result with a folder."""
@@ -37,19 +38,29 @@ def write_report(
     features: bool = True,
     figures: str | Path | None = None,
     formats: str = "pdf",
+    rank_by: str = DEFAULT_METRIC,
 ) -> Report:
     """Write one self-contained HTML page about runs.
 
     `features` takes some seconds per method and needs the data. With `figures`, every figure of the page is also saved
-    in that folder, in the given `formats`: `png`, `svg`, `pdf`, or several, for instance `svg,pdf`.
+    in that folder, in the given `formats`: `png`, `svg`, `pdf`, or several, for instance `svg,pdf`. `rank_by` decides
+    which method is best: accuracy, macro-f1, worst-class, balanced-accuracy or auroc.
     """
     target, kinds = page_path(path), checked_formats(formats)
-    return report_of(load_runs(_folders(runs)), target, features, None if figures is None else Path(figures), kinds)
+    place = None if figures is None else Path(figures)
+    return report_of(load_runs(_folders(runs)), target, features, place, kinds, rank_by)
 
 
-def report_of(loaded: LoadedRuns, target: Path, features: bool, figures: Path | None, formats: Sequence[str]) -> Report:
+def report_of(
+    loaded: LoadedRuns,
+    target: Path,
+    features: bool,
+    figures: Path | None,
+    formats: Sequence[str],
+    rank_by: str = DEFAULT_METRIC,
+) -> Report:
     """Write the report of runs that have been loaded."""
-    content = document(loaded, features)
+    content = document(loaded, features, rank_by)
     write_text(target, page(content))
     saved = []
     if figures is not None:

@@ -4,7 +4,8 @@
 - A run: `Result` (`experiment/result.py`), just ended or read by `load_run`. Its model is loaded when first used.
 - Several runs: `load_runs`, which looks for run folders.
 - Methods on the same federations: `Comparison` with one `MethodRuns` per method, from `compare`, which runs them, or
-  `compare_runs`. It has the means over seeds, the ranking and the significance of differences.
+  `compare_runs`. It has the means over seeds, the ranking and the significance of differences. `ranking.py` has the
+  metrics that can decide which method is best.
 - A sweep: one `Comparison` per setting, from `comparisons`.
 """
 

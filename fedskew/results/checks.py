@@ -8,15 +8,16 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import differing_keys
 from fedskew.experiment.result import Result
 from fedskew.results.comparison import Comparison, compare_runs
+from fedskew.results.ranking import DEFAULT_METRIC
 
 
-def require_comparable(runs: Sequence[Result]) -> Comparison:
+def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> Comparison:
     """Refuse runs that are unfinished, on other classes, or with other seeds than the rest."""
     if unfinished := next((run for run in runs if not run.finished), None):
         raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
     if other := next((run for run in runs if run.classes != runs[0].classes), None):
         raise UserError(f"{other.folder} has other classes than {runs[0].folder}; expected runs on the same data")
-    comparison = compare_runs(runs)
+    comparison = compare_runs(runs, rank_by=rank_by)
     if len(comparison.runs) < len(runs):
         kept = comparison.runs
         twice = next(run for run in runs if run not in kept)

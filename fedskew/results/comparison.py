@@ -18,6 +18,7 @@ from fedskew.methods import is_bound
 from fedskew.metrics.drift import finite_or_none
 from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.results.naming import flat, key_of, labels, naming_keys, setting_label, varied_keys
+from fedskew.results.ranking import DEFAULT_METRIC, RankingMetric, find_metric, require_metric
 from fedskew.results.significance import Difference, holm, paired
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class MethodRuns:
         return self.over_seeds(lambda run: run.accuracy)
 
     @property
+    def macro_f1(self) -> MeanStd:
+        return self.over_seeds(lambda run: run.evaluation.macro_f1)
+
+    @property
     def worst_class(self) -> MeanStd:
         return self.over_seeds(lambda run: run.evaluation.worst_class)
 
@@ -95,6 +100,8 @@ class MethodRuns:
             "mean_last": pair(lambda r: r.curve.mean_last.accuracy),
             "macro_f1": pair(lambda r: r.evaluation.macro_f1),
             "worst_class": pair(lambda r: r.evaluation.worst_class),
+            "balanced_accuracy": pair(lambda r: r.evaluation.mean_class),
+            "auroc": pair(find_metric("auroc").value),
             "class_gap": pair(lambda r: r.evaluation.class_gap),
             "class_accuracy": [None if np.isnan(a) else float(a) for a in self.class_accuracy],
             "seconds": pair(lambda r: r.seconds),
@@ -111,6 +118,17 @@ class Comparison:
 
     label: str
     methods: tuple[MethodRuns, ...]
+    rank_by: str = DEFAULT_METRIC
+    """The name of the metric that decides which method is best."""
+
+    @property
+    def metric(self) -> RankingMetric:
+        """What decides which method is best."""
+        return find_metric(self.rank_by)
+
+    def score(self, method: MethodRuns) -> MeanStd:
+        """The method's value of that metric."""
+        return method.over_seeds(self.metric.value)
 
     @property
     def runs(self) -> list[Result]:
@@ -140,10 +158,10 @@ class Comparison:
 
         They are ranked on the seeds that all of them have or, if there are none, by the means of their own seeds.
         """
-        common = self.common_seeds
+        common, value = self.common_seeds, self.metric.value
 
         def score(method: MethodRuns) -> float:
-            values = method.by_seed(lambda run: run.accuracy)
+            values = method.by_seed(value)
             kept = [a for seed, a in values.items() if seed in common] or list(values.values())
             return sum(kept) / len(kept)
 
@@ -153,6 +171,11 @@ class Comparison:
     def competing(self) -> list[MethodRuns]:
         """The ranking without the reference bounds."""
         return [m for m in self.ranking if not m.is_bound]
+
+    @property
+    def best(self) -> MethodRuns | None:
+        """The first of the methods that compete; None if nothing stands beside it."""
+        return self.competing[0] if self.competing and len(self.ranking) > 1 else None
 
     @property
     def common_seeds(self) -> set[int]:
@@ -167,14 +190,20 @@ class Comparison:
 
         The p-values are corrected for all pairs, because any method could have come out best.
         """
-        values = [method.by_seed(lambda run: run.accuracy) for method in self.competing]
+        values = [method.by_seed(self.metric.value) for method in self.competing]
         raw = [paired(one, other) for one, other in combinations(values, 2)]
         corrected = iter(holm([d for d in raw if d is not None]))
         return [None if d is None else next(corrected) for d in raw][: max(0, len(values) - 1)]
 
     def to_json(self) -> dict[str, Any]:
         shared = {key: value for key, value in self.config.to_mapping().items() if key not in ("method", "seed")}
-        return {"classes": list(self.classes), "config": shared, "methods": [m.to_json() for m in self.methods]}
+        return {
+            "classes": list(self.classes),
+            "config": shared,
+            "methods": [m.to_json() for m in self.methods],
+            "rank_by": self.rank_by,
+            "best": None if self.best is None else self.best.label,
+        }
 
     def to_frame(self) -> pandas.DataFrame:
         """One line per run, as a pandas DataFrame."""
@@ -189,6 +218,8 @@ class Comparison:
                 "mean_last": run.curve.mean_last.accuracy,
                 "macro_f1": run.evaluation.macro_f1,
                 "worst_class": run.evaluation.worst_class,
+                "balanced_accuracy": run.evaluation.mean_class,
+                "auroc": run.auroc,
                 "class_gap": run.evaluation.class_gap,
                 "compute": run.compute,
                 "bytes": run.bytes_moved,
@@ -201,8 +232,9 @@ class Comparison:
         return frame
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{m.label} {100 * m.accuracy.mean:.1f} %" for m in self.ranking)
-        return f"<Comparison: {self.label}: {found or 'nothing evaluated yet'}>"
+        found = ", ".join(f"{m.label} {100 * self.score(m).mean:.1f} %" for m in self.ranking)
+        by = "" if self.rank_by == DEFAULT_METRIC else f", {self.metric.label}"
+        return f"<Comparison: {self.label}{by}: {found or 'nothing evaluated yet'}>"
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -211,6 +243,7 @@ class Comparison:
                 "method": m.label,
                 "seeds": len(m.tested),
                 "accuracy %": str(m.accuracy),
+                "macro F1 %": str(m.macro_f1),
                 "worst class %": str(m.worst_class),
                 "seconds": f"{sum(run.seconds for run in m.runs):.1f}",
             }
@@ -219,18 +252,22 @@ class Comparison:
         return html_table(records, self.label) if records else f"<p>{escape(repr(self))}</p>"
 
 
-def compare_runs(runs: Sequence[Result], label: str | None = None) -> Comparison:
-    """Put runs side by side, by method and parameters, whatever else they differ in."""
+def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str = DEFAULT_METRIC) -> Comparison:
+    """Put runs side by side, by method and parameters, whatever else they differ in.
+
+    `rank_by` decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy or auroc.
+    """
     grouped: dict[str, list[Result]] = {}
     for run in runs:
         grouped.setdefault(key_of(_split(run.config)[1]), []).append(run)
     groups = [_one_per_seed(group) for group in grouped.values()]
     named = labels([group[0].config for group in groups])
     methods = tuple(MethodRuns(name, group, i) for i, (name, group) in enumerate(zip(named, groups, strict=True)))
-    return Comparison(label or setting_label(groups[0][0].config, []), methods)
+    metric = require_metric((run for method in methods for run in method.tested), rank_by)
+    return Comparison(label or setting_label(groups[0][0].config, []), methods, metric.name)
 
 
-def comparisons(runs: Sequence[Result]) -> list[Comparison]:
+def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[Comparison]:
     """One comparison per setting: runs that differ in more than method and seed are kept apart."""
     grouped: dict[str, list[Result]] = {}
     for run in runs:
@@ -239,7 +276,7 @@ def comparisons(runs: Sequence[Result]) -> list[Comparison]:
     varied = varied_keys(configs)
     shown = naming_keys(configs, varied)
     ordered = sorted(grouped.values(), key=lambda members: _sort_key(members[0], varied))
-    return [compare_runs(members, setting_label(members[0].config, shown)) for members in ordered]
+    return [compare_runs(members, setting_label(members[0].config, shown), rank_by) for members in ordered]
 
 
 def _sort_key(run: Result, varied: Sequence[str]) -> list[tuple[bool, float, str]]:

@@ -35,6 +35,7 @@ def load_run(folder: str | Path, model: nn.Module | None = None) -> Result:
         about=about,
         finished=files.finished,
         stopped_early=bool(summary.get("stopped_early")),
+        auroc=summary.get("auroc"),
         warnings=tuple(files.warnings),
     )
 

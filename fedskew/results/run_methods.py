@@ -17,6 +17,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import Prepared, partition_rule, prepare
 from fedskew.methods import Method, Part
 from fedskew.results.comparison import Comparison, compare_runs
+from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
 AnyMethod = str | Mapping[str, Any] | Method | Part
 """A name, a mapping such as {"name": "fedvls", "distill_weight": 0.5}, or an object."""
@@ -29,6 +30,7 @@ def compare(
     *,
     partition: Partition | None = None,
     same_split: bool = False,
+    rank_by: str = DEFAULT_METRIC,
     model: str | nn.Module | None = None,
     config: Config | None = None,
     out: str | Path | None = None,
@@ -44,8 +46,10 @@ def compare(
     all methods have the same split, initial model, clients and batches.
 
     `seeds` is a number of seeds, counted from the federation's seed, or a list of seeds. With `out`, each run has its
-    own folder there, and a comparison that was interrupted continues.
+    own folder there, and a comparison that was interrupted continues. `rank_by` decides which method is best: accuracy,
+    macro-f1, worst-class, balanced-accuracy or auroc.
     """
+    metric = find_metric(rank_by)
     chosen = _methods(methods)
     base, first = _first_federation(data, partition, config or Config(), settings)
     own_model = None if isinstance(model, str) else model
@@ -58,7 +62,7 @@ def compare(
             config = with_values(base, {**values, **({"method": method} if named else {})})
             prepared.append(prepare(config, split, None if isinstance(method, str | Mapping) else method, own_model))
     _refuse_repeated(prepared)
-    return compare_runs(run_comparison(prepared, out, callbacks))
+    return compare_runs(run_comparison(prepared, out, callbacks), rank_by=metric.name)
 
 
 def _first_federation(

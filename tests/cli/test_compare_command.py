@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_the_table_is_in_the_order_given_and_marks_the_best(cli):
 
 def test_several_seeds_have_a_spread(cli):
     outcome = cli(*TINY, "--methods", "fedavg,fedlmd,fedvls", "--seeds", "2", "--quiet")
-    assert "mean ± population standard deviation of 2 seeds" in outcome.out
+    assert "mean ± sample standard deviation of 2 seeds" in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 80
 
 
@@ -84,3 +85,16 @@ def test_a_file_may_list_methods_and_seeds(cli):
     assert told[0]["seeds"] == [0, 1]
     fewer = cli("compare", "-c", "c.yaml", "--seeds", "1", "--methods", "fedlc", "--json").json["methods"]
     assert [(method["method"], method["seeds"]) for method in fewer] == [("fedlc", [0])]
+
+
+def test_the_metric_that_ranks_is_marked_and_stated(cli):
+    command = ("compare", "--methods", "fedavg,fedvls", "--rounds", "1", "--clients", "4", "-q")
+    told = json.loads(cli(*command, "--rank-by", "auroc", "--json").out)
+    best = max(told["methods"], key=lambda method: method["auroc"]["mean"])
+    assert (told["rank_by"], told["best"]) == ("auroc", best["method"])
+    table = cli(*command, "--rank-by", "auroc").out
+    assert "* the highest AUROC after the last round" in table
+    assert f"{best['method']} *" in table
+    outcome = cli(*command, "--rank-by", "f1")
+    assert outcome.status == 2
+    assert "unknown ranking metric 'f1'; did you mean 'macro-f1'" in outcome.err

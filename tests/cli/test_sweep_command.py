@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shlex
 from pathlib import Path
 
@@ -95,3 +96,28 @@ def test_a_mistake_is_one_line(cli, grid: Path, arguments: tuple[str, ...], comp
     assert complaint in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert not Path("runs").exists(), "a mistake leaves nothing behind"
+
+
+def test_the_best_point_of_each_federation_is_marked_by_the_metric_requested(cli, grid: Path) -> None:
+    axes = "  method: [fedavg, fedprox]\n  partition.beta: [0.5, 5.0]"
+    grid.write_text(GRID.replace("  method: [fedavg, fedprox]\n  lr: [0.05, 0.1]", axes))
+    out = cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--rank-by", "auroc").out
+    assert out.count("1/1 *") == 2
+    assert "* the highest AUROC" in out
+    rows = list(csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines()))
+    for beta in ("0.5", "5.0"):
+        best = max((row for row in rows if row["partition.beta"] == beta), key=lambda row: float(row["auroc"]))
+        marked = next(line for line in out.splitlines() if beta in line and "*" in line)
+        assert best["method"] in marked
+
+
+def test_a_sweep_of_an_older_version_has_no_auroc(cli, grid: Path) -> None:
+    cli("sweep", "grid.yaml", "--workers", "1", "--quiet")
+    kept = Path("runs/grid/runs.jsonl")
+    records = [json.loads(line) for line in kept.read_text().splitlines()]
+    older = [{key: value for key, value in record.items() if key != "auroc"} for record in records]
+    kept.write_text("".join(json.dumps(record) + "\n" for record in older))
+    outcome = cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--rank-by", "auroc")
+    assert outcome.status == 2
+    assert "has no AUROC: its record is older" in outcome.err
+    assert cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--rank-by", "macro-f1").status == 0

@@ -13,11 +13,13 @@ from fedskew.metrics.summary import (
     Attained,
     CurveSummary,
     MeanOfLast,
+    MeanStd,
     best,
     first_round_reaching,
     last,
     mean_of_last,
     mean_std,
+    population_mean_std,
     speed_up,
 )
 
@@ -54,15 +56,24 @@ def test_speed_up_of_a_baseline_that_never_improves_on_its_initial_model() -> No
     assert speed_up([(0, 0.3), (5, 0.2)], [(0, 0.3), (5, 0.9)]) == 1.0
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_mean_and_population_deviation(values: list[float]) -> None:
-    result = mean_std(values)
-    assert result.mean == pytest.approx(np.mean(values), abs=1e-12)
-    assert result.std == pytest.approx(np.std(values), abs=1e-12)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8))
+def test_mean_and_deviations(values: list[float]) -> None:
+    result, population = mean_std(values), population_mean_std(values)
+    assert result.mean == population.mean == pytest.approx(np.mean(values), abs=1e-12)
+    assert result.std == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+    assert population.std == pytest.approx(np.std(values), abs=1e-12)
 
 
-def test_mean_and_deviation_print_as_the_papers_do() -> None:
-    assert str(mean_std([0.5, 0.7])) == "60.00 ± 10.00"
+def test_mean_and_deviation_print_in_percent() -> None:
+    assert str(mean_std([0.5, 0.7])) == "60.00 ± 14.14"
+    assert str(population_mean_std([0.5, 0.7])) == "60.00 ± 10.00"
+    assert mean_std([0.5, 0.7]).in_percent(1) == "60.0 ± 14.1"
+
+
+def test_one_value_has_no_deviation() -> None:
+    assert str(mean_std([0.5])) == "50.00"
+    assert population_mean_std([0.5]) == (0.5, 0.0)
+    assert str(MeanStd(np.nan, np.nan)) == "–"
 
 
 def test_a_summary_survives_strict_json() -> None:

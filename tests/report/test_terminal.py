@@ -37,8 +37,8 @@ def test_a_lost_class_is_one_below_five_percent():
 def test_the_comparison_has_mean_and_spread(comparison):
     text = printed(comparison_table(comparison))
     accuracies = [100 * r.accuracy for r in comparison.methods[0].runs]
-    assert f"{np.mean(accuracies):.1f} ± {np.std(accuracies):.1f}" in text
-    assert "mean ± population standard deviation of 2 seeds" in text
+    assert f"{np.mean(accuracies):.1f} ± {np.std(accuracies, ddof=1):.1f}" in text
+    assert "mean ± sample standard deviation of 2 seeds" in text
 
 
 def test_a_long_name_leaves_room_for_the_lost_classes(comparison):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fedskew.data.federation import Federation
-from fedskew.engine import Evaluator, ModelState, RoundResult
+from fedskew.engine import Evaluator, ModelState, RoundResult, macro_auroc
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.state import ClientStates, RunState, model_from_state
 from fedskew.methods import Tensors
@@ -87,6 +87,12 @@ class TestSet:
     def measure(self, model: ModelState, labels: Labels = None) -> RowFields:
         """Evaluate the model, also on each domain if there are several, and return the row's fields."""
         return _row_fields(self._by_domain(model, labels))
+
+    def auroc(self, model: ModelState) -> float | None:
+        """Mean AUROC of each class against the rest, over the whole test set. It takes one more pass over the data."""
+        found = [evaluator.probabilities(model) for evaluator in self._evaluators.values()]
+        probabilities, true = zip(*found, strict=True)
+        return macro_auroc(torch.cat(probabilities), torch.cat(true))
 
     def begin_to_measure(self, model: ModelState, labels: Labels = None) -> Callable[[], RowFields]:
         """Start `measure` on the device, and return a function that waits for the result."""

@@ -174,6 +174,16 @@ class Server:
         """The global model on the test set, outside of a round."""
         return self._runtime.test_set.evaluate(model)
 
+    def auroc(self, state: RunState) -> float | None:
+        """AUROC of the global model at the end of a run; None if there is no such model or too little memory."""
+        stage = self._stages.known(state)[-1]
+        if stage.cohort == "alone":
+            return None
+        try:
+            return self.runtime(stage, state).test_set.auroc(state.model)
+        except torch.OutOfMemoryError:  # the run's result matters more
+            return None
+
     def record(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RoundRow:
         """The row of the round, without its evaluation and its time."""
         return self._record.row(plan, result, aggregated)

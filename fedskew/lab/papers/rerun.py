@@ -14,7 +14,7 @@ from fedskew.lab.papers.cells import TRAINED, Cell, Choice, job, missing_method,
 from fedskew.lab.papers.measures import NEVER, Measure, Reading, measure
 from fedskew.lab.papers.protocol import protocol
 from fedskew.lab.sweep.records import Record, Records
-from fedskew.metrics.summary import MeanStd, mean_std
+from fedskew.metrics.summary import MeanStd, population_mean_std
 
 BASELINE = "FedAvg"
 
@@ -40,7 +40,7 @@ class Rerun:
 
     @property
     def mean(self) -> MeanStd | None:
-        return mean_std(self.values) if self.values else None
+        return population_mean_std(self.values) if self.values else None
 
     @property
     def difference(self) -> float | None:

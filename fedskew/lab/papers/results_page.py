@@ -19,7 +19,7 @@ from fedskew.lab.papers.table_section import device, line, table_section
 from fedskew.lab.sweep.campaign import is_enough
 from fedskew.lab.sweep.grid import Point, read_grid
 from fedskew.lab.sweep.records import Records, RecordsFile, read_folder, until
-from fedskew.metrics.summary import MeanStd, best, mean_of_last, mean_std
+from fedskew.metrics.summary import MeanStd, best, mean_of_last, population_mean_std
 
 FOLDER = "grids"
 _LATE = 10
@@ -103,9 +103,9 @@ def _row(points: Sequence[Point], records: Records) -> _Row | None:
     curves = [until(record.curve, wanted) for record in found]
     done = min(curve[-1][0] for curve in curves)
     return _Row(
-        late=mean_std([mean_of_last(curve, _LATE).accuracy for curve in curves]),
-        best=mean_std([best(curve).accuracy for curve in curves]),
-        worst=mean_std([until(record.worst_curve, wanted)[-1][1] for record in found]),
+        late=population_mean_std([mean_of_last(curve, _LATE).accuracy for curve in curves]),
+        best=population_mean_std([best(curve).accuracy for curve in curves]),
+        worst=population_mean_std([until(record.worst_curve, wanted)[-1][1] for record in found]),
         compute=found[0].content["compute"][len(curves[0]) - 1] / max(1, curves[0][-1][0]),
         seeds=len(found),
         rounds=done,

@@ -46,7 +46,7 @@ def execute(job: Job, terms: Terms, report: Report) -> Outcome:
         prepared = _prepared(job, terms)
         folder = _folder(job, prepared, terms)
         result = run_prepared(prepared, folder, [watch])
-        outcome = Outcome("finished", _record(job, prepared, terms, result.history))
+        outcome = Outcome("finished", _record(job, prepared, terms, result.history, result.auroc))
         if folder is not None:
             _drop_checkpoints(folder)
         return outcome
@@ -65,7 +65,7 @@ def execute(job: Job, terms: Terms, report: Report) -> Outcome:
         _free_gpu_memory()
 
 
-def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow]) -> Record:
+def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow], auroc: float | None = None) -> Record:
     config, federation = prepared.config, prepared.federation
     circumstances = {
         "split": federation.hash[:12],
@@ -77,7 +77,7 @@ def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow]) ->
         "machine": dict(machine(config.device)),
         "versions": dict(versions()),
     }
-    return Record.from_rows(job.identity, config, rows, circumstances)
+    return Record.from_rows(job.identity, config, rows, circumstances, auroc)
 
 
 def _free_gpu_memory() -> None:

@@ -35,9 +35,17 @@ class Record:
 
     @classmethod
     def from_rows(
-        cls, experiment: str, config: Config, rows: Sequence[RoundRow], circumstances: Mapping[str, Any]
+        cls,
+        experiment: str,
+        config: Config,
+        rows: Sequence[RoundRow],
+        circumstances: Mapping[str, Any],
+        auroc: float | None = None,
     ) -> Record:
-        """Summarise a run; `experiment` is its identity, `circumstances` say where, when and how it ran."""
+        """Summarise a run; `experiment` is its identity, `circumstances` say where, when and how it ran.
+
+        `auroc` is that of the final model, if the run is finished.
+        """
         evaluated = [row for row in rows if row.is_evaluated]
         if not evaluated:
             raise ValueError("the run has no evaluation")
@@ -50,6 +58,8 @@ class Record:
                 "accuracy": _series(evaluated, lambda e: e.accuracy),
                 "macro_f1": _series(evaluated, lambda e: e.macro_f1),
                 "worst_class": _series(evaluated, lambda e: e.worst_class),
+                "balanced_accuracy": _series(evaluated, lambda e: e.mean_class),
+                **({} if auroc is None else {"auroc": _rounded(auroc)}),
                 "domains": _domains(evaluated),
                 "class_accuracy": [_rounded(a) for a in evaluated[-1].tested.class_accuracy],
                 "compute": [round(float(c), 4) for c in _compute(rows)],
@@ -104,6 +114,16 @@ class Record:
     @property
     def worst_curve(self) -> list[tuple[int, float]]:
         return self._points("worst_class")
+
+    def value_after(self, measure: str, rounds: int) -> float | None:
+        """Such as `macro_f1` after the last evaluation up to `rounds`; None if the record lacks it.
+
+        AUROC is known only after the last round, and older records have neither it nor the balanced accuracy.
+        """
+        if measure == "auroc":
+            found = self.content.get("auroc") if self.rounds <= rounds else None
+            return None if found is None else float(found)
+        return until(self._points(measure), rounds)[-1][1] if measure in self.content else None
 
     def domain_curve(self, domain: str) -> list[tuple[int, float]] | None:
         """Accuracy on one domain; None if the data lacks it."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedskew.errors import UserError
 from fedskew.experiment.storage.atomic import replace_file
 from fedskew.lab.sweep.records import Record, until
+from fedskew.methods import is_bound
 from fedskew.metrics.summary import CurveSummary
+from fedskew.results.ranking import RankingMetric
 
 Line = dict[str, Any]
 
@@ -23,7 +27,7 @@ def line(place: Mapping[str, Any], rounds: int, record: Record | None, status: s
 
 _MEASURED = (
     "rounds", "accuracy", "best", "best_round", "mean_last", "macro_f1", "worst_class", "diverged", "compute",
-    "seconds", "experiment", "split", "device",
+    "seconds", "experiment", "split", "device", "balanced_accuracy", "auroc",
 )  # fmt: skip
 
 
@@ -35,8 +39,59 @@ def _measured(record: Record, rounds: int) -> Line:
         until(record.f1_curve, rounds)[-1][1], until(record.worst_curve, rounds)[-1][1], record.content["diverged"],
         record.content["compute"][len(curve) - 1], record.seconds, record.identity, record.content["split"],
         record.content["machine"].get("gpu", record.content["machine"]["cpu"]),
+        record.value_after("balanced_accuracy", rounds), record.value_after("auroc", rounds),
     )  # fmt: skip
     return dict(zip(_MEASURED, values, strict=True))
+
+
+Place = tuple[str, ...]
+"""The values of the grid's keys, as the table shows them."""
+
+
+_FEDERATION = ("data", "partition", "clients_per_round")
+"""Keys that change the task itself: accuracies on other federations are not compared."""
+
+
+def grid_keys(lines: Sequence[Line]) -> list[str]:
+    """The keys that were varied, besides the seed."""
+    names = list(lines[0])
+    return names[: names.index("seed")]
+
+
+def by_place(lines: Sequence[Line]) -> dict[Place, list[Line]]:
+    """The runs of each point of the grid: one per seed."""
+    keys = grid_keys(lines)
+    places: dict[Place, list[Line]] = {}
+    for row in lines:
+        places.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
+    return places
+
+
+def measured_name(metric: RankingMetric) -> str:
+    """The table's column of a ranking metric."""
+    return metric.name.replace("-", "_")
+
+
+def best_places(lines: Sequence[Line], metric: RankingMetric) -> set[Place]:
+    """The point with the highest mean over its seeds on each federation, if at least two compete there.
+
+    Only points with all their runs compete; reference bounds do not.
+    """
+    keys = grid_keys(lines)
+    task = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
+    means: dict[Place, dict[Place, float]] = {}
+    for place, rows in by_place(lines).items():
+        if not is_bound(str(rows[0].get("method"))) and all(row["accuracy"] is not None for row in rows):
+            means.setdefault(tuple(place[i] for i in task), {})[place] = _mean(place, rows, metric)
+    return {max(found, key=lambda place: found[place]) for found in means.values() if len(found) > 1}
+
+
+def _mean(place: Place, rows: Sequence[Line], metric: RankingMetric) -> float:
+    values = [row[measured_name(metric)] for row in rows]
+    if None in values:
+        at = ", ".join(place)
+        raise UserError(f"{at} has no {metric.label}: its record is older; repeat the sweep with another --out")
+    return math.fsum(values) / len(values)
 
 
 def write_csv(lines: Sequence[Line], path: Path) -> None:

@@ -28,10 +28,7 @@ def classes(setting: Comparison) -> Section:
 def _now(setting: Comparison, who: list[MethodRuns]) -> Chart:
     means = [_mean(c) for c in who]
     if len(setting.classes) <= MOST_BARS:
-        spread = [
-            [number(100 * v) for v in c.class_accuracies().std(axis=0)] if len(c.tested) > 1 else None for c in who
-        ]
-        series = [BarSeries(c.label, m, s, c.style) for c, m, s in zip(who, means, spread, strict=True)]
+        series = [BarSeries(c.label, m, _deviation(c), c.style) for c, m in zip(who, means, strict=True)]
         return Bars("by-class", "accuracy by class", "class", "accuracy %", setting.classes, series, (0, 100))
     labels = [c.label for c in who]
     return Heat(
@@ -41,11 +38,17 @@ def _now(setting: Comparison, who: list[MethodRuns]) -> Chart:
 
 def _caption(who: list[MethodRuns]) -> str:
     caption = "Accuracy by class after the last round, mean over the seeds"
-    return f"{caption}, ± population standard deviation" if any(len(c.tested) > 1 for c in who) else caption
+    return f"{caption}, ± sample standard deviation" if any(len(c.tested) > 1 for c in who) else caption
 
 
 def _mean(contender: MethodRuns) -> list[float | None]:
     return [number(100 * v) for v in contender.class_accuracy]
+
+
+def _deviation(contender: MethodRuns) -> list[float | None] | None:
+    if len(contender.tested) < 2:
+        return None
+    return [number(100 * v) for v in contender.class_accuracies().std(axis=0, ddof=1)]
 
 
 def _gains(setting: Comparison, baseline: MethodRuns, others: list[MethodRuns]) -> Heat:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedskew.metrics.summary import MeanStd
 from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
 
 _MEASURES: dict[str, Callable[[Result], float]] = {
-    "accuracy %": lambda run: 100 * run.accuracy,
-    "worst class %": lambda run: 100 * run.evaluation.worst_class,
-    "best − worst class": lambda run: 100 * run.evaluation.class_gap,
-    "macro F1 %": lambda run: 100 * run.evaluation.macro_f1,
-    "best %": lambda run: 100 * run.curve.best.accuracy,
-    "mean of last %": lambda run: 100 * run.curve.mean_last.accuracy,
+    "accuracy %": lambda run: run.accuracy,
+    "worst class %": lambda run: run.evaluation.worst_class,
+    "best − worst class": lambda run: run.evaluation.class_gap,
+    "macro F1 %": lambda run: run.evaluation.macro_f1,
+    "best %": lambda run: run.curve.best.accuracy,
+    "mean of last %": lambda run: run.curve.mean_last.accuracy,
 }
 
 
 def results(setting: Comparison) -> Section:
     ranking = setting.ranking
     tables = [Table("final", "After the last round", _columns(), [_row(c) for c in ranking])] if ranking else []
-    words = ["Mean ± population standard deviation over the seeds. Best is chosen on the test set, as in papers."]
+    words = ["Mean ± sample standard deviation over the seeds. Best is chosen on the test set, as in papers."]
     if len(setting.competing) > 1:
         tables.append(_significance(setting))
         words.append(
@@ -55,13 +54,9 @@ def _row(contender: MethodRuns) -> list[Cell]:
     return [
         contender.label,
         n,
-        *(_spread(value, n) for value in measured),
+        *(value.in_percent(2) for value in measured),
         *(value or None for value in means),
     ]
-
-
-def _spread(value: MeanStd, seeds: int) -> str:
-    return f"{value.mean:.2f} ± {value.std:.2f}" if seeds > 1 else f"{value.mean:.2f}"
 
 
 def _significance(setting: Comparison) -> Table:

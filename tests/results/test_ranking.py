@@ -1,0 +1,113 @@
+"""What decides which method is best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up_runs import made_up
+
+import fedskew as fs
+from fedskew.errors import UserError
+from fedskew.metrics.confusion import Evaluation
+from fedskew.results import Result, compare_runs, load_run
+from fedskew.results.ranking import METRICS, find_metric
+
+
+def imbalanced(method: str, seed: int, matrix: list[list[int]], auroc: float | None) -> Result:
+    run = made_up(method, seed, [0.5, 0.5])
+    rows = [run.history[0], replace(run.history[1], evaluation=Evaluation(np.array(matrix)))]
+    return replace(run, history=rows, auroc=auroc)
+
+
+@pytest.fixture
+def runs() -> list[Result]:
+    """FedAvg is right more often, FedVLS on the rare class and in the order of its probabilities."""
+    accurate, fair = [[900, 0], [90, 10]], [[840, 60], [40, 60]]
+    return [imbalanced(*run) for run in (("fedavg", 0, accurate, 0.7), ("fedvls", 0, fair, 0.9))]
+
+
+@pytest.mark.parametrize(
+    ("rank_by", "best"),
+    [
+        ("accuracy", "fedavg"),
+        ("macro-f1", "fedvls"),
+        ("worst-class", "fedvls"),
+        ("balanced_accuracy", "fedvls"),
+        ("AUROC", "fedvls"),
+    ],
+)
+def test_the_metric_decides_which_method_is_best(runs: list[Result], rank_by: str, best: str) -> None:
+    found = compare_runs(runs, rank_by=rank_by)
+    assert found.best is not None
+    assert (found.best.label, found.to_json()["best"]) == (best, best)
+    assert found.to_json()["rank_by"] == found.rank_by == find_metric(rank_by).name
+
+
+def test_the_values_are_those_of_the_last_evaluation(runs: list[Result]) -> None:
+    values = {name: metric.value(runs[1]) for name, metric in METRICS.items()}
+    f1 = np.mean([2 * 840 / (900 + 880), 2 * 60 / (100 + 120)])
+    assert values == pytest.approx(
+        {
+            "accuracy": 0.9,
+            "macro-f1": f1,
+            "worst-class": 0.6,
+            "balanced-accuracy": (840 / 900 + 0.6) / 2,
+            "auroc": 0.9,
+        }
+    )
+    assert METRICS["macro-f1"].curve(runs[1])[-1] == (1, pytest.approx(f1))
+
+
+def test_a_misspelt_metric_gets_the_nearest_one() -> None:
+    with pytest.raises(UserError, match="unknown ranking metric 'macrof1'; did you mean 'macro-f1'"):
+        find_metric("macrof1")
+
+
+def test_runs_without_auroc_are_refused_with_the_reason(runs: list[Result]) -> None:
+    older = [*runs[:1], replace(runs[1], auroc=None)]
+    with pytest.raises(UserError, match=r"runs/fedvls-0 cannot be ranked by auroc: .*older versions"):
+        compare_runs(older, rank_by="auroc")
+    with pytest.raises(UserError, match="AUROC is computed when a run is finished"):
+        compare_runs([replace(older[1], finished=False)], rank_by="auroc")
+    assert compare_runs(older).best is not None, "any other metric ranks them"
+
+
+def test_a_federation_of_sites_has_no_auroc() -> None:
+    run = made_up("fedvls", 0, [0.5, 0.5], partition={"rule": "sites", "names": ["north", "south"]})
+    with pytest.raises(UserError, match="probabilities of its samples stay at the sites"):
+        compare_runs([run], rank_by="auroc")
+
+
+def test_sites_that_report_totals_are_ranked_by_accuracy_only() -> None:
+    run = made_up("fedvls", 0, [0.5, 0.5])
+    blind = replace(run.history[1], evaluation=Evaluation(np.zeros((2, 2), int), totals=(30, 40)))
+    run = replace(run, history=[run.history[0], blind])
+    assert compare_runs([run]).methods[0].accuracy.mean == 0.75
+    with pytest.raises(UserError, match="reported total accuracy only"):
+        compare_runs([run], rank_by="macro-f1")
+
+
+def test_a_bound_without_auroc_does_not_matter(runs: list[Result]) -> None:
+    bound = made_up("local-only", 0, [0.1, 0.1])
+    assert bound.auroc is None
+    assert [m.label for m in compare_runs([bound, *runs], rank_by="auroc").ranking] == [
+        "fedvls",
+        "fedavg",
+        "local-only",
+    ]
+
+
+def test_runs_are_ranked_by_auroc_just_run_or_read(tmp_path: Path) -> None:
+    rule = fs.Dirichlet(clients=4, beta=0.5)
+    settings = {"rounds": 1, "local_epochs": 1, "partition": rule, "rank_by": "auroc"}
+    found = fs.compare("digits", ["fedavg", "fedvls"], 1, out=tmp_path, **settings)
+    assert found.best is not None
+    assert found.best.runs[0].auroc == max(run.auroc for run in found.runs)
+    for run in found.runs:
+        assert 0.5 < run.auroc < 1
+        assert run.summary()["auroc"] == run.auroc == load_run(run.folder).auroc
+    again = fs.compare("digits", ["fedavg", "fedvls"], 1, out=tmp_path, **settings)
+    assert again.to_json() == found.to_json()
