@@ -95,6 +95,6 @@ def test_the_metric_that_ranks_is_marked_and_stated(cli):
     table = cli(*command, "--rank-by", "auroc").out
     assert "* the highest AUROC after the last round" in table
     assert f"{best['method']} *" in table
-    outcome = cli(*command, "--rank-by", "f1")
+    outcome = cli(*command, "--rank-by", "macrof1")
     assert outcome.status == 2
-    assert "unknown ranking metric 'f1'; did you mean 'macro-f1'" in outcome.err
+    assert "unknown ranking metric 'macrof1'; did you mean 'macro-f1'" in outcome.err
