@@ -37,6 +37,12 @@ def permutation(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
     return _order(np.random.Philox(_sequence(seed, purpose, key)).random_raw(n))
 
 
+def raw_uniforms(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
+    """Return n float64 numbers in [0, 1), made from raw bits, whose stream numpy guarantees never to change."""
+    bits: np.ndarray = np.random.Philox(_sequence(seed, purpose, key)).random_raw(n)
+    return (bits >> np.uint64(11)) * 2.0**-53
+
+
 def _order(bits: np.ndarray) -> np.ndarray:
     """Return `np.argsort(bits, kind="stable")`, faster.
 

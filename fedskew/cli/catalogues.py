@@ -207,7 +207,7 @@ def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, in
         here = all(where for where, _ in parts)
         return ("with its parts" if here else None), (sum(size or 0 for _, size in parts) if here else None)
     if entry.published is None:
-        return "with scikit-learn", None
+        return ("drawn when it is loaded" if entry.name == "synthetic" else "with scikit-learn"), None
     files = found_files(entry.published, data_dir)
     if not files:
         return None, None

@@ -10,9 +10,9 @@ import typer
 from fedskew.cli.commands import CONFIGURATION, SPLIT, Json, Settings, add_command, option, takes_settings
 
 if TYPE_CHECKING:
+    from fedskew.data.label_counts import LabelCounts
     from fedskew.experiment.config import Config
     from fedskew.lab.diagnosis.diagnosis import Diagnosis
-    from fedskew.lab.diagnosis.label_counts import LabelCounts
     from fedskew.report.charts.table import Table
 
 MAX_ROWS = 12
@@ -74,8 +74,8 @@ def _command(
 
 def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
     """The label counts, and the configuration, unless the user gave counts without data."""
+    from fedskew.data.label_counts import federation_counts, read_counts
     from fedskew.experiment.preparation import build_federation
-    from fedskew.lab.diagnosis.label_counts import federation_counts, read_counts
 
     if counts is not None:
         return read_counts(counts), settings.config() if "data" in settings.values else None

@@ -72,6 +72,8 @@ def _show(federation: Federation, most: int | None) -> None:
     from fedskew.report.partition_map import PartitionMap, class_table
 
     console = stdout()
+    for note in federation.notes:
+        console.print(note, markup=False)
     console.print(PartitionMap(federation))
     console.print(class_table(federation, most))
     if most is not None and federation.clients > most:
@@ -104,6 +106,7 @@ def _json(federation: Federation) -> dict[str, Any]:
     return {
         "data": federation.dataset.name,
         "classes": list(federation.dataset.classes),
+        **({"notes": list(federation.notes)} if federation.notes else {}),
         "partition": dict(federation.partition),
         "seed": federation.seed,
         **_summary(federation),
@@ -111,6 +114,7 @@ def _json(federation: Federation) -> dict[str, Any]:
         "groups": [
             {
                 "client": client,
+                **({"name": federation.client_names[client]} if federation.client_names else {}),
                 "samples": int(federation.sizes[client]),
                 **({"domain": federation.domains[client]} if federation.domains else {}),
                 "vacant": list(federation.vacant(client)),

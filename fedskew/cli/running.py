@@ -213,6 +213,7 @@ class Observers(NamedTuple):
 def run_one(prepared: Prepared, folder: Path, quiet: bool, observers: Observers) -> Result:
     """Run or resume one experiment. If it is finished, read its result."""
     _set_threads(prepared.config)
+    _show_notes([prepared])
     with _callbacks(observers, lambda _: folder, [folder], quiet) as callbacks:
         return run_prepared(prepared, folder, callbacks)
 
@@ -226,9 +227,16 @@ def run_all(
         return out / run_name(prepared.config)
 
     _set_threads(runs[0].config)
+    _show_notes(runs)
     folders = [folder_of(prepared) for prepared in runs]
     with _callbacks(observers or Observers(), folder_of, folders, quiet) as callbacks:
         return compare_runs(run_comparison(runs, out, callbacks), rank_by=rank_by)
+
+
+def _show_notes(runs: Sequence[Prepared]) -> None:
+    """Print once what the partition changed in the data."""
+    for note in dict.fromkeys(note for prepared in runs for note in prepared.federation.notes):
+        notice(note)
 
 
 def _set_threads(config: Config) -> None:

@@ -28,6 +28,7 @@ from fedskew.data.published.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
 from fedskew.data.published.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
 from fedskew.data.published.places import Published, dataset_files
 from fedskew.data.published.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
+from fedskew.data.synthetic import CLASSES, SAMPLES, TEST_SHARE, load_synthetic
 from fedskew.errors import UserError, unknown
 
 
@@ -125,6 +126,18 @@ _ENTRIES = (
         licence="CC BY 4.0",
         citation="Alpaydin and Kaynak, UCI, 1998",
         loader=load_digits,
+    ),
+    DatasetEntry(
+        name="synthetic",
+        kind="table",
+        description="Gaussian classes, drawn at random: any number of classes and samples, a table or images",
+        classes=CLASSES,
+        train=SAMPLES,
+        test=round(SAMPLES * TEST_SHARE),
+        sources=("fedskew",),
+        licence="Apache-2.0",
+        citation="none",
+        loader=load_synthetic,
     ),
     DatasetEntry(
         name="mnist",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -91,6 +91,18 @@ class Dataset:
                 f"dataset {self.name!r}: train inputs have shape {self.train.x.shape[1:]}, "
                 f"test inputs {self.test.x.shape[1:]}; expected the same"
             )
+
+
+def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
+    """The dataset with the samples of these classes only, numbered in this order."""
+    number = np.full(len(dataset.classes), -1, np.int64)
+    number[list(kept)] = np.arange(len(kept))
+    parts = []
+    for samples in (dataset.train, dataset.test):
+        rows = samples.where(np.flatnonzero(number[samples.y] >= 0))
+        parts.append(replace(rows, y=number[rows.y]))
+    classes = tuple(dataset.classes[c] for c in kept)
+    return replace(dataset, classes=classes, train=parts[0], test=parts[1])
 
 
 def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int], str] = "row {}".format) -> None:

@@ -28,6 +28,10 @@ class Federation:
     partition: Mapping[str, object]
     """The rule's name and parameters."""
     seed: int
+    client_names: tuple[str, ...] = ()
+    """Empty if the clients have only numbers."""
+    notes: tuple[str, ...] = ()
+    """What the rule changed in the data, one line each."""
 
     def __repr__(self) -> str:
         params = ", ".join(
@@ -43,6 +47,11 @@ class Federation:
     @property
     def classes(self) -> int:
         return len(self.dataset.classes)
+
+    @property
+    def client_labels(self) -> tuple[str, ...]:
+        """What tables call the clients: their names, or else their numbers."""
+        return self.client_names or tuple(str(k) for k in range(self.clients))
 
     @cached_property
     def sizes(self) -> IntArray:
@@ -109,7 +118,7 @@ class Federation:
         samples = samples[keep]
         indices = tuple(samples[start:end] for start, end in zip([0, *ends], ends, strict=False))
         partition = {**self.partition, "restricted_to": np.flatnonzero(kept).tolist()}
-        return Federation(self.dataset, indices, partition, self.seed)
+        return Federation(self.dataset, indices, partition, self.seed, self.client_names, self.notes)
 
     def resplit(self, seed: int) -> Federation:
         """The same data, split by the same rule with another seed."""
@@ -144,10 +153,10 @@ def federation(
     """
     if not isinstance(partition, Partition):
         raise UserError(f"partition is {partition!r}; expected a rule, for example fs.Dirichlet(clients=10, beta=0.1)")
-    dataset = load(data, data_dir, **options)
-    labels, domain = dataset.train.y, dataset.train.domain
-    indices = partition.split(labels, len(dataset.classes), seed, names=dataset.classes, domain=domain)
-    return Federation(dataset, tuple(indices), partition.describe(), seed)
+    arranged = partition.arrange(load(data, data_dir, **options))
+    dataset, labels = arranged.dataset, arranged.dataset.train
+    indices = partition.split(labels.y, len(dataset.classes), seed, names=dataset.classes, domain=labels.domain)
+    return Federation(dataset, tuple(indices), partition.describe(), seed, arranged.client_names, arranged.notes)
 
 
 def _frozen(array: IntArray) -> IntArray:

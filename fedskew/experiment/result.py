@@ -105,6 +105,14 @@ class Result:
         return None if counts is None or self.sites else np.array(counts, np.int64)
 
     @property
+    def client_labels(self) -> tuple[str, ...]:
+        """What tables call the clients: their names, or else their numbers; empty if unknown."""
+        if self.sites or self.label_counts is None:
+            return self.sites
+        named = (self.federation or {}).get("client_names")
+        return tuple(named or map(str, range(len(self.label_counts))))
+
+    @property
     def sites(self) -> tuple[str, ...]:
         """Names of the sites of a federation across machines; empty in a simulation."""
         split = self.config.partition

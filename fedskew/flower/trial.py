@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedskew.data import load
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, differing_keys
 from fedskew.experiment.preparation import build_federation
@@ -32,6 +33,13 @@ _SAID = re.compile(r"fedskew: (.*)")
 def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> LocalFederation:
     """Write keys, app and sites of a trial; the same again keeps what fits, so that its run goes on."""
     federation = build_federation(config)
+    if federation.notes:
+        data = load(config.data, config.data_dir, **config.data_params)
+        if federation.dataset.classes != data.classes:
+            raise UserError(
+                f"the counts name other classes than {config.data}; expected data with the same classes, for example "
+                f"--data synthetic --set data.classes={','.join(federation.dataset.classes)}"
+            )
     names = site_names(federation.clients)
     own = {
         "minimum": federation.clients,

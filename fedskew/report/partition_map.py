@@ -48,8 +48,7 @@ class PartitionMap:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         fed = self.federation
         unused = f"; {fed.unused} samples unused" if fed.unused else ""
-        names = tuple(str(k) for k in range(fed.clients))
-        yield CountsMap(fed.label_counts, names, fed.dataset.classes, f"{unused}; split {fed.hash[:12]}")
+        yield CountsMap(fed.label_counts, fed.client_labels, fed.dataset.classes, f"{unused}; split {fed.hash[:12]}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,14 +160,14 @@ def class_table(fed: Federation, most: int | None = None) -> Table:
     """Each client's samples, domain (where the data have any) and vacant, minority and majority classes; `most` limits
     the clients shown."""
     table = Table(title="majority: more than samples / classes; minority: fewer, but some; vacant: none")
-    table.add_column("client", justify="right")
+    table.add_column("client", justify="left" if fed.client_names else "right")
     table.add_column("samples", justify="right")
     for heading in (*(("domain",) if fed.domains else ()), "vacant", "minority", "majority"):
         table.add_column(heading)
     for k in range(fed.clients if most is None else min(most, fed.clients)):
         groups = (fed.vacant(k), fed.minority(k), fed.majority(k))
         listed = (_listed(group, fed.dataset.classes) for group in groups)
-        table.add_row(str(k), str(fed.sizes[k]), *fed.domains[k : k + 1], *listed)
+        table.add_row(fed.client_labels[k], str(fed.sizes[k]), *fed.domains[k : k + 1], *listed)
     return table
 
 
@@ -205,7 +204,8 @@ def _save_counts(fed: Federation, target: Path) -> None:
     with target.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["client", *fed.dataset.classes])
-        writer.writerows([k, *counts] for k, counts in enumerate(fed.label_counts.tolist()))
+        rows = zip(fed.client_labels, fed.label_counts.tolist(), strict=True)
+        writer.writerows([name, *counts] for name, counts in rows)
 
 
 def _save_picture(fed: Federation, target: Path) -> None:
@@ -244,7 +244,8 @@ def draw_map(fed: Federation, axes: Axes) -> None:
     axes.set_ylabel("class")
     axes.set_title(_title(fed))
     if fed.clients <= BUBBLES_UP_TO:
-        axes.set_xticks(range(fed.clients))
+        labels = [_plain(name) for name in fed.client_labels]
+        axes.set_xticks(range(fed.clients), labels=labels, rotation=45 if fed.client_names else 0)
     if fed.classes <= BUBBLES_UP_TO:
         axes.set_yticks(range(fed.classes), labels=[_plain(name) for name in fed.dataset.classes])
 

@@ -148,6 +148,11 @@ class Comparison:
         return next((run.label_counts for run in self.runs if run.label_counts is not None), None)
 
     @property
+    def client_labels(self) -> tuple[str, ...]:
+        """What tables call the clients of the first seed: their names, or else their numbers."""
+        return next((run.client_labels for run in self.runs if run.label_counts is not None), ())
+
+    @property
     def baseline(self) -> MethodRuns | None:
         """What the others are compared with: plain FedAvg."""
         return next((m for m in self.methods if m.method == "fedavg"), None)

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+import fedskew as fs
+from fedskew.report.sections.federation import federation
+from fedskew.results import compare_runs
+
 
 def test_json_has_counts_and_groups(cli):
     told = cli("partition", "--partition", "labels", "--labels-per-client", "3", "--clients", "10", "--json").json
@@ -48,3 +52,29 @@ def test_the_split_is_that_of_a_run(cli):
     split = cli("partition", "--clients", "5", "--beta", "0.5", "--seed", "3", "--json").json["hash"]
     run = cli("run", "--clients", "5", "--beta", "0.5", "--seed", "3", "--rounds", "1", "--local-epochs", "1", "--json")
     assert run.json["split"] == split
+
+
+def test_sites_keep_their_names_in_every_table_and_file(cli):
+    Path("sites.csv").write_text("hospital,flu,cold,gout\nRome,300,4,0\nOslo,50,0,700\nBonn,0,90,20\n")
+    split = ("partition", "--partition", "counts", "--set", "partition.path=sites.csv")
+    shown = cli(*split, "--save", "map.csv", "--save", "map.svg")
+    assert shown.out.count("Rome") == 2, "in the map and in the table of classes"
+    text = " ".join(shown.out.split())
+    assert "classes of digits stand in for yours: flu = 0, cold = 1, gout = 2" in text
+    assert "counts scaled by 0.197, because digits has fewer samples" in text
+    assert Path("map.csv").read_text().splitlines()[1].startswith("Rome,")
+    assert "Oslo" in Path("map.svg").read_text(encoding="utf-8")
+    assert [group["name"] for group in cli(*split, "--json").json["groups"]] == ["Rome", "Oslo", "Bonn"]
+
+
+def test_sites_keep_their_names_in_the_report(cli):
+    Path("sites.csv").write_text("hospital,flu,cold\nRome,30,4\nOslo,5,60\n")
+    split = ("--data", "synthetic", "--partition", "counts", "--set", "partition.path=sites.csv")
+    outcome = cli("run", *split, "--rounds", "1", "--local-epochs", "1", "-q")
+    assert "stand in for yours: flu = 0, cold = 1" in " ".join(outcome.err.split())
+    (folder,) = Path("runs").iterdir()
+    run = fs.load_run(folder)
+    assert run.client_labels == ("Rome", "Oslo")
+    section = federation(compare_runs([run]))
+    assert [row[0] for row in section.tables[0].rows] == ["Rome", "Oslo"]
+    assert list(section.figures[0].charts[0].columns) == ["Rome", "Oslo"]

@@ -52,6 +52,7 @@ def write_idx(folder: Path, pack: bool, train: int = 20, test: int = 10) -> tupl
 def test_every_entry_tells_what_a_table_of_datasets_shows() -> None:
     assert list(DATASETS) == [
         "digits",
+        "synthetic",
         "mnist",
         "fashion-mnist",
         "usps",

@@ -1,29 +1,32 @@
-"""Counts from a user's CSV file: exactly how many samples of each class a client has."""
+"""Counts from a user's CSV file: how many samples of each class a client has."""
 
 from __future__ import annotations
 
-import csv
 import os
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedskew.data.partitions.rule import CountedPartition, IntArray, Labels, file_path, register
+from fedskew.data.dataset import Dataset, keep_classes
+from fedskew.data.partitions.rule import Arrangement, CountedPartition, IntArray, Labels, file_path, register
 from fedskew.errors import UserError, unknown
 
-Row = tuple[int, list[str]]
-"""Line number and cells."""
+if TYPE_CHECKING:
+    from fedskew.data.label_counts import LabelCounts
 
 
 @register
 @dataclass(frozen=True)
 class Counts(CountedPartition):
-    """The counts in a CSV file: one row per client, one column per class.
+    """The counts in a CSV file: one row per client, one column per class; scaled down if the data have fewer.
 
-    A header row with the class names and a first column with client names are optional. With a header, the columns may
-    be in any order. The first row is a header if a cell of it is not a whole number, or if it lists the class names.
-    Samples beyond the counts stay unused.
+    A header row with the class names and a first column with client names are optional. Columns that are called like
+    classes of the data are theirs, in any order; a class without a column is left out of the data. If no column is
+    called like a class, the first column is the first class, and so on. The data's other classes are then left out; of
+    more columns than classes, several share a class. Samples beyond the counts stay unused.
     """
 
     name: ClassVar[str] = "counts"
@@ -33,94 +36,100 @@ class Counts(CountedPartition):
     def __post_init__(self) -> None:
         file_path("path", self.path)
 
+    def arrange(self, dataset: Dataset) -> Arrangement:
+        """Leave out classes that have no column, call the others as the file does, and name the clients."""
+        table = self._read(dataset.classes)
+        sizes = np.bincount(dataset.train.y, minlength=len(dataset.classes)).astype(np.int64)
+        column_class = self._columns(table, dataset.classes)
+        _, factor = _scaled(_by_class(table.counts, column_class, len(dataset.classes)), sizes)
+        notes = [*table.notes, *_mapping_notes(self.path, table, column_class, dataset)]
+        if factor < 1:
+            notes.append(f"{self.path}: counts scaled by {factor:.3g}, because {dataset.name} has fewer samples")
+        names = table.clients if table.names_clients else ()
+        return Arrangement(_arranged(dataset, table, column_class), names, tuple(notes))
+
     def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
-        rows = _read(self.path)
-        column_of_class, body = self._columns(rows, labels)
-        counts = np.array([[self._count(row, j) for j in column_of_class] for row in body], np.int64)
-        self._check_counts(counts, body, labels)
-        return counts
+        table = self._read(labels.names)
+        wanted = _by_class(table.counts, self._columns(table, labels.names), labels.classes)
+        self.require_samples((wanted > 0).sum(axis=0), labels.class_sizes, labels)
+        return _scaled(wanted, labels.class_sizes)[0]
 
-    def _columns(self, rows: list[Row], labels: Labels) -> tuple[list[int], list[Row]]:
-        """The column of each class, and the rows with counts."""
-        line, first = rows[0]
-        named = len(first) - labels.classes
-        if named not in (0, 1):
+    def _read(self, classes: Sequence[str]) -> LabelCounts:
+        from fedskew.data.label_counts import read_counts
+
+        if not Path(self.path).is_file():
+            raise UserError(f"cannot read {self.path}: No such file; expected a CSV file of counts")
+        try:
+            return read_counts(self.path, classes)
+        except UserError as error:
+            where = "" if str(self.path) in str(error) else f"{self.path}: "
+            raise UserError(f"{where}{error}") from error
+
+    def _columns(self, table: LabelCounts, classes: Sequence[str]) -> list[int]:
+        """The class of each column."""
+        number = {name.lower(): c for c, name in enumerate(classes)}
+        if table.names_classes and any(name.lower() in number for name in table.classes):
+            for name in table.classes:
+                if name.lower() not in number:
+                    raise unknown(f"class in {self.path}:", name, classes)
+            return [number[name.lower()] for name in table.classes]
+        if not table.names_classes and not table.names_clients and len(table.classes) == len(classes) + 1:
             raise UserError(
-                f"{self.path} line {line}: {len(first)} columns; expected {labels.classes} classes, "
-                "and optionally one column of client names before them"
+                f"{self.path}: {len(table.classes)} columns of counts; expected {len(classes)}, or a header if the "
+                "first column numbers the clients"
             )
-        for line, cells in rows:
-            if len(cells) != len(first):
-                raise UserError(f"{self.path} line {line}: {len(cells)} columns; expected {len(first)}")
-        header = first[named:]
-        in_order = list(range(named, len(first)))
-        if header == list(labels.names):
-            return in_order, self._clients(rows[1:])
-        titled = bool(named) and first[0].lower() == "client"
-        if not titled and sorted(header) != sorted(labels.names) and all(_is_number(cell) for cell in header):
-            if named and not _is_numbering([cells[0] for _, cells in rows]):
-                raise UserError(f"{self.path}: {len(first)} columns of counts; expected {labels.classes}")
-            return in_order, rows
-        for cell in header:
-            if cell not in labels.names:
-                raise unknown(f"class in {self.path}:", cell, labels.names)
-        for name in labels.names:
-            if name not in header:
-                raise UserError(f"{self.path}: no column for class {name!r}; expected one for every class")
-        return [named + header.index(name) for name in labels.names], self._clients(rows[1:])
-
-    def _clients(self, body: list[Row]) -> list[Row]:
-        if not body:
-            raise UserError(f"{self.path}: a header but no clients; expected one row of counts per client")
-        return body
-
-    def _count(self, row: Row, column: int) -> int:
-        line, cells = row
-        if not cells[column].isdecimal() or len(cells[column]) > 15:
-            raise UserError(
-                f"{self.path} line {line} column {column + 1}: {cells[column]!r}; "
-                "expected a number of samples, 0 or more"
-            )
-        return int(cells[column])
-
-    def _check_counts(self, counts: IntArray, body: list[Row], labels: Labels) -> None:
-        empty = np.flatnonzero(counts.sum(axis=1) == 0)
-        if len(empty):
-            line = body[int(empty[0])][0]
-            raise UserError(f"{self.path} line {line}: a client without samples; expected at least 1")
-        wanted = counts.sum(axis=0)
-        over = np.flatnonzero(wanted > labels.class_sizes)
-        if len(over):
-            c = int(over[0])
-            raise UserError(
-                f"{self.path}: class {labels.names[c]!r} adds up to {wanted[c]} samples; "
-                f"expected at most the {labels.class_sizes[c]} that the data have"
-            )
+        return [column % len(classes) for column in range(len(table.classes))]
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+def _by_class(counts: IntArray, column_class: Sequence[int], classes: int) -> IntArray:
+    """Counts [clients, classes] from counts by column."""
+    total = np.zeros((len(counts), classes), np.int64)
+    for column, c in enumerate(column_class):
+        total[:, c] += counts[:, column]
+    return total
 
 
-def _is_numbering(names: list[str]) -> bool:
-    """Whether a first column without a heading has client names or numbers, rather than counts."""
-    numbers = [str(i) for i in range(len(names) + 1)]
-    return names in (numbers[:-1], numbers[1:]) or not all(_is_number(name) for name in names)
+def _scaled(counts: IntArray, available: IntArray) -> tuple[IntArray, float]:
+    """Counts scaled down by one factor to what the data have, and the factor; a nonzero count stays at least 1."""
+    wanted = counts.sum(axis=0)
+    over = wanted > available
+    if not over.any():
+        return counts, 1.0
+    factor = float((available[over] / wanted[over]).min())
+    scaled = np.where(counts > 0, np.maximum(1, np.floor(counts * factor)), 0).astype(np.int64)
+    for c in np.flatnonzero(scaled.sum(axis=0) > available):  # because small counts were rounded up to 1
+        while scaled[:, c].sum() > available[c] and scaled[:, c].max() > 1:
+            scaled[scaled[:, c].argmax(), c] -= 1
+    return scaled, factor
 
 
-def _read(path: str | os.PathLike[str]) -> list[Row]:
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read {path}: {reason}; expected a CSV file of counts") from error
-    rows = [row for row in rows if any(row[1])]
-    if not rows:
-        raise UserError(f"{path} is empty; expected one row of counts per client")
-    return rows
+def _arranged(dataset: Dataset, table: LabelCounts, column_class: Sequence[int]) -> Dataset:
+    used = sorted(set(column_class))
+    kept = dataset if len(used) == len(dataset.classes) else keep_classes(dataset, used)
+    if not table.names_classes or len(column_class) > len(used):
+        return kept
+    column = {c: j for j, c in enumerate(column_class)}
+    return replace(kept, classes=tuple(table.classes[column[c]] for c in used))
+
+
+def _mapping_notes(
+    path: str | os.PathLike[str], table: LabelCounts, column_class: Sequence[int], dataset: Dataset
+) -> list[str]:
+    """One line if classes are left out, renamed or merged."""
+    classes = dataset.classes
+    if len(table.classes) > len(classes):
+        return [
+            f"{path} has {len(table.classes)} classes and {dataset.name} {len(classes)}: class i has the counts of "
+            f"columns i, i + {len(classes)} and so on; to keep them apart: --data synthetic --set "
+            f"data.classes={len(table.classes)}"
+        ]
+    called = [classes[c] for c in column_class]
+    if table.names_classes and [name.lower() for name in table.classes] != [name.lower() for name in called]:
+        pairs = [f"{name} = {own}" for name, own in zip(table.classes, called, strict=True)]
+        more = f" and {len(pairs) - 10} more" if len(pairs) > 10 else ""
+        return [f"{path}: classes of {dataset.name} stand in for yours: {', '.join(pairs[:10])}{more}"]
+    left_out = [name for c, name in enumerate(classes) if c not in column_class]
+    if not left_out:
+        return []
+    listed = ", ".join(left_out[:10]) + (f" and {len(left_out) - 10} more" if len(left_out) > 10 else "")
+    return [f"{path} has no column for {listed}: left out of {dataset.name}"]

@@ -20,6 +20,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.data.dataset import Dataset
 from fedskew.errors import UserError, nearest, unknown
 from fedskew.randomness import permutation
 
@@ -47,6 +48,17 @@ class Labels:
 
 
 @dataclass(frozen=True)
+class Arrangement:
+    """A dataset as a rule splits it."""
+
+    dataset: Dataset
+    client_names: tuple[str, ...] = ()
+    """Empty if the clients have only numbers."""
+    notes: tuple[str, ...] = ()
+    """What the rule changed, one line each."""
+
+
+@dataclass(frozen=True)
 class Partition(ABC):
     """A rule that gives each client its training samples."""
 
@@ -58,6 +70,10 @@ class Partition(ABC):
     def smallest(self) -> int:
         """The smallest number of samples that a client may get."""
         return 1
+
+    def arrange(self, dataset: Dataset) -> Arrangement:
+        """The dataset as this rule splits it. Most rules split any dataset as it is."""
+        return Arrangement(dataset)
 
     @abstractmethod
     def draw(self, labels: Labels, seed: int) -> list[IntArray]:

@@ -40,7 +40,9 @@ def about(prepared: Prepared) -> dict[str, Any]:
 def describe_federation(federation: Federation) -> dict[str, Any]:
     """A federation as JSON. Label counts of sites on other machines are left out: only the sites know them."""
     names = federation.partition.get("names")
-    clients = {"sites": names} if names else {"label_counts": federation.label_counts.tolist()}
+    clients: dict[str, Any] = {"sites": names} if names else {"label_counts": federation.label_counts.tolist()}
+    if federation.client_names:
+        clients["client_names"] = list(federation.client_names)
     return {
         "classes": list(federation.dataset.classes),
         "inputs": inputs(federation.dataset),

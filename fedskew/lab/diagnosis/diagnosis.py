@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.data.label_counts import LabelCounts
 from fedskew.errors import UserError
 from fedskew.lab.diagnosis.advice import Candidate, candidates, recommended
 from fedskew.lab.diagnosis.known import NEAR, Neighbour, known_settings, nearest
-from fedskew.lab.diagnosis.label_counts import LabelCounts
 from fedskew.lab.diagnosis.skew import BETAS, Skew
 from fedskew.lab.diagnosis.start import usual_per_round
 from fedskew.report.charts.chart import Bars, BarSeries, Figure

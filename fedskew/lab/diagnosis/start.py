@@ -6,19 +6,16 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
-from fedskew.data.catalogue import DATASETS
-from fedskew.data.partitions.rule import IntArray
+from fedskew.data.label_counts import LabelCounts
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, with_values
 from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
-from fedskew.lab.diagnosis.known import SAMPLES
-from fedskew.lab.diagnosis.label_counts import LabelCounts
 
 MOST_PER_ROUND = 10
-PREFERRED = ("digits", "fashion-mnist", "cifar10", "ag_news", "20newsgroups", "cifar100", "tiny-imagenet")
+STAND_IN_SAMPLES = (500, 20_000)
+"""Fewest and most training samples of a stand-in."""
 
 
 def usual_per_round(clients: int) -> int | None:
@@ -35,16 +32,11 @@ def starting_config(method: str, per_round: int | None, given: Config | None, co
     return with_values(config, {"partition": partition.to_mapping()})
 
 
-def stand_in(classes: int) -> str | None:
-    """A dataset with that many classes, to rehearse on."""
-    return next((name for name in PREFERRED if DATASETS[name].classes == classes), None)
-
-
-def scaled(counts: IntArray, dataset: str) -> IntArray:
-    """Scale the counts down to the dataset's size; every nonzero count stays at least 1."""
-    have = SAMPLES[dataset] // DATASETS[dataset].classes * 0.9  # classes differ a little in size
-    factor = min(1.0, have / counts.sum(axis=0).max())
-    return np.where(counts > 0, np.maximum(1, np.floor(counts * factor)), 0).astype(np.int64)
+def stand_in(counts: LabelCounts) -> Config:
+    """Synthetic data with the classes of these counts, and enough samples for them as far as runs stay fast."""
+    wanted = int(counts.counts.sum(axis=0).max()) * len(counts.classes)
+    samples = min(max(wanted, STAND_IN_SAMPLES[0]), STAND_IN_SAMPLES[1])
+    return with_values(Config(), {"data": "synthetic", "data.classes": list(counts.classes), "data.samples": samples})
 
 
 def save_start(
@@ -54,22 +46,13 @@ def save_start(
     if target.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"cannot write a configuration to {str(target)!r}; expected a file that ends in .yaml")
     path = None if split else target.with_suffix(".csv")
-    header, table, config = ["client", *counts.classes], counts.counts, given
-    if given is None:
-        dataset = stand_in(len(counts.classes))
-        if dataset is None:
-            raise UserError(
-                f"no built-in dataset has {len(counts.classes)} classes to rehearse on; add your own with --data PATH"
-            )
-        header, table = [], scaled(counts.counts, dataset)
-        config = with_values(Config(), {"data": dataset})
-    start = starting_config(method, per_round, config, path)
+    start = starting_config(method, per_round, stand_in(counts) if given is None else given, path)
     text = to_yaml(start)
     with reporting_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
     if path is not None:
-        rows = [[name, *row] for name, row in zip(counts.clients, table.tolist(), strict=True)]
-        replace_file(path, lambda draft: _write_counts(draft, [header, *rows] if header else table.tolist()))
+        rows = [[name, *row] for name, row in zip(counts.clients, counts.counts.tolist(), strict=True)]
+        replace_file(path, lambda draft: _write_counts(draft, [["client", *counts.classes], *rows]))
     replace_file(target, lambda draft: _write(draft, f"# fedskew run -c {target.name}\n{text}"))
     return start
 

@@ -73,8 +73,11 @@ def _kept(key: str, dataset: Dataset, config: Config) -> Federation:
     with exclusive(folder / f".{key}.lock"):
         if path.is_file():
             with contextlib.suppress(UserError):  # a damaged file is drawn again
-                indices = read_split(path, dataset.train.y)
-                return Federation(dataset, tuple(indices), partition_rule(config).describe(), config.partition_seed)
+                rule = partition_rule(config)
+                arranged = rule.arrange(dataset)
+                indices = tuple(read_split(path, arranged.dataset.train.y))
+                return Federation(arranged.dataset, indices, rule.describe(), config.partition_seed,
+                                  arranged.client_names, arranged.notes)  # fmt: skip
         began = time.perf_counter()
         drawn = build_federation(config, dataset)
         if time.perf_counter() - began > _WORTH_KEEPING:

@@ -24,7 +24,8 @@ def maps(settings: Sequence[Comparison]) -> Figure:
     for i, setting in enumerate(settings):
         if setting.label_counts is None:
             raise UserError(f"{setting.runs[0].folder}: its label counts are unknown and the data were not found")
-        panels.append(partition_map(f"map-{i}", setting.label, setting.label_counts, setting.classes))
+        panels.append(partition_map(f"map-{i}", setting.label, setting.label_counts, setting.classes,
+                                    setting.client_labels))  # fmt: skip
     return Figure("maps", "Samples by client and class", panels, min(2, len(panels)), wide=True)
 
 
@@ -51,7 +52,8 @@ def local_confusion(settings: Sequence[Comparison]) -> Figure:
             counts = np.array(one["confusion"], np.float64)
             shares = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
             cells = [[number(v, 1) for v in r] for r in shares]
-            title = titled(f"{c.label}, client {one['client']}", setting, settings)
+            client = (setting.client_labels or tuple(map(str, range(one["client"] + 1))))[one["client"]]
+            title = titled(f"{c.label}, client {client}", setting, settings)
             panels.append(Heat(f"local-confusion-{c.style}", title, "true class", "predicted class", "%",
                                setting.classes, setting.classes, cells, "share"))  # fmt: skip
     return Figure("local-confusion", "Confusion of a local model on the test set", panels, min(2, len(panels)))

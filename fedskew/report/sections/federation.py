@@ -33,7 +33,7 @@ def federation(setting: Comparison) -> Section:
         f"On average a client lacks {groups['vacant'].mean():.1f} of {counts.shape[1]} classes and has "
         f"{groups['minority'].mean():.1f} minority and {groups['majority'].mean():.1f} majority classes.",
     ]
-    clients = [str(k) for k in range(len(counts))]
+    clients = setting.client_labels
     shares = [
         BarSeries(name, [int(v) for v in groups[name]], style=i)
         for i, name in enumerate(("majority", "minority", "vacant"))
@@ -41,7 +41,10 @@ def federation(setting: Comparison) -> Section:
     kinds = Bars("class-kinds", "classes by kind", "client", "classes", clients, shares, stacked=True)
     figures = [
         Figure(
-            "map", "Samples by client and class", [partition_map("map", "samples", counts, setting.classes)], wide=True
+            "map",
+            "Samples by client and class",
+            [partition_map("map", "samples", counts, setting.classes, clients)],
+            wide=True,
         ),
         Figure("class-kinds", "Majority, minority and vacant classes per client", [kinds]),
     ]
@@ -50,7 +53,7 @@ def federation(setting: Comparison) -> Section:
         "The clients",
         ["client", "samples", "vacant", "minority", "majority", "largest class %"],
         [
-            [k, int(row.sum()), *(int(groups[g][k]) for g in ("vacant", "minority", "majority")),
+            [clients[k], int(row.sum()), *(int(groups[g][k]) for g in ("vacant", "minority", "majority")),
              number(100 * row.max() / max(1, row.sum()), 1)]
             for k, row in enumerate(counts)
         ],

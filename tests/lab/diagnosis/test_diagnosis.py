@@ -10,12 +10,12 @@ import pytest
 
 from fedskew.cli import main
 from fedskew.data import make_partition
+from fedskew.data.label_counts import LabelCounts
 from fedskew.experiment.config import Config, load_yaml, with_values
 from fedskew.experiment.round.record import RoundRow
 from fedskew.lab.diagnosis.advice import candidates, recommended
 from fedskew.lab.diagnosis.diagnosis import Diagnosis
 from fedskew.lab.diagnosis.known import KnownSetting, Neighbour, Score, known_settings, nearest
-from fedskew.lab.diagnosis.label_counts import LabelCounts
 from fedskew.lab.diagnosis.skew import Skew
 from fedskew.lab.papers.protocol import numbers
 from fedskew.lab.sweep.records import Record, RecordsFile
@@ -149,19 +149,26 @@ def test_of_an_ablation_s_variants_the_one_that_was_run_most_counts(tmp_path: Pa
     assert {s.method: round(s.gain) for s in setting.scores} == {"fedavg": 0, "fedvls": 10}
 
 
-@pytest.mark.parametrize("classes", [10, 4])
+@pytest.mark.parametrize("classes", [3, 4, 11])
 def test_a_start_for_counts_without_data_can_be_run(
     classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = counts("dirichlet", classes, clients=6, beta=0.3)
-    header = ",".join(f"illness {c}" for c in range(classes))
-    Path("sites.csv").write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]))
+    header = ",".join(["site", *(f"illness {c}" for c in range(classes))])
+    Path("sites.csv").write_text(
+        "\n".join([header, *(f"town {k}," + ",".join(map(str, r)) for k, r in enumerate(rows))])
+    )
     assert main(["diagnose", "sites.csv", "--save", "start.yaml", "-o", "page.html", "--json"]) == 0
     config = load_yaml("start.yaml")
-    if classes == 10:
-        assert config.data == "digits"
-        assert main(["run", "-c", "start.yaml", "--rounds", "1", "--local-epochs", "1", "-q"]) == 0
+    assert config.data == "synthetic"
+    assert main(["run", "-c", "start.yaml", "--rounds", "1", "--local-epochs", "1", "-q", "--out", "run"]) == 0
+    about = json.loads(Path("run/about.json").read_text())["federation"]
+    assert about["classes"] == [f"illness {c}" for c in range(classes)]
+    assert about["client_names"] == [f"town {k}" for k in range(6)]
+    trained = np.array(about["label_counts"])
+    assert ((trained > 0) == (rows > 0)).all()
+    assert np.abs(trained / trained.sum() - rows / rows.sum()).max() < 0.01
     assert "Strong label skew" in Path("page.html").read_text(encoding="utf-8")
 
 
@@ -183,17 +190,6 @@ def test_own_data_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["run", "-c", "start.yaml", "--rounds", "1", "--local-epochs", "1", "-q", "--out", "run"]) == 0
     about = json.loads(Path("run/about.json").read_text())
     assert about["federation"]["label_counts"][0][:3] == [8, 9, 7], "columns go by their names"
-
-
-def test_no_stand_in_is_said_after_the_diagnosis(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("sites.csv").write_text("5,1,2\n1,9,0\n")
-    assert main(["diagnose", "sites.csv", "--save", "start.yaml"]) == 2
-    told = capsys.readouterr()
-    assert "Measures of skew" in told.out
-    assert "no built-in dataset has 3 classes" in told.err
 
 
 def test_neighbours_come_by_distance_and_among_equals_by_likeness(known: list[KnownSetting]) -> None:

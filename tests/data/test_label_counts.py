@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedskew.data.label_counts import read_counts
 from fedskew.errors import UserError
-from fedskew.lab.diagnosis.label_counts import read_counts
 
 
 def written(path: Path, text: str) -> Path:
@@ -28,6 +28,10 @@ def written(path: Path, text: str) -> Path:
         ("0,1,2\n7,8,9\n", ("0",), ("0", "1", "2"), [7, 8, 9]),
         ("\ufeffclient,a,b\n\n0,1,2\n", ("0",), ("a", "b"), [1, 2]),
         ("site;a;b\nRome;1;2\n", ("Rome",), ("a", "b"), [1, 2]),
+        ("site\ta, b\tc\nRome\t1\t2\n", ("Rome",), ("a, b", "c"), [1, 2]),
+        ("site,a,b\nRome,1.0,2.\n", ("Rome",), ("a", "b"), [1, 2]),
+        ("site;a;b\nRome;1,0;2,00\n", ("Rome",), ("a", "b"), [1, 2]),
+        ("hospital,a,b\n0,1,2\n", ("0",), ("a", "b"), [1, 2]),
     ],
 )
 def test_a_table_is_understood(
@@ -37,6 +41,44 @@ def test_a_table_is_understood(
     assert found.clients == clients
     assert found.classes == classes
     assert found.counts[0].tolist() == first
+
+
+@pytest.mark.parametrize(
+    ("text", "dropped"),
+    [
+        ("site,a,b,Total\nRome,1,2,3\nOslo,3,4,7\n", ["column"]),
+        ("site;a;b\nRome;1;2\nOslo;3;4\nGesamt;4;6\n", ["row"]),
+        ("site,a,b,sum\nRome,1,2,3\nOslo,3,4,7\nALL,4,6,10\n", ["column", "row"]),
+        ("100,200\n300,400\n400,600\n", ["row"]),
+        (",a,b\nRome,100,200\nOslo,300,400\n,400,600\n", ["row"]),
+    ],
+)
+def test_a_total_is_left_out_with_a_note(text: str, dropped: list[str], tmp_path: Path) -> None:
+    found = read_counts(written(tmp_path / "counts.csv", text))
+    scale = 100 if "100" in text else 1
+    assert (found.counts // scale).tolist() == [[1, 2], [3, 4]]
+    assert [f"the last {what} adds up the others" in note for what, note in zip(dropped, found.notes, strict=True)]
+
+
+def test_a_client_that_happens_to_have_the_sum_of_the_others_is_kept(tmp_path: Path) -> None:
+    for text in ("1,0\n0,1\n1,1\n", "site,a,b\nRome,100,0\nOslo,0,100\nBerlin,100,100\n"):
+        found = read_counts(written(tmp_path / "counts.csv", text))
+        assert len(found.clients) == 3
+        assert found.notes == ()
+
+
+def test_a_total_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="column 'total' is not the sum of the others"):
+        read_counts(written(tmp_path / "counts.csv", "site,a,b,total\nRome,1,2,4\n"))
+    (tmp_path / "h").mkdir()
+    written(tmp_path / "h" / "rome.json", '{"a": 1, "b": 2, "total": 4}')
+    with pytest.raises(UserError, match="'total' is not the sum"):
+        read_counts(tmp_path / "h")
+
+
+def test_a_histogram_s_total_is_left_out(tmp_path: Path) -> None:
+    written(tmp_path / "rome.csv", "class;count\na;1\nb;2\ntotal;3\n")
+    assert read_counts(tmp_path).counts.tolist() == [[1, 2]]
 
 
 def test_histograms_of_a_folder_are_put_together(tmp_path: Path) -> None:
@@ -51,12 +93,12 @@ def test_histograms_of_a_folder_are_put_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("a,b\n1,two\n", "'two' in column 2"),
+        ("a,b\n1,two\n", "line 2 column 2: 'two'"),
         ("a,b\n1,-2\n", "expected a number of samples"),
-        ("1,-2,3\n4,5,6\n", "'-2' in column 2 of client row 1"),
-        ("1.5,2,3\n4,5,6\n", "'1.5' in column 1 of client row 1"),
-        ("1,,3\n4,5,6\n", "'' in column 2 of client row 1"),
-        ("a,b\n1\n", "1 cells; expected 2"),
+        ("1,-2,3\n4,5,6\n", "line 1 column 2: '-2'"),
+        ("1.5,2,3\n4,5,6\n", "line 1 column 1: '1.5'"),
+        ("1,,3\n4,5,6\n", "line 1 column 2: ''"),
+        ("a,b\n1\n", "1 columns; expected 2"),
         ("a,b\n", "no clients"),
         ("a,b\n1,2\n0,0\n", "client '1' has no samples"),
         ("client,a\n0,1\n", "expected two or more"),

@@ -1,0 +1,249 @@
+"""Label counts per client: from a CSV file, a folder of histograms, or a federation.
+
+The partition `counts` and `fedskew diagnose` read the same files in the same way.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedskew.data.partitions.rule import IntArray
+from fedskew.errors import UserError
+
+if TYPE_CHECKING:
+    from fedskew.data.federation import Federation
+
+FORMS = "expected a CSV file (a row per client, a column per class) or a folder with one histogram per client"
+_NAMES = ("", "client", "clients", "site", "sites", "name", "id", "hospital", "hospitals", "institution", "centre",
+          "center")  # fmt: skip
+"""Headings of a first column that names the clients."""
+_TOTALS = ("total", "totals", "sum", "sums", "all", "overall", "grand total", "all sites", "all clients", "σ", "gesamt",
+           "insgesamt", "summe", "somme", "totale")  # fmt: skip
+"""Names of a row or a column of sums."""
+_SEPARATORS = ",;\t"
+_NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?")
+_COUNT = re.compile(r"\d{1,15}([.,]0*)?")
+"""A whole number. Spreadsheets also write 12 as 12.0, or as 12,0 where a comma is the decimal sign."""
+_SMALLEST_TOTAL = 100
+"""A last row or column without a name that adds up the others is a total from this many samples on. In smaller tables,
+a client may happen to have as many samples as all others."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelCounts:
+    """Clients × classes."""
+
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: IntArray
+    names_clients: bool = True
+    """Whether the source names the clients; otherwise they are numbered."""
+    names_classes: bool = True
+    notes: tuple[str, ...] = field(default=())
+    """What was left out of the source, one line each."""
+
+    def __post_init__(self) -> None:
+        if self.counts.shape[1] < 2:
+            raise UserError(f"counts of {self.counts.shape[1]} class; expected two or more, one column per class")
+        for what, names in (("clients", self.clients), ("classes", self.classes)):
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise UserError(f"two {what} are called {twice[0]!r}; expected distinct names")
+        for name, row in zip(self.clients, self.counts, strict=True):
+            if row.sum() == 0:
+                raise UserError(f"client {name!r} has no samples; expected at least 1")
+
+
+def federation_counts(federation: Federation) -> LabelCounts:
+    """The label counts of a federation."""
+    names, notes = federation.client_labels, federation.notes
+    return LabelCounts(
+        names, federation.dataset.classes, federation.label_counts, bool(federation.client_names), True, notes
+    )
+
+
+def read_counts(path: str | os.PathLike[str], data_classes: Sequence[str] = ()) -> LabelCounts:
+    """Read label counts from a file or a folder.
+
+    If the data's classes are known, they help to tell a header from a row of counts, and names from counts.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return _read_folder(place)
+    if not place.exists():
+        raise UserError(f"no file or folder {str(path)!r}; {FORMS}")
+    return _read_table(place, data_classes)
+
+
+class _Row(NamedTuple):
+    line: int
+    cells: list[str]
+
+
+def _read_table(path: Path, data_classes: Sequence[str]) -> LabelCounts:
+    rows = _cells(path)
+    width = len(rows[0].cells)
+    for row in rows:
+        if len(row.cells) != width:
+            raise UserError(f"{path} line {row.line}: {len(row.cells)} columns; expected {width}, as in the first row")
+    titled = _is_header(rows[0].cells, data_classes)
+    header, body = (rows[0].cells, rows[1:]) if titled else ([""] * width, rows)
+    if not body:
+        raise UserError(f"{path}: a header but no clients; expected one row of counts per client")
+    named = _names_clients(header if titled else None, [row.cells[0] for row in body], data_classes)
+    start = 1 if named else 0
+    counts = [[_count(cell, path, row.line, column) for column, cell in enumerate(row.cells[start:], start + 1)]
+              for row in body]  # fmt: skip
+    classes = header[start:] if titled else [str(c) for c in range(width - start)]
+    clients = [row.cells[0] for row in body] if named else [str(k) for k in range(len(body))]
+    return _without_totals(path, _Table(clients, classes, np.array(counts, np.int64), named, titled))
+
+
+def _cells(path: Path) -> list[_Row]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            mark = max(_SEPARATORS, key=first.count)
+            reader = csv.reader(file, delimiter=mark)
+            rows = [_Row(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; {FORMS}") from error
+    rows = [row for row in rows if any(row.cells)]
+    if not rows:
+        raise UserError(f"{path} is empty; {FORMS}")
+    return rows
+
+
+def _is_name(cell: str) -> bool:
+    """Whether a cell is a name. -3, 1.5 and empty cells are not names but wrong counts, which are reported."""
+    return cell != "" and _NUMBER.fullmatch(cell) is None
+
+
+def _is_header(row: Sequence[str], data_classes: Sequence[str]) -> bool:
+    """Whether a row names the classes. Numbers count as names after a heading of the clients, as 0, 1, 2 …, or if they
+    are the data's classes."""
+    numbered = len(row) > 2 and list(row) == [str(c) for c in range(len(row))]
+    listed = len(data_classes) > 0 and sorted(data_classes) in (sorted(row), sorted(row[1:]))
+    return row[0].lower() in _NAMES or any(map(_is_name, row[1:])) or numbered or listed
+
+
+def _names_clients(header: Sequence[str] | None, first: Sequence[str], data_classes: Sequence[str]) -> bool:
+    """Whether the first column, with the cells `first`, names the clients."""
+    if any(map(_is_name, first)):
+        return True
+    if header is None:
+        return _is_numbering(first)
+    if header[0].lower() in _NAMES:
+        return True
+    known = {name.lower() for name in data_classes}
+    return header[0].lower() not in known and len(known) > 0 and {name.lower() for name in header[1:]} == known
+
+
+def _is_numbering(names: Sequence[str]) -> bool:
+    """Whether a column is 0, 1, 2 … or 1, 2, 3 …, which numbers clients and does not count samples."""
+    numbers = [str(i) for i in range(len(names) + 1)]
+    return len(names) > 1 and list(names) in (numbers[:-1], numbers[1:])
+
+
+def _count(cell: str, path: Path, line: int, column: int) -> int:
+    if not _COUNT.fullmatch(cell):
+        raise UserError(f"{path} line {line} column {column}: {cell!r}; expected a number of samples, 0 or more")
+    return int(re.split("[.,]", cell)[0])
+
+
+# -- rows and columns of sums ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    clients: list[str]
+    classes: list[str]
+    counts: IntArray
+    names_clients: bool
+    names_classes: bool
+
+
+def _without_totals(path: Path, table: _Table) -> LabelCounts:
+    """Leave out a last row and a last column that add up the others; refuse one that is only called so."""
+    clients, classes, counts, notes = table.clients, table.classes, table.counts, []
+    if _is_total(f"{path}: column", classes[-1] if table.names_classes else None, counts.T):
+        notes.append(f"{path}: the last column adds up the others and was left out")
+        classes, counts = classes[:-1], counts[:, :-1]
+    if _is_total(f"{path}: row", clients[-1] if table.names_clients else None, counts):
+        notes.append(f"{path}: the last row adds up the others and was left out")
+        clients, counts = clients[:-1], counts[:-1]
+    return LabelCounts(
+        tuple(clients), tuple(classes), counts, table.names_clients, table.names_classes, tuple(notes)
+    )  # fmt: skip
+
+
+def _is_total(where: str, name: str | None, counts: IntArray) -> bool:
+    """Whether the last line of `counts` is the sum of the others."""
+    called = name is not None and name.lower() in _TOTALS
+    adds_up = len(counts) > 1 and bool((counts[:-1].sum(axis=0) == counts[-1]).all())
+    if called and not adds_up:
+        raise UserError(f"{where} {name!r} is not the sum of the others; expected counts of clients and classes only")
+    unnamed = name is None or name == ""
+    return adds_up and (called or (unnamed and len(counts) > 2 and int(counts[-1].sum()) >= _SMALLEST_TOTAL))
+
+
+# -- a folder of histograms ------------------------------------------------------------------------------
+
+
+def _read_folder(folder: Path) -> LabelCounts:
+    """Read `NAME.csv` (a class and its count per row) or `NAME.json` (an object of counts) for each client."""
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".csv", ".json"))
+    if not files:
+        raise UserError(f"{folder} has no .csv or .json file; expected one histogram per client")
+    histograms = {path.stem: _histogram(path) for path in files}
+    if len(histograms) < len(files):
+        raise UserError(f"{folder}: two histograms for one client; expected one file per client")
+    classes = sorted({name for histogram in histograms.values() for name in histogram}, key=_by_number)
+    counts = [[histogram.get(name, 0) for name in classes] for histogram in histograms.values()]
+    return LabelCounts(tuple(histograms), tuple(classes), np.array(counts, np.int64))
+
+
+def _by_number(name: str) -> tuple[bool, int, str]:
+    """Sort 10 after 9."""
+    return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
+
+
+def _histogram(path: Path) -> dict[str, int]:
+    if path.suffix.lower() == ".csv":
+        rows = _cells(path)
+        if any(len(row.cells) != 2 for row in rows):
+            raise UserError(f"{path}: expected two columns, a class and its number of samples")
+        rows = rows if _COUNT.fullmatch(rows[0].cells[1]) else rows[1:]
+        found = {row.cells[0]: _count(row.cells[1], path, row.line, 2) for row in rows}
+    else:
+        found = _json_histogram(path)
+    return {name: number for name, number in found.items() if not _adds_up(path, name, found)}
+
+
+def _adds_up(path: Path, name: str, histogram: dict[str, int]) -> bool:
+    """Whether an entry is a total, which is left out; refuse one that is only called so."""
+    if name.lower() not in _TOTALS:
+        return False
+    if histogram[name] != sum(histogram.values()) - histogram[name]:
+        raise UserError(f"{path}: {name!r} is not the sum of the others; expected counts of classes only")
+    return True
+
+
+def _json_histogram(path: Path) -> dict[str, int]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}; expected an object of classes and counts") from error
+    whole = isinstance(content, dict) and all(type(v) is int and v >= 0 for v in content.values())
+    if not whole:
+        raise UserError(f'{path}: expected an object such as {{"cat": 120, "dog": 0}}')
+    return {str(name): int(v) for name, v in content.items()}
