@@ -9,7 +9,7 @@ from typing import Any
 
 from fedskew.errors import UserError, nearest
 
-USAGE = 2
+USAGE_ERROR = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -26,29 +26,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fedskew.cli.terminal import allow_any_encoding
 
     allow_any_encoding()
-    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # from click, or from typer's copy of it
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, or that of typer's copy of click
     try:
         status = get_command(app).main(args=arguments, prog_name="fedskew", standalone_mode=False)
         sys.stdout.flush()
     except UserError as error:
-        return _refused(str(error))
+        return _print_error(str(error))
     except usage_error as error:
-        return _refused(_usage(error))
+        return _print_error(_usage_message(error))
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # prevents a traceback at exit
         return BROKEN_PIPE
     return status if isinstance(status, int) else 0
 
 
-def _refused(message: str) -> int:
+def _print_error(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
-    return USAGE
+    return USAGE_ERROR
 
 
-def _usage(error: Any) -> str:
-    """A usage error as one line."""
+def _usage_message(error: Any) -> str:
+    """Describe a usage error in one line."""
     context = error.ctx
     if hasattr(error, "possibilities") and context is not None:
         options = [name for parameter in context.command.params for name in parameter.opts]

@@ -20,10 +20,10 @@ from fedskew.errors import UserError, unknown
 if TYPE_CHECKING:
     from fedskew.lab.benchmark.plan import Plan
     from fedskew.lab.benchmark.results import Results
-    from fedskew.lab.benchmark.run import Tell
+    from fedskew.lab.benchmark.run import ShowProgress
 
-_WIDE = 140
-"""Characters; narrower terminals would cut off numbers."""
+_MIN_WIDTH = 140
+"""Characters per line. In a narrower table, numbers would be cut off."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,13 +48,13 @@ def _command(
     ] = None,
     budget: Annotated[
         str | None,
-        option("--budget", "SECONDS", "start no measurement after this time; the most important come first "
+        option("--budget", "SECONDS", "start no new measurement after this time; the most important run first "
                "(default: 600, or 420 on a GPU)"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="smoke test, under a minute")] = False,
     out: Annotated[str | None, option("--out", "FILE", "also write the JSON to this file")] = None,
     render: Annotated[
-        str | None, option("--render", "FILE", "print such a JSON file as Markdown and measure nothing")
+        str | None, option("--render", "FILE", "print a JSON file written by --out as Markdown, without measuring")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -68,29 +68,29 @@ def _command(
     from fedskew.lab.benchmark.run import Benchmark
 
     interrupted = False
-    benchmark = Benchmark(plan, _spelled(context))
-    _keep(benchmark.results, out)  # find out before measuring if the file cannot be written
+    benchmark = Benchmark(plan, _command_line(context))
+    _write(benchmark.results, out)  # fail before measuring if the file cannot be written
     try:
-        with _progress(as_json or quiet) as tell:
-            benchmark.run(tell, lambda results: _keep(results, out))
+        with _progress(as_json or quiet) as show_progress:
+            benchmark.run(show_progress, lambda results: _write(results, out))
     except KeyboardInterrupt:
         interrupted = True
-    _keep(benchmark.results, out)
+    _write(benchmark.results, out)
     _report(benchmark.results, as_json)
     if interrupted:
         from fedskew.cli.terminal import notice
 
         measured = benchmark.results.measurements
-        notice("stopped; " + ("the rest was not measured" if measured else "nothing was measured"))
+        notice("stopped; " + ("the remaining measurements were skipped" if measured else "nothing was measured"))
         raise typer.Exit(INTERRUPTED)
 
 
 def _plan(device: str, is_quick: bool, lists: Mapping[str, str | None], budget: str | None) -> Plan:
-    """The defaults for the device, with the user's choices."""
+    """Override the device's default plan with the user's choices."""
     from fedskew.engine import choose_device
     from fedskew.experiment.config import values
     from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, SETTINGS
-    from fedskew.lab.benchmark.plan import quick, usual
+    from fedskew.lab.benchmark.plan import default_plan, quick_plan
     from fedskew.lab.benchmark.results import LEVELS
 
     name = str(choose_device(values.device("device", device)))
@@ -102,11 +102,13 @@ def _plan(device: str, is_quick: bool, lists: Mapping[str, str | None], budget: 
         "levels": _names("measurement", lists["only"], LEVELS),
         "budget": None if budget is None else values.real(above=0)("budget", budget),
     }
-    return replace(quick(name) if is_quick else usual(name), **{key: value for key, value in chosen.items() if value})
+    return replace(
+        quick_plan(name) if is_quick else default_plan(name), **{key: value for key, value in chosen.items() if value}
+    )
 
 
-def _spelled(context: typer.Context) -> str:
-    """The command line that repeats this benchmark."""
+def _command_line(context: typer.Context) -> str:
+    """Return the command line that repeats this benchmark."""
     words = ["fedskew", "bench"]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
@@ -124,8 +126,8 @@ def _names(kind: str, text: str | None, choices: Any) -> tuple[str, ...]:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Tell]:
-    """A bar in a terminal, a line per group elsewhere."""
+def _progress(quiet: bool) -> Iterator[ShowProgress]:
+    """Show progress as a bar in a terminal, and as one line per group elsewhere."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from fedskew.cli.terminal import notice, stderr
@@ -157,7 +159,7 @@ def _json(results: Results) -> dict[str, Any]:
     return results.to_json() | {"targets": [target.to_json() for target in targets(results)]}
 
 
-def _keep(results: Results, out: str | None) -> None:
+def _write(results: Results, out: str | None) -> None:
     import json
 
     if out is not None:
@@ -175,7 +177,7 @@ def _report(results: Results, as_json: bool) -> None:
         print_json(_json(results))
         return
     console = stdout()
-    console.width = max(console.width, _WIDE)
+    console.width = max(console.width, _MIN_WIDTH)
     for table in tables(results):
         console.print(table.rich())
     for line in remarks(results):

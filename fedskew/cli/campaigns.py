@@ -1,4 +1,4 @@
-"""Run many jobs with progress: shared by `sweep` and `reproduce`."""
+"""Run many jobs and show progress, for `sweep` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ FAILED = 1
 SECONDS_BETWEEN_LINES = 15.0
 
 
-def whole(name: str, value: str | None) -> int | None:
+def parse_count(name: str, value: str | None) -> int | None:
     return None if value is None else int(integer(1)(name, value))
 
 
-def positive(name: str, value: str | None) -> float | None:
+def parse_seconds(name: str, value: str | None) -> float | None:
     return None if value is None else float(real(above=0)(name, value))
 
 
 def job_values(settings: Settings) -> Mapping[str, Any]:
-    """The user's values by dotted key; paths are absolute, because workers may run in other folders and machines."""
+    """The user's values by dotted key. Paths are absolute, because workers may run in another folder."""
     values = dict(settings.values)
     if values.get("data_dir") is not None:
         values["data_dir"] = str(Path(values["data_dir"]).expanduser().absolute())
     return values
 
 
-def in_percent(accuracies: Sequence[float]) -> str:
-    """The mean, with the standard deviation if there are several runs."""
+def format_percent(accuracies: Sequence[float]) -> str:
+    """Format the mean in percent, with the standard deviation if there are several runs."""
     return str(mean_std(accuracies)) if len(accuracies) > 1 else f"{100 * accuracies[0]:.2f}"
 
 
 def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:
-    """Run the jobs and show progress; ^C ends the program with one line."""
+    """Run the jobs and show progress. Ctrl-C ends the program with one line."""
     todo = campaign.todo(jobs)
     if len(todo) < len(jobs) and not quiet:
         notice(f"{len(jobs) - len(todo)} of {len(jobs)} runs are already done")
     try:
-        with _showing(todo, quiet, stderr()) as progress:
+        with _show_progress(todo, quiet, stderr()) as progress:
             campaign.run(todo, progress)
     except KeyboardInterrupt as interrupt:
         notice("stopped; repeat the command to resume")
@@ -61,9 +61,9 @@ def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:
 
 
 def conclude(campaign: Campaign) -> None:
-    """List runs that did not finish; failed runs make the command fail."""
+    """List the runs that did not finish, and exit with status 1 if a run failed."""
     if campaign.stopped:
-        notice(f"time limit reached: {len(campaign.stopped)} runs are not done; repeat the command to resume")
+        notice(f"time limit reached: {len(campaign.stopped)} runs are unfinished; repeat the command to resume")
     for label, reason in campaign.failures.items():
         notice(f"failed: {label}: {reason}")
     if campaign.failures:
@@ -71,7 +71,7 @@ def conclude(campaign: Campaign) -> None:
 
 
 class JobProgress(Watcher):
-    """Counts runs and rounds."""
+    """Counts runs and rounds. Subclasses display them."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.runs, self.done, self.failed = len(jobs), 0, 0
@@ -113,11 +113,11 @@ class JobProgress(Watcher):
         """Show the current state."""
 
     def show_end(self, job: Job, outcome: Outcome) -> None:
-        """Show the end of a run."""
+        """Show that a run has ended."""
 
 
-class _Lines(JobProgress):
-    """For logs: a line now and then, and one for each run that ends."""
+class _LogLines(JobProgress):
+    """Prints lines for logs: one every few seconds, and one for each run that ends."""
 
     def __init__(self, jobs: Sequence[Job], console: Console) -> None:
         super().__init__(jobs)
@@ -129,15 +129,15 @@ class _Lines(JobProgress):
             self._print(f"{self.seconds:.0f} s: {self.state()}, {self.rounds}/{self.total} rounds")
 
     def show_end(self, job: Job, outcome: Outcome) -> None:
-        if outcome.status != "stopped" or outcome.record is not None:  # otherwise the job never started
-            self._print(f"{self.seconds:.0f} s: {self.done}/{self.runs} {_end_of_run(job, outcome)}")
+        if outcome.status != "stopped" or outcome.record is not None:  # a job that never started gets no line
+            self._print(f"{self.seconds:.0f} s: {self.done}/{self.runs} {_describe_outcome(job, outcome)}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, style="dim", markup=False, soft_wrap=True)
 
 
 class _Bar(JobProgress):
-    """For terminals: one bar over the rounds of all runs."""
+    """Shows one bar in a terminal, over the rounds of all runs."""
 
     def __init__(self, jobs: Sequence[Job], console: Console) -> None:
         super().__init__(jobs)
@@ -153,10 +153,10 @@ class _Bar(JobProgress):
 
     def show_end(self, job: Job, outcome: Outcome) -> None:
         if outcome.status == "failed":
-            self.display.console.print(_end_of_run(job, outcome), style="dim", markup=False, soft_wrap=True)
+            self.display.console.print(_describe_outcome(job, outcome), style="dim", markup=False, soft_wrap=True)
 
 
-def _end_of_run(job: Job, outcome: Outcome) -> str:
+def _describe_outcome(job: Job, outcome: Outcome) -> str:
     if outcome.status == "failed":
         return f"{job.label}: failed: {outcome.reason}"
     record = outcome.record
@@ -169,8 +169,8 @@ def _end_of_run(job: Job, outcome: Outcome) -> str:
 
 
 @contextmanager
-def _showing(jobs: Sequence[Job], quiet: bool, console: Console) -> Iterator[JobProgress]:
-    """The progress display that suits the stream."""
+def _show_progress(jobs: Sequence[Job], quiet: bool, console: Console) -> Iterator[JobProgress]:
+    """Show a bar in a terminal, lines in a log, or nothing if `quiet`."""
     if quiet:
         yield JobProgress(jobs)
     elif console.is_terminal:
@@ -178,4 +178,4 @@ def _showing(jobs: Sequence[Job], quiet: bool, console: Console) -> Iterator[Job
         with bar.display:
             yield bar
     else:
-        yield _Lines(jobs, console)
+        yield _LogLines(jobs, console)

@@ -1,4 +1,4 @@
-"""`fedskew methods`, `models`, `datasets` and `partitions`: list what there is to choose from."""
+"""`fedskew methods`, `models`, `datasets` and `partitions`: list the available choices."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _method_json(entry: Entry) -> dict[str, Any]:
 
 
 def _defaults(entry: Entry) -> dict[str, object]:
-    """The hyper-parameters of all parts, by the names that set them."""
+    """Default hyper-parameters of all parts, by the names used in `--set method.NAME=VALUE`."""
     from fedskew.methods import make_method
 
     return make_method(entry.name).params
@@ -88,7 +88,7 @@ def _show_methods(entries: list[Entry]) -> None:
     what = Table(title="methods", title_justify="left")
     what.add_column("method", no_wrap=True)
     what.add_column("description, paper, parameters (--set method.NAME=VALUE)")
-    cost = Table(title="what they send, reveal and cost", title_justify="left")
+    cost = Table(title="data sent and revealed, and cost", title_justify="left")
     cost.add_column("method", no_wrap=True)
     for heading in ("sets", "sent by clients", "labels revealed to the server", "extra compute"):
         cost.add_column(heading, overflow="fold")
@@ -159,7 +159,7 @@ def _inputs(entry: ModelEntry) -> str:
 
 
 def _datasets(
-    data_dir: Annotated[str | None, option("--data-dir", "FOLDER", "look in this folder, too")] = None,
+    data_dir: Annotated[str | None, option("--data-dir", "FOLDER", "also search this folder")] = None,
     as_json: Json = False,
 ) -> None:
     """List the datasets and where their files are. For your own, use --data PATH."""
@@ -181,14 +181,19 @@ def _datasets(
         what.append(f"\nlicence: {row['licence']}", style="dim")
         if row["options"]:
             what.append(f"\noptions: {', '.join(row['options'])}", style="cyan")
-        where = Text(row["where"] or "not here; downloaded on first use", style="" if row["where"] else "dim")
+        where = Text(
+            row["where"] or "not on this machine; downloaded on first use", style="" if row["where"] else "dim"
+        )
         if row["bytes"]:
             where.append(f"\n{_size(row['bytes'])}", style="dim")
         size = f"{row['classes']} classes\n{row['train']} train\n{row['test']} test"
         table.add_row(row["name"], what, size, where)
     console = stdout()
     console.print(table)
-    console.print("searched: --data-dir, FEDSKEW_DATA and the cache; options: --set data.NAME=VALUE", style="dim")
+    console.print(
+        "searched folders: --data-dir, FEDSKEW_DATA and the cache; set an option with --set data.NAME=VALUE",
+        style="dim",
+    )
 
 
 def _dataset_json(entry: DatasetEntry, data_dir: str | None) -> dict[str, Any]:
@@ -205,9 +210,11 @@ def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, in
     if entry.made_of:
         parts = [_location(DATASETS[part], data_dir) for part in entry.made_of]
         here = all(where for where, _ in parts)
-        return ("with its parts" if here else None), (sum(size or 0 for _, size in parts) if here else None)
+        return ("in the folders of its parts" if here else None), (
+            sum(size or 0 for _, size in parts) if here else None
+        )
     if entry.published is None:
-        return ("drawn when it is loaded" if entry.name == "synthetic" else "with scikit-learn"), None
+        return ("generated when loaded" if entry.name == "synthetic" else "part of scikit-learn"), None
     files = found_files(entry.published, data_dir)
     if not files:
         return None, None
@@ -219,7 +226,7 @@ def _size(size: int) -> str:
 
 
 def _partitions(as_json: Json = False) -> None:
-    """List the partitions: rules that split the data over clients."""
+    """List the partitions, the rules that split data over clients."""
     from rich.table import Table
     from rich.text import Text
 
@@ -239,7 +246,10 @@ def _partitions(as_json: Json = False) -> None:
         table.add_row(rule["name"], Text(rule["summary"]), Text(parameters, style="cyan"))
     console = stdout()
     console.print(table)
-    console.print("use: --partition NAME; parameters: a flag of that name, or --set partition.NAME=VALUE", style="dim")
+    console.print(
+        "choose one with --partition NAME; set a parameter with its flag or with --set partition.NAME=VALUE",
+        style="dim",
+    )
 
 
 def _partition_json(rule: type[Partition]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""How commands are declared: with examples in their help, a hint when one is misspelt, and flags.
+"""Declare commands, with examples in their help and a suggestion for a misspelt name, and their flags.
 
-The flags are derived from the configuration keys, so that help and defaults are written once.
+Most flags set a configuration key, and take their help and default from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {}
 
 
 class Commands(TyperGroup):
-    """Refuses an unknown command with the nearest one."""
+    """A group of commands. For an unknown command, it suggests the nearest name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
@@ -33,7 +33,7 @@ class Commands(TyperGroup):
 
 
 def add_command(app: typer.Typer, name: str, command: Callable[..., None], *examples: str, group: str = "") -> None:
-    """Register a command; the list of commands shows its first sentence, and its help ends with the examples."""
+    """Register a command. `fedskew --help` shows its docstring's first sentence; its help ends with the examples."""
     EXAMPLES[f"{group} {name}".strip()] = examples
     heading = "Examples:" if len(examples) > 1 else "Example:"
     summary = re.split(r"(?<=[.])\s", (command.__doc__ or "").strip(), maxsplit=1)[0]
@@ -53,7 +53,7 @@ class Flag:
     panel: str
     help: str = ""
     parse: bool = False
-    """Parse the text as YAML. The configuration converts the other flags itself."""
+    """Parse the text as YAML. If False, the configuration converts the text."""
     switch: bool = False
 
     @property
@@ -61,8 +61,8 @@ class Flag:
         """The flag's name as a Python identifier."""
         return self.key.rpartition(".")[2]
 
-    def parameter_with_help(self, with_default: bool) -> inspect.Parameter:
-        """The command's parameter for this flag."""
+    def to_parameter(self, with_default: bool) -> inspect.Parameter:
+        """The Typer parameter for this flag."""
         name, metavar = f"--{self.parameter.replace('_', '-')}", None if self.switch else self.metavar
         declared = option(name, metavar, self.help or self._key_help(with_default), self.panel)
         if self.switch:
@@ -76,12 +76,12 @@ class Flag:
 
 
 def option(name: str, metavar: str | None, help: str, panel: str | None = None) -> Any:
-    """An option whose help states the default itself, if there is one."""
+    """Declare an option. Its help text states the default, so Typer does not."""
     return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, show_default=False)
 
 
 def split_names(text: str | None) -> list[str]:
-    """The names in a comma-separated list."""
+    """Split a comma-separated list."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
@@ -89,7 +89,7 @@ _PARTITION_KEYS = {
     "partition" if spec.name == "rule" else f"partition.{spec.name}": spec for spec in fields(PartitionConfig)
 }
 
-_strength = partial(Flag, panel=DATA, parse=True)
+_skew = partial(Flag, panel=DATA, parse=True)
 _training = partial(Flag, panel=TRAINING)
 
 FLAGS: dict[str, Flag] = {
@@ -98,9 +98,9 @@ FLAGS: dict[str, Flag] = {
         Flag("data", "NAME|PATH", DATA),
         Flag("data_dir", "FOLDER", DATA),
         Flag("partition", "RULE", DATA),
-        _strength("partition.beta", "X", help="for dirichlet: smaller values give stronger skew (default: 0.1)"),
-        _strength("partition.shards", "N", help="for shards: single-class shards per client (default: 2)"),
-        _strength(
+        _skew("partition.beta", "X", help="for dirichlet: smaller values give stronger skew (default: 0.1)"),
+        _skew("partition.shards", "N", help="for shards: single-class shards per client (default: 2)"),
+        _skew(
             "partition.labels_per_client",
             "N",
             help="for labels, quantity and FedGR's partitions: classes per client (default: 2)",
@@ -162,7 +162,7 @@ TimeLimit = Annotated[
 NoFolders = Annotated[
     bool,
     typer.Option(
-        "--no-folders", help="keep only results, no run folders or checkpoints; a stopped run starts over",
+        "--no-folders", help="save only results, without run folders or checkpoints; a stopped run starts over",
         rich_help_panel=MACHINE,
     ),
 ]  # fmt: skip
@@ -185,7 +185,7 @@ def takes_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add these flags, `-c` and `--set` to a command, which receives them as its argument `settings`.
 
-    A command with a file format of its own takes no `-c`; its flags then have no defaults to show.
+    A command that reads another kind of file has no `-c`, and its flags show no defaults, because that file sets them.
     """
     flags = [replace(FLAGS[name], help=(help or {}).get(name, FLAGS[name].help)) for name in names]
 
@@ -198,7 +198,7 @@ def takes_settings(
             command(settings=Settings(file, _values(values, assignments)), **given)
 
         parameters = [
-            *(flag.parameter_with_help(config_file) for flag in flags),
+            *(flag.to_parameter(config_file) for flag in flags),
             *([_parameter("config", _CONFIG, None)] if config_file else []),
             _parameter("set", _SET, None),
             *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own),
@@ -223,7 +223,7 @@ _SET = Annotated[
     option(
         "--set",
         "KEY=VALUE",
-        "set any key, such as method.NAME, partition.NAME or data.NAME; overrides flags; repeatable",
+        "set any key, for example method.NAME, partition.NAME or data.NAME; overrides flags; repeatable",
         CONFIGURATION,
     ),
 ]
@@ -238,7 +238,7 @@ def _values(flags: Mapping[Flag, str | bool | None], assignments: Sequence[str])
 
 
 _ALIASES = {"data.name": "data", "partition.rule": "partition", "method.name": "method"}
-"""Two spellings of one key: `--set` overrides the flag with either."""
+"""Alternative spellings of keys, accepted by `--set`."""
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -31,11 +31,11 @@ def _command(
     out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="folder for the demo's files")] = "runs/demo",
     seeds: Annotated[str | None, option("--seeds", "N", "number of splits (default: 3)")] = None,
     rounds: Annotated[str | None, option("--rounds", "N", "communication rounds (default: 60)")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="discard earlier runs of the demo")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="delete earlier runs of the demo")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare five methods on 20 clients with few classes each. A second demo shows the runs of the first."""
+    """Compare five methods on 20 clients with few classes each. Repeat the command to show the results again."""
     from fedskew.cli.compare import read_comparison
     from fedskew.cli.running import print_comparison, run_all
     from fedskew.cli.terminal import stdout
@@ -70,7 +70,7 @@ def _write_settings(folder: Path) -> Path:
 
 
 def _discard(runs: list[Prepared], folder: Path) -> None:
-    """Remove the demo's runs and nothing else in the folder."""
+    """Delete the demo's runs, and nothing else in the folder."""
     from fedskew.experiment.config import run_name
 
     for prepared in runs:
@@ -116,7 +116,7 @@ def _conclude(console: Console, comparison: Comparison, folder: Path, settings: 
 
 
 def _lesson(comparison: Comparison) -> str:
-    """The main result of the table as a sentence."""
+    """Summarise the table in one or two sentences."""
     from fedskew.metrics.confusion import lost_classes
 
     lost = {

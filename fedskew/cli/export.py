@@ -1,4 +1,4 @@
-"""`fedskew export`: a finished run's model, usable without the run and without fedskew."""
+"""`fedskew export`: write a finished run's model in a form that needs neither the run nor fedskew."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="folder of a finished run")],
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="folder for the model", show_default=False)],
     formats: Annotated[
-        list[str] | None, option("--format", "onnx", "also write this format and check it against PyTorch")
+        list[str] | None, option("--format", "onnx", "also write this format, and check its outputs against PyTorch")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -36,7 +36,7 @@ def _command(
     console = stdout()
     console.print(f"{exported.folder}: {', '.join(exported.files)}", soft_wrap=True, markup=False)
     if exported.onnx_difference is not None:
-        console.print(f"ONNX Runtime and PyTorch logits agree to {exported.onnx_difference:.1e} of the largest")
+        console.print(f"largest logit difference, ONNX Runtime vs PyTorch: {exported.onnx_difference:.1e} (relative)")
     for line in exported.notices:
         notice(line)
 

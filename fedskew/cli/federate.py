@@ -1,4 +1,4 @@
-"""`fedskew federate`: a federation across machines, on Flower."""
+"""`fedskew federate`: run a federation across machines with Flower."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _FederationSettings = Annotated[
            "repeatable", FEDERATION),
 ]  # fmt: skip
 
-_REAL_FEDERATIONS = """These keys are for testing: their creator knows every site's secret. For a real federation,
+_REAL_FEDERATIONS = """These keys are for testing, because you know every site's private key. For a real federation,
 - get the server's certificate from your organisation or a public authority;
 - let each site create a key pair, ssh-keygen -t ecdsa -b 384 -N '' -f node.key, and send you only node.key.pub."""
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(cls=Commands, help="Run a federation across machines, on Flower.", no_args_is_help=True)
+    group = typer.Typer(cls=Commands, help="Run a federation across machines with Flower.", no_args_is_help=True)
     add_command(
         group, "init", _with_flower(_init),
         "fedskew federate init my-federation --sites north,south,east --data digits --method fedvls --rounds 20",
@@ -80,20 +80,15 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _with_flower(command: Callable[..., None]) -> Callable[..., None]:
-    """The command; without Flower it is refused in one line."""
+    """Refuse the command in one line if Flower is not installed."""
 
     @wraps(command)
     def checked(*arguments: Any, **options: Any) -> None:
-        require_flower()
+        if find_spec("flwr") is None:
+            raise UserError("federations across machines need Flower: pip install 'fedskew[flower]'")
         command(*arguments, **options)
 
     return checked
-
-
-def require_flower() -> None:
-    """Refuse to continue without Flower."""
-    if find_spec("flwr") is None:
-        raise UserError("federations across machines need Flower: pip install 'fedskew[flower]'")
 
 
 @takes_settings(_APP_FLAGS)
@@ -102,11 +97,11 @@ def _init(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for the app; it must not exist")],
     sites: Annotated[str, option("--sites", "A,B,C", "names of the sites", FEDERATION)],
     classes: Annotated[
-        str | None, option("--classes", "A,B", "class names, if you have no data like the sites'", FEDERATION)
+        str | None, option("--classes", "A,B", "class names, if you have no sample of the sites' data", FEDERATION)
     ] = None,
     shape: Annotated[
         str | None,
-        option("--shape", "C,H,W", "shape of an image, or number of columns of a table; goes with --classes",
+        option("--shape", "C,H,W", "shape of an image, or number of table columns; requires --classes",
                FEDERATION),
     ] = None,
     federation: _FederationSettings = None,
@@ -125,15 +120,15 @@ def _init(
 
     config, names = settings.config(), split_names(sites)
     if (classes is None) != (shape is None):
-        raise UserError("--classes and --shape go together; expected both, or neither and --data")
+        raise UserError("--classes and --shape go together; expected both, or --data instead")
     if classes is not None and shape is not None:
         contract = described_contract(classes, shape)
     else:
         contract = Contract.from_dataset(load(config.data, config.data_dir, **config.data_params))
-    own = make_settings(names, parse_assignments(federation or ()))
-    whole = resolved(config, contract, names)
-    path = write_app(folder, own, contract, whole)
-    for warning in settings_warnings(own, contract, whole):
+    federation_settings = make_settings(names, parse_assignments(federation or ()))
+    resolved_config = resolved(config, contract, names)
+    path = write_app(folder, federation_settings, contract, resolved_config)
+    for warning in settings_warnings(federation_settings, contract, resolved_config):
         notice(f"warning: {warning}")
     stdout().print(f"{path}: a Flower app for {', '.join(names)}", soft_wrap=True, markup=False)
     notice(f"instructions for operators: {path / 'README.md'}; all settings: {path / 'pyproject.toml'}")
@@ -171,7 +166,7 @@ def _up(
         show(f"warning: {warning}")
     run = run_folder(trial)
     if run.finished:
-        show(f"{run.path} is finished already; nothing was run")
+        show(f"{run.path} is already finished; nothing was run")
     else:
         _run_trial(trial, show)
     summary = run.summary() or {}
@@ -186,11 +181,11 @@ def _up(
 
 
 def _run_trial(trial: LocalFederation, show: Callable[[str], None]) -> None:
-    """Start all processes and show what the server reports; in any case, end the processes."""
+    """Start all processes and show what the server reports. The processes end with the run, even if it fails."""
     from fedskew.cli.terminal import notice
     from fedskew.flower.trial import follow
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the processes it started when it is terminated
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `with trial` ends them
     logs = trial.folder / "logs"
     try:
         with trial:
@@ -205,11 +200,12 @@ def _run_trial(trial: LocalFederation, show: Callable[[str], None]) -> None:
 def _site(
     file: Annotated[str, typer.Argument(metavar="SITE.yaml", help="the site's configuration")],
     check: Annotated[
-        str | None, option("--check", "APP", "check the data against this federation's app, or its pyproject.toml")
+        str | None, option("--check", "APP", "check the data against this app (its folder or pyproject.toml)")
     ] = None,
     superlink: Annotated[str | None, option("--superlink", "HOST:PORT", "connect to this server")] = None,
     keys: Annotated[
-        str | None, option("--keys", "DIR", "the site's ca.pem and node.key, as `federate certs` writes them")
+        str | None,
+        option("--keys", "DIR", "folder with the site's ca.pem and node.key, as written by `federate certs`"),
     ] = None,
 ) -> None:
     """Check a site's configuration and data. With --superlink, connect the site and keep it connected.
@@ -220,28 +216,28 @@ def _site(
     from fedskew.flower.site_config import load_site
 
     config = load_site(file)
-    held = config.federation()
-    _show_data(config.name, held)
+    federation = config.federation()
+    _show_data(config.name, federation)
     if check is not None:
-        _check(check, config, held)
+        _check(check, config, federation)
     if superlink is None:
         return
     if check is None:
-        notice("the data are not checked against the federation yet: add --check APP, or the server's greeting does it")
+        notice("the data are not checked yet: add --check APP, or let the server check them when the site connects")
     if keys is None:
         raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
     _connect(Path(file), superlink, Path(keys))
 
 
-def _show_data(name: str, held: Federation) -> None:
+def _show_data(name: str, federation: Federation) -> None:
     from fedskew.cli.terminal import stdout
 
-    counts = held.label_counts[0].tolist()
-    own = ", ".join(f"{label} {count}" for label, count in zip(held.dataset.classes, counts, strict=True))
-    stdout().print(f"{name}: {held.sizes[0]} training samples ({own})", soft_wrap=True, markup=False)
+    counts = federation.label_counts[0].tolist()
+    by_class = ", ".join(f"{label} {count}" for label, count in zip(federation.dataset.classes, counts, strict=True))
+    stdout().print(f"{name}: {federation.sizes[0]} training samples ({by_class})", soft_wrap=True, markup=False)
 
 
-def _check(app: str, site: SiteConfig, held: Federation) -> None:
+def _check(app: str, site: SiteConfig, federation: Federation) -> None:
     from fedskew.cli.terminal import notice, stdout
     from fedskew.flower.disclosure import disclosures, settings_warnings
     from fedskew.flower.planning import read_app
@@ -249,14 +245,14 @@ def _check(app: str, site: SiteConfig, held: Federation) -> None:
 
     settings, contract, config = read_app(app)
     if site.name not in settings.sites:
-        raise UserError(f"the site is called {site.name!r}; expected one of {', '.join(settings.sites)}")
-    contract.admit(held.dataset)
-    for line in contract.warnings(held.dataset):
+        raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
+    contract.admit(federation.dataset)
+    for line in contract.warnings(federation.dataset):
         notice(f"warning: {line}")
     for line in disclosures(settings, config):
         stdout().print(line, soft_wrap=True, markup=False)
     if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):
-        notice(f"this site allows metrics: {site.metrics}, so the results of its tests will be left out")
+        notice(f"this site allows only metrics: {site.metrics}, so the server will not receive its test results")
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
 
@@ -283,37 +279,37 @@ def _certs(
     sites: Annotated[str, option("--sites", "A,B,C", "names of the sites")],
     hosts: Annotated[
         list[str] | None,
-        option("--host", "NAME", "name or address at which sites reach the server, besides localhost; repeatable"),
+        option("--host", "NAME", "the server's name or address, besides localhost; repeatable"),
     ] = None,
     days: Annotated[int, typer.Option("--days", metavar="N", help="days until the server's certificate expires")] = 365,
     as_json: Json = False,
 ) -> None:
-    """Create the authority, the server's certificate and the sites' keys of a test federation.
+    """Create a certificate authority, a server certificate and the sites' keys for a test federation.
 
-    Repeat the command with another site or host to add it; existing keys are kept.
+    To add a site or a host, repeat the command with it. Existing keys are kept.
     """
     from fedskew.cli.terminal import notice, print_json
     from fedskew.flower.credentials import make_credentials
 
     names = split_names(sites)
-    made = make_credentials(folder, names, hosts or (), days)
+    credentials = make_credentials(folder, names, hosts or (), days)
     if as_json:
-        print_json(_certs_json(made, names))
+        print_json(_certs_json(credentials, names))
         return
-    _show_certs(made, names)
+    _show_certs(credentials, names)
     notice(_REAL_FEDERATIONS)
 
 
-def _certs_json(made: Credentials, sites: list[str]) -> dict[str, Any]:
+def _certs_json(credentials: Credentials, sites: list[str]) -> dict[str, Any]:
     nodes = {
         site: {"authority": str(node.authority), "private": str(node.private), "public": str(node.public)}
-        for site, node in ((site, made.node(site)) for site in sites)
+        for site, node in ((site, credentials.node(site)) for site in sites)
     }
-    server = {"authority": made.authority, "certificate": made.certificate, "key": made.key}
+    server = {"authority": credentials.authority, "certificate": credentials.certificate, "key": credentials.key}
     return {"server": {name: str(path) for name, path in server.items()}, "sites": nodes}
 
 
-def _show_certs(made: Credentials, sites: list[str]) -> None:
+def _show_certs(credentials: Credentials, sites: list[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -321,11 +317,11 @@ def _show_certs(made: Credentials, sites: list[str]) -> None:
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = [
-        (f"{made.authority}", "the authority's certificate: public"),
-        (f"{made.authority_key}", "signs server certificates: keep it off the network"),
-        (f"{made.certificate}, {made.key.name}", "for the server"),
+        (f"{credentials.authority}", "the authority's certificate: public"),
+        (f"{credentials.authority_key}", "signs server certificates: store it offline"),
+        (f"{credentials.certificate}, {credentials.key.name}", "for the server"),
     ]
-    rows += [(f"{made.node(site).folder}/", f"for {site}: send it over a secure channel") for site in sites]
+    rows += [(f"{credentials.node(site).folder}/", f"for {site}: send it over a secure channel") for site in sites]
     for path, purpose in rows:
         table.add_row(Text(path), Text(purpose, style="dim"))
     stdout().print(table)

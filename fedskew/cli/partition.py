@@ -1,4 +1,4 @@
-"""`fedskew partition`: look at a split before training on it."""
+"""`fedskew partition`: inspect a split before training on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedskew.data import Federation
 
 MOST_CLIENTS = 20
-"""Clients whose classes are listed without --all."""
+"""How many clients are listed in full without --all."""
 
 
 def add_to(app: typer.Typer) -> None:

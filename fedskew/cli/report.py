@@ -1,4 +1,4 @@
-"""`fedskew report`, `figures` and `live`: look at runs."""
+"""`fedskew report`, `figures` and `live`: show the results of runs."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def _report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help=_FOLDERS, show_default=False)],
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write")] = "report.html",
     figures: Annotated[
-        str | None, option("--figures", "FOLDER", "also save every figure in this folder, for papers")
+        str | None, option("--figures", "FOLDER", "also save every figure in this folder, for use in papers")
     ] = None,
     format: Annotated[
         str, typer.Option("--format", metavar="KIND", help="format of the figures: png, svg, pdf, or several: svg,pdf")
     ] = "pdf",
     features: Annotated[
         bool,
-        typer.Option("--features/--no-features", help="draw the models' features; this needs the data and takes some "
+        typer.Option("--features/--no-features", help="draw the models' features, which needs the data and takes a few "
                      "seconds per method"),
     ] = True,
     rank_by: RankBy = None,
 ) -> None:  # fmt: skip
     """Write one self-contained HTML page about runs: results, evidence, and a summary in words."""
     from fedskew.cli.terminal import notice, stdout
-    from fedskew.report.charts.matplotlib_view import checked_formats
-    from fedskew.report.writing import page_path, report_of
+    from fedskew.report.charts.matplotlib_view import parse_formats
+    from fedskew.report.writing import page_path, write_loaded
     from fedskew.results import load_runs
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
-    target, kinds, metric = page_path(out), checked_formats(format), find_metric(rank_by or DEFAULT_METRIC)
+    target, kinds, metric = page_path(out), parse_formats(format), find_metric(rank_by or DEFAULT_METRIC)
     loaded = load_runs(runs)
     count = len(loaded.runs)
     notice(f"reading {count} run{'s' if count > 1 else ''}" + (", drawing features" if features else ""))
-    report = report_of(loaded, target, features, Path(figures) if figures else None, kinds, metric.name)
+    report = write_loaded(loaded, target, features, Path(figures) if figures else None, kinds, metric.name)
     console = stdout()
     for line in report.answer:
         console.print(line, markup=False, soft_wrap=True)
@@ -142,7 +142,7 @@ def _live(
 
 
 def _require_runs(paths: list[str]) -> None:
-    """Refuse a misspelt folder, for which the page would wait for ever."""
+    """Refuse a folder without runs, because the page would wait for ever if it is misspelt."""
     from fedskew.results import find_runs
 
     for path in paths:

@@ -1,4 +1,4 @@
-"""`fedskew reproduce` and `results`: rerun cells of the papers' tables and write the page of all reruns."""
+"""`fedskew reproduce` and `results`: rerun cells of the papers' tables, and write a page of all reruns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_to(app: typer.Typer) -> None:
 
 @takes_settings(
     ("data_dir", "rounds", "device", "precision"),
-    help={"rounds": "run fewer rounds than the paper; the result says so"},
+    help={"rounds": "run fewer rounds than the paper; the results are marked as such"},
     config_file=False,
 )
 def _reproduce(
@@ -52,7 +52,7 @@ def _reproduce(
                        help="a table such as fedlmd/table3, or a paper for all of its tables"),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--list", help="list tables, the cells of a table or a plan, and their estimated cost here")
+        bool, typer.Option("--list", help="list tables, a table's cells or a plan, with the estimated cost here")
     ] = False,
     dataset: Annotated[str | None, option("--dataset", "A,B", "only these datasets", DATA)] = None,
     split: Annotated[
@@ -85,7 +85,7 @@ def _reproduce(
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Rerun cells of the papers' tables and show paper and rerun side by side. Finished cells are not repeated."""
-    from fedskew.cli.campaigns import conclude, job_values, positive, run_campaign, whole
+    from fedskew.cli.campaigns import conclude, job_values, parse_count, parse_seconds, run_campaign
     from fedskew.experiment.storage.about import command
     from fedskew.lab.papers.cells import Choice
     from fedskew.lab.papers.selection import Selection, plan_jobs
@@ -94,12 +94,12 @@ def _reproduce(
 
     datasets, splits, conditions, chosen = (tuple(split_names(text)) for text in (dataset, split, condition, methods))
     choice = Choice(datasets, splits, conditions, chosen, variant, job_values(settings))
-    selections = _selections(plan, Selection(tuple(tables or ()), choice, whole("seeds", seeds) or 1))
+    selections = _selections(plan, Selection(tuple(tables or ()), choice, parse_count("seeds", seeds) or 1))
     if show:
         _show(selections, plan is not None, settings.values.get("device", "auto"), as_json)
         return
     if not selections[0].tables:
-        raise UserError("no table; expected one such as fedlmd/table3: fedskew reproduce --list shows them all")
+        raise UserError("no table given; expected one such as fedlmd/table3; `fedskew reproduce --list` lists them")
     jobs = plan_jobs(selections)
     _note_missing_methods(selections)
     campaign = Campaign(
@@ -107,8 +107,8 @@ def _reproduce(
         read_folder(results),
         Path(out),
         not no_folders,
-        whole("workers", workers),
-        positive("time_limit", time_limit),
+        parse_count("workers", workers),
+        parse_seconds("time_limit", time_limit),
         command(),
     )
     run_campaign(campaign, jobs, as_json or quiet)
@@ -117,7 +117,7 @@ def _reproduce(
 
 
 def _selections(plan: str | None, given: Selection) -> list[Selection]:
-    """The plan's entries, or the selection on the command line."""
+    """Read the selections of the plan. Without a plan, use the one on the command line."""
     from fedskew.lab.papers.cells import Choice
     from fedskew.lab.papers.selection import Selection, read_plan
 
@@ -125,7 +125,7 @@ def _selections(plan: str | None, given: Selection) -> list[Selection]:
         return [given]
     only_values = Selection((), Choice(values=given.choice.values))
     if given != only_values:
-        raise UserError(f"--plan and a selection are given; expected tables, cells and seeds only in {plan}")
+        raise UserError(f"a selection was given besides --plan; expected tables, cells and seeds only in {plan}")
     return read_plan(plan, given.choice.values)
 
 
@@ -134,7 +134,7 @@ def _note_missing_methods(selections: Sequence[Selection]) -> None:
 
     missing = {method for selection in selections for method in selection.missing()}
     if missing:
-        notice(f"left out, because this version lacks them: {', '.join(sorted(missing))}")
+        notice(f"skipped, because this version does not have them: {', '.join(sorted(missing))}")
 
 
 def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`fedskew run`: one method on one federation."""
+"""`fedskew run`: run one method on one federation."""
 
 from __future__ import annotations
 

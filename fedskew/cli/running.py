@@ -1,7 +1,4 @@
-"""Run one or several experiments with progress, live report and logs: shared by `run`, `compare` and `demo`.
-
-Progress is a live line in a terminal and an occasional line elsewhere.
-"""
+"""Run one or several experiments with progress, a live report and logs, for `run`, `compare` and `demo`."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 @dataclass
-class Standing:
-    """How far a run has come, and how accurate it is."""
+class RunStatus:
+    """A run's progress and accuracy."""
 
     label: str
     classes: tuple[str, ...]
@@ -49,14 +46,16 @@ class Standing:
     accuracy: float = 0.0
     best: float = 0.0
     worst: str = ""
-    pace: float = 0.0
+    seconds_per_round: float = 0.0
     """Seconds per round; recent rounds count most."""
 
     def update(self, row: RoundRow, ahead: int) -> None:
         self.round, self.total = row.round, row.round + ahead
         self.stage = row.stage
         if self.round:
-            self.pace = 0.8 * self.pace + 0.2 * row.seconds if self.pace else row.seconds
+            self.seconds_per_round = (
+                0.8 * self.seconds_per_round + 0.2 * row.seconds if self.seconds_per_round else row.seconds
+            )
         if row.is_evaluated:
             self.accuracy = row.accuracy
             self.best = max(self.best, self.accuracy)
@@ -66,17 +65,17 @@ class Standing:
             self.worst = f"{name[:12]}: {100 * lowest:.0f} %"
 
     @property
-    def left(self) -> str:
-        """The estimated time left; empty while it is unknown, and at the end."""
+    def time_left(self) -> str:
+        """The estimated time left; empty if it is unknown or the run has ended."""
         ahead = self.total - self.round
-        return f"{clock(self.pace * ahead)} left" if self.pace and ahead else ""
+        return f"{format_duration(self.seconds_per_round * ahead)} left" if self.seconds_per_round and ahead else ""
 
     @property
     def stage_note(self) -> str:
         return "" if self.stage == "train" else f" {self.stage}"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration such as 9.5 s, 42 s, 3:07 or 1:02:03."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -89,35 +88,35 @@ class RunProgress(Callback):
 
     def __init__(self, folder_of: FolderOf) -> None:
         self._folder_of = folder_of
-        self.standing: Standing | None = None
-        """The current run's; None between runs."""
+        self.status: RunStatus | None = None
+        """The status of the current run; None between runs."""
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
         config = prepared.config
-        self.standing = Standing(f"{config.method} seed {config.seed}", prepared.federation.dataset.classes)
+        self.status = RunStatus(f"{config.method} seed {config.seed}", prepared.federation.dataset.classes)
         for row in RunFolder(self._folder_of(prepared)).rounds():
-            self.standing.update(row, state.round + rounds_ahead - row.round)
+            self.status.update(row, state.round + rounds_ahead - row.round)
         if state.round:
-            self.on_notice(f"{self.standing.label}: resumes after round {state.round}")
-        self.show(self.standing)
+            self.on_notice(f"{self.status.label}: resumes after round {state.round}")
+        self.show(self.status)
 
     def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
-        if self.standing is not None:
-            self.standing.update(row, rounds_ahead)
-            self.show(self.standing)
+        if self.status is not None:
+            self.status.update(row, rounds_ahead)
+            self.show(self.status)
 
     def on_notice(self, line: str) -> None:
         notice(line)
 
     def on_end(self, result: Result) -> None:  # noqa: ARG002
-        self.standing = None
+        self.status = None
 
-    def show(self, standing: Standing) -> None:
-        """Display the current run's standing."""
+    def show(self, status: RunStatus) -> None:
+        """Display the status of the current run."""
 
 
-class Lines(RunProgress):
-    """For logs: a line after each tenth of a run, but not too often, and one at its end."""
+class LogLines(RunProgress):
+    """Prints lines for logs: one after each tenth of a run, but not too often, and one at its end."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)
@@ -128,22 +127,22 @@ class Lines(RunProgress):
         self._tenth = 10 * state.round // max(1, state.round + rounds_ahead)
         super().on_start(prepared, state, rounds_ahead)
 
-    def show(self, standing: Standing) -> None:
-        tenth = 10 * standing.round // max(1, standing.total)
+    def show(self, status: RunStatus) -> None:
+        tenth = 10 * status.round // max(1, status.total)
         soon = time.monotonic() - self._printed_at < SECONDS_BETWEEN_LINES
-        if tenth == self._tenth or (soon and standing.round < standing.total):
+        if tenth == self._tenth or (soon and status.round < status.total):
             return
         self._tenth, self._printed_at = tenth, time.monotonic()
         notice(
-            f"{standing.label}:{standing.stage_note} round {standing.round}/{standing.total}, "
-            f"accuracy {100 * standing.accuracy:.1f} %, best {100 * standing.best:.1f} %, "
-            f"worst class {standing.worst}, {standing.pace:.2f} s per round"
-            + (f", {standing.left}" if standing.left else "")
+            f"{status.label}:{status.stage_note} round {status.round}/{status.total}, "
+            f"accuracy {100 * status.accuracy:.1f} %, best {100 * status.best:.1f} %, "
+            f"worst class {status.worst}, {status.seconds_per_round:.2f} s per round"
+            + (f", {status.time_left}" if status.time_left else "")
         )
 
 
-class Bar(RunProgress):
-    """For terminals: a progress bar of the current run, and the number of finished runs."""
+class ProgressBar(RunProgress):
+    """Shows the progress of the current run in a terminal, and the number of finished runs."""
 
     def __init__(self, folder_of: FolderOf, runs: int, console: Console) -> None:
         super().__init__(folder_of)
@@ -166,15 +165,15 @@ class Bar(RunProgress):
         super().on_end(result)
         self._done += 1
 
-    def show(self, standing: Standing) -> None:
+    def show(self, status: RunStatus) -> None:
         count = f" ({self._done + 1}/{self._runs})" if self._runs > 1 else ""
         self.display.update(
             self._task,
-            description=standing.label + count + standing.stage_note,
-            completed=standing.round,
-            total=standing.total,
-            numbers=f"{100 * standing.accuracy:.1f} % best {100 * standing.best:.1f} % "
-            f"worst {standing.worst} {standing.left}",
+            description=status.label + count + status.stage_note,
+            completed=status.round,
+            total=status.total,
+            numbers=f"{100 * status.accuracy:.1f} % best {100 * status.best:.1f} % "
+            f"worst {status.worst} {status.time_left}",
         )
 
 
@@ -186,17 +185,17 @@ def showing_runs(folder_of: FolderOf, runs: int, quiet: bool) -> Iterator[RunPro
     if quiet:
         progress = RunProgress(folder_of)
     elif console.is_terminal:
-        progress = Bar(folder_of, runs, console)
+        progress = ProgressBar(folder_of, runs, console)
     else:
-        progress = Lines(folder_of)
+        progress = LogLines(folder_of)
     try:
-        if isinstance(progress, Bar):
+        if isinstance(progress, ProgressBar):
             with progress.display:
                 yield progress
         else:
             yield progress
     except KeyboardInterrupt as interrupt:
-        round_ = progress.standing.round if progress.standing else 0
+        round_ = progress.status.round if progress.status else 0
         where = f"after round {round_}" if round_ else "before the first round"
         notice(f"stopped {where}; repeat the command to resume")
         raise typer.Exit(INTERRUPTED) from interrupt
@@ -253,7 +252,7 @@ def _set_threads(config: Config) -> None:
 def _callbacks(
     observers: Observers, folder_of: FolderOf, folders: Sequence[Path], quiet: bool
 ) -> Iterator[list[Callback]]:
-    """The callbacks that show progress and log to trackers. If requested, the live report is served until the end."""
+    """Yield callbacks that show progress and log to trackers; serve the live report meanwhile if requested."""
     trackers: list[Callback] = []
     if observers.log is not None:
         from fedskew.tracking.choice import make_trackers

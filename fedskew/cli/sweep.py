@@ -1,4 +1,4 @@
-"""`fedskew sweep`: every combination of some values, or a search for the best one."""
+"""`fedskew sweep`: run every combination of some values, or search for the best one."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def _command(
     time_limit: TimeLimit = None,
     no_folders: NoFolders = False,
     ray: Annotated[
-        str | None, option("--ray", "ADDRESS", "run on this Ray cluster, or local for one on this machine", MACHINE)
+        str | None, option("--ray", "ADDRESS", "run on this Ray cluster (`local`: start one on this machine)", MACHINE)
     ] = None,
     rank_by: RankBy = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run every combination of a grid's values. Repeat the command to resume; finished runs are not repeated."""
-    from fedskew.cli.campaigns import conclude, job_values, positive, run_campaign, whole
+    from fedskew.cli.campaigns import conclude, job_values, parse_count, parse_seconds, run_campaign
     from fedskew.experiment.storage.about import command
     from fedskew.experiment.storage.atomic import reporting_os_errors
     from fedskew.lab.sweep.campaign import Campaign
@@ -89,13 +89,13 @@ def _command(
     folder = Path(out) if out else Path("runs") / Path(grid).stem
     records = RecordsFile(folder / RECORDS)
     campaign = Campaign(
-        lambda _: records, Records(records.read()), folder, not no_folders, whole("workers", workers),
-        positive("time_limit", time_limit), command(), ray,
+        lambda _: records, Records(records.read()), folder, not no_folders, parse_count("workers", workers),
+        parse_seconds("time_limit", time_limit), command(), ray,
     )  # fmt: skip
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
     if isinstance(requested, Search):
-        _search(requested, whole("trials", trials) or TRIALS, campaign, as_json, quiet)
+        _search(requested, parse_count("trials", trials) or TRIALS, campaign, as_json, quiet)
     else:
         run_campaign(campaign, [point.job for point in requested], as_json or quiet)
         _report(requested, campaign, folder, metric, as_json)
@@ -128,10 +128,10 @@ def _line(point: Point, campaign: Campaign) -> Line:
 
 
 def _table(lines: Sequence[Line], metric: RankingMetric) -> object:
-    """Means over the seeds, the best point marked; the files have every run."""
+    """Show means over the seeds, and mark the best point. The files list every run."""
     from rich.table import Table
 
-    from fedskew.cli.campaigns import in_percent
+    from fedskew.cli.campaigns import format_percent
     from fedskew.lab.sweep.table import best_places, by_place, grid_keys, measured_name
     from fedskew.results.ranking import METRICS
 
@@ -144,10 +144,10 @@ def _table(lines: Sequence[Line], metric: RankingMetric) -> object:
     for place, found in by_place(lines).items():
         done = [line for line in found if line["accuracy"] is not None]
         columns = [[line[measured_name(one)] for line in done] for one in shown]
-        cells = [in_percent(column) if column and None not in column else "–" for column in columns]
+        cells = [format_percent(column) if column and None not in column else "–" for column in columns]
         marked = " *" if place in best else ""
         table.add_row(*place, f"{len(done)}/{len(found)}{marked}", *cells, style="bold" if marked else None)
-    notes = [f"* the highest {metric.label}"] if best else []
+    notes = [f"* highest {metric.label}"] if best else []
     table.caption = "; ".join([*notes, *(["mean ± sample standard deviation over seeds"] if several else [])])
     table.caption_justify = "left"
     return table
@@ -155,7 +155,7 @@ def _table(lines: Sequence[Line], metric: RankingMetric) -> object:
 
 def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quiet: bool) -> None:
     """Search, then train the best point on all training data and test it."""
-    from fedskew.cli.campaigns import in_percent, run_campaign
+    from fedskew.cli.campaigns import format_percent, run_campaign
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.lab.sweep.pool import usual_workers
     from fedskew.lab.sweep.search import search_with_optuna
@@ -185,4 +185,4 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     console.print(f"best of {found.trials} trials: {listed}", markup=False, soft_wrap=True)
     console.print(f"validation accuracy: {100 * found.validation_accuracy:.2f} %")
     if accuracies:
-        console.print(f"test accuracy, trained on all training data: {in_percent(accuracies)} %")
+        console.print(f"test accuracy, trained on all training data: {format_percent(accuracies)} %")

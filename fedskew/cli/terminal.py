@@ -1,4 +1,4 @@
-"""Printing: results go to stdout, everything else to stderr, in any encoding."""
+"""Print results to stdout and everything else to stderr, in any encoding."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PLAIN = str.maketrans("±×–…·█━─│→≤≥‖τλβγη∇", "~x-
 
 
 def allow_any_encoding() -> None:
-    """Replace characters that a stream cannot encode with similar ones of the same width."""
-    codecs.register_error("fedskew", _similar)
+    """Replace characters that a stream cannot encode by similar ones of the same width."""
+    codecs.register_error("fedskew", _replace_by_similar)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="fedskew")
 
 
-def _similar(error: UnicodeError) -> tuple[str | bytes, int]:
+def _replace_by_similar(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end].translate(_PLAIN)

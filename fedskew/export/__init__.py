@@ -1,4 +1,4 @@
-"""Export a finished run's model for people who have neither the run nor fedskew."""
+"""Export a finished run's model, so that it can be used without the run and without fedskew."""
 
 from __future__ import annotations
 

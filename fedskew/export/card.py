@@ -21,20 +21,20 @@ tags: [federated-learning, label-skew, fedskew]
 metrics: [accuracy]
 ---"""
 
-_SIMULATED = "The run was simulated: nothing left the machine. Across machines, the same method does this. "
+_SIMULATED = "The run was simulated: nothing left the machine. Across machines, the method reveals the following. "
 
 
 def model_card(run: Result, onnx_difference: float | None, with_words: bool) -> str:
-    """The README.md of an exported model, with the header that model hubs read."""
+    """Write the README.md of an exported model, with the metadata header for model hubs."""
     sections = (
         _HEADER,
         f"# {run.config.model} trained by {run.config.method}\n\n{_lead(run)}",
         f"## Use\n\n{_use(run, onnx_difference is not None, with_words)}",
         f"## Inputs and outputs\n\n{_inputs(run, with_words)}",
         f"## Accuracy\n\n{_accuracy(run)}",
-        f"## Where the labels were\n\n{_coverage(run)}",
+        f"## Label distribution\n\n{_coverage(run)}",
         f"## Training\n\n{_training(run)}",
-        f"## What was revealed\n\n{_revealed(run)}",
+        f"## What clients reveal\n\n{_revealed(run)}",
         f"## Checks\n\n{_checks(onnx_difference)}",
         f"## Citation\n\n{_citation(run)}",
     )
@@ -42,7 +42,7 @@ def model_card(run: Result, onnx_difference: float | None, with_words: bool) -> 
 
 
 def method_entries(run: Result) -> list[Entry]:
-    """The catalogue entries of the method's parts; none for a user's object."""
+    """The catalogue entries of the method's parts. A user's own method has none."""
     try:
         return [find(name) for name in run.config.method.split("+")]
     except UserError:
@@ -57,10 +57,10 @@ def _lead(run: Result) -> str:
     evaluation = run.evaluation
     lost = [run.classes[c] for c in lost_classes(run.class_accuracy)]
     encoders = count_encoders(run.model)
-    joined = f" in {encoders} encoders side by side" if encoders else ""
+    joined = f" in {encoders} concatenated encoders" if encoders else ""
     size = f"{parameter_count(run.model):,} parameters{joined}"
     lead = (
-        f"A classifier of {len(run.classes)} classes ({size}), trained federatedly on {_data(run)}: "
+        f"A classifier for {len(run.classes)} classes ({size}), trained by federated learning on {_data(run)}: "
         f"{run.rounds} rounds, accuracy {percent(evaluation.accuracy)}, "
         f"{'results by class unknown' if evaluation.totals else f'worst class {percent(evaluation.worst_class)}'}."
     )
@@ -90,13 +90,13 @@ def _python_use(run: Result, with_words: bool) -> str:
             f"The model's code is not part of fedskew: `{run.config.model}`. With that code:\n\n```python\n"
             "from safetensors.torch import load_file\n\n"
             'model.load_state_dict(load_file("model.safetensors"))\n```\n\n'
-            "It takes normalised inputs; see below."
+            "It expects normalised inputs, as described below."
         )
     name = INPUT_NAMES[run.inputs["kind"]]
     prepared = f'{name} = words()(["a text", "another"])' if with_words else f"# {name}: {_array(run)}"
     imported = "classes, load, words" if with_words else "classes, load"
     return (
-        "With PyTorch and safetensors; `model.py` in this folder needs nothing else:\n\n```python\n"
+        "`model.py` in this folder needs only PyTorch and safetensors:\n\n```python\n"
         f"from model import {imported}\n\nmodel = load()\n{prepared}\n"
         f"logits = model({name})\nnames = [classes()[c] for c in logits.argmax(1)]\n```"
     )
@@ -112,20 +112,20 @@ def _inputs(run: Result, with_words: bool) -> str:
     if form["kind"] == "image":
         pairs = zip(form["mean"], form["std"], strict=True)
         described = (
-            f"Images as bytes, {_array(run)}: channels, height, width. Scaling to [0, 1] and normalisation are inside "
-            f"the exported model: per channel, mean and deviation "
+            f"Images as bytes, {_array(run)}: channels, height, width. Scaling to [0, 1] and normalisation are part of "
+            f"the exported model. Mean and standard deviation per channel: "
             f"{', '.join(f'({mean:.6g}, {std:.6g})' for mean, std in pairs)}."
         )
     elif form["kind"] == "table":
-        inside = "Standardising the columns is inside the exported model; `model.json` has the numbers."
-        by_user = "fedskew did not standardise the columns: use them as in training."
+        standardised = "The exported model standardises the columns; `model.json` has the statistics."
+        as_given = "fedskew did not standardise the columns: scale them as in training."
         columns = f": {', '.join(map(_cell, form['columns']))}" if form.get("columns") else ""
-        scaled = inside if form.get("scaling") else by_user
+        scaled = standardised if form.get("scaling") else as_given
         described = f"Rows of {form['shape'][0]} numbers, {_array(run)}{columns}. {scaled}"
     else:
-        known = "`words.txt` lists the words from index 2 on." if with_words else "The vocabulary is not included."
+        known = "`words.txt` lists the words, starting at index 2." if with_words else "The vocabulary is not included."
         described = (
-            f"Word indices, {_array(run)}: 0 is padding, 1 is any word outside the vocabulary of "
+            f"Word indices, {_array(run)}: 0 is padding, and 1 is any word outside the vocabulary of "
             f"{form['vocabulary'] - 2:,} words. {known}"
         )
     ending = (
@@ -186,18 +186,18 @@ def _coverage(run: Result) -> str:
     nobody = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 0]
     sentences = [
         f"{len(counts)} clients held {sizes.min():,} to {sizes.max():,} samples, {sizes.sum():,} in total, "
-        f"of {present.min()} to {present.max()} of the {len(run.classes)} classes. "
+        f"from {present.min()} to {present.max()} of the {len(run.classes)} classes. "
         f"On average a client lacked {(len(run.classes) - present).mean():.1f} classes."
     ]
-    sentences += [f"A single client held {', '.join(map(_cell, few))}."] if few else []
-    sentences += [f"**No client held {', '.join(map(_cell, nobody))}.**"] if nobody else []
+    sentences += [f"Classes held by only one client: {', '.join(map(_cell, few))}."] if few else []
+    sentences += [f"**Classes held by no client: {', '.join(map(_cell, nobody))}.**"] if nobody else []
     return " ".join(sentences)
 
 
 def _labels_of_sites(run: Result) -> str:
-    """What the server knows about the labels of the sites' data, and the sites' names."""
+    """Say what the server learned about the sites' labels, and which sites took part."""
     learned = ", ".join(dict.fromkeys(entry.reveals for entry in method_entries(run) if entry.reveals != "nothing"))
-    words = [f"The server learned {learned} of each site, as the method needs." if learned else ""]
+    words = [f"The method needs {learned} of each site, so the server learned that." if learned else ""]
     if _tests_by_class(run):
         words.append(
             "The sites reported their test results by class, which reveal the label counts of their test parts."
@@ -209,11 +209,11 @@ def _labels_of_sites(run: Result) -> str:
 
 
 def _participation(run: Result) -> str:
-    """Which sites the model was trained on, and which ones tested it."""
+    """Say which sites' data the model was trained on, and which sites tested it."""
     rounds = run.site_rounds
     trained = [f"{_cell(name)} ({number} of {run.rounds} rounds)" for name, number in rounds.items() if number]
     never = [_cell(name) for name, number in rounds.items() if not number]
-    words = [f"Sites whose data the model was trained on: {', '.join(trained)}." if trained else ""]
+    words = [f"The model was trained on the data of {', '.join(trained)}." if trained else ""]
     words.append(f"Sites that never contributed: {', '.join(never)}." if never else "")
     words.append(f"Sites that tested it: {', '.join(map(_cell, run.site_tests))}." if run.site_tests else "")
     return " ".join(word for word in words if word)
@@ -234,7 +234,7 @@ def _training(run: Result) -> str:
         ("learning rate, decay per round", f"{config.lr}, {config.lr_decay}"),
         ("optimiser, momentum, weight decay", f"{config.optimizer}, {config.momentum}, {config.weight_decay}"),
         ("augmentation", ", ".join(config.augment) or "none"),
-        ("updates left out (not finite)", run.diverged),
+        ("discarded updates (not finite)", run.diverged),
         ("seed", config.seed),
         ("SHA-256 of the split", (run.federation or {}).get("split", "–")),
         ("versions", ", ".join(f"{name} {number}" for name, number in run.about.get("versions", {}).items())),
@@ -246,17 +246,17 @@ def _training(run: Result) -> str:
 def _revealed(run: Result) -> str:
     entries = method_entries(run)
     if not entries:
-        return f"{run.config.method} is not in fedskew's catalogue; ask its author what it sends."
+        return f"{run.config.method} is not in fedskew's catalogue, so what it sends is not known here."
     sent = ", ".join(dict.fromkeys(word for entry in entries for word in entry.sends.split(", ")))
     revealed = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     return (
-        f"{'' if run.sites else _SIMULATED}In each of its rounds a client sends to the server: {sent}. "
-        f"The server learns about its labels: {revealed or 'nothing'}. {_reported_tests(run)}{_private(run)}"
+        f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sent}. "
+        f"What the server learns about its labels: {revealed or 'nothing'}. {_reported_tests(run)}{_private(run)}"
     )
 
 
 def _reported_tests(run: Result) -> str:
-    """Empty if no site reported results, as in a simulation."""
+    """Say which test results the sites reported. Empty for a simulation."""
     if not run.history[-1].sites:
         return ""
     if not _tests_by_class(run):
@@ -271,16 +271,16 @@ def _tests_by_class(run: Result) -> bool:
 def _private(run: Result) -> str:
     if run.privacy is None:
         return (
-            "Updates and models can reveal something about the training data (membership and, to a degree, labels) to "
-            "everyone who receives them, including the users of this model: training was not differentially private."
+            "Training was not differentially private. Updates and models can reveal something about the training data "
+            "(membership and, to a degree, labels) to everyone who receives them, including users of this model."
         )
     kind, epsilon, delta = (run.privacy[key] for key in ("kind", "epsilon", "delta"))
     whom = "everyone who has the models" if kind == "central" else "the server and everyone who has the models"
     return (
         f"Training was differentially private towards {whom}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
-        "that took part in every round, compared with a run in which its data are replaced by any others. Who took "
-        "part is public. This covers the models, not numbers of samples, losses or results of tests, and other runs "
-        "on the same data add to it."
+        "that took part in every round, compared with a run in which its data are replaced by any others. Which sites "
+        "took part is public. The guarantee covers the models, but not sample counts, losses or test results. Other "
+        "runs on the same data weaken it."
     )
 
 
@@ -288,8 +288,8 @@ def _checks(onnx_difference: float | None) -> str:
     lines = ["- `model.safetensors` holds the run's last global model, in float32."]
     if onnx_difference is not None:
         lines.append(
-            f"- `model.onnx` gives PyTorch's logits on random inputs, in batches of 1, 2 and 7, up to "
-            f"{onnx_difference:.1e} of the largest logit."
+            f"- `model.onnx` was compared with PyTorch on random batches of 1, 2 and 7. Its logits differ by at most "
+            f"{onnx_difference:.1e}, relative to the largest logit."
         )
     return "\n".join(lines)
 
@@ -310,5 +310,5 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A name that is safe in a Markdown table."""
+    """Escape a name for a Markdown table."""
     return " ".join(text.replace("|", "\\|").split())

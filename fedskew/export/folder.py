@@ -1,8 +1,8 @@
-"""The folder of an exported model.
+"""Write the folder of an exported model.
 
 README.md            the model card
-model.json           the same for programs: inputs, classes, metrics, configuration
-model.safetensors    the weights, under the names that the model's code gives them
+model.json           the same information as JSON: inputs, classes, metrics, configuration
+model.safetensors    the weights, named as in the model's state_dict
 model.py             the model's code, for built-in models
 words.txt            for text models: the vocabulary
 model.onnx           if requested
@@ -48,7 +48,7 @@ class Exported:
 def export_run(
     run: str | Path, out: str | Path, formats: Collection[str] = (), model: nn.Module | None = None
 ) -> Exported:
-    """Export the model of a finished run. `model` is needed if the run trained a module of your own."""
+    """Export the model of a finished run. If the run trained your own module, pass such a module as `model`."""
     for name in formats:
         if name not in FORMATS:
             raise unknown("format", name, FORMATS)
@@ -57,7 +57,7 @@ def export_run(
     finished = load_run(run, model)
     _require_exportable(finished)
     folder = Path(out)
-    _make(folder)
+    _create_folder(folder)
     words, notices = _words(finished)
     difference = write_onnx(finished, folder / "model.onnx") if "onnx" in formats else None
     write_tensors(folder / "model.safetensors", finished.model.state_dict(), {"classes": finished.classes})
@@ -77,32 +77,34 @@ def export_run(
 
 
 def _require_exportable(run: Result) -> None:
-    """Refuse a run that is not finished, or whose method averages no models."""
+    """Refuse a run that is not finished or has no global model."""
     if not run.finished:
         raise UserError(f"{run.folder} is not finished; run its command again, then export it")
-    _ = run.inputs  # refuses a folder of an earlier version
+    _ = run.inputs  # raises a UserError if an earlier version wrote the folder
     try:
         method = make_method(run.config.method, run.config.method_params)
-    except UserError:  # an object of the user's program, whose stages are unknown here
+    except UserError:  # a user's own method, with unknown stages
         method = None
     if method is not None:
         stages = method.stages(run.config.rounds, run.config.local_epochs, run.notes)
         if stages[-1].cohort == "alone":
-            raise UserError(f"{run.method!r} leaves every client with its own model; there is none to export")
-    _ = run.model  # refuses a damaged file before anything is written
+            raise UserError(
+                f"{run.method!r} trains a separate model for every client, so there is no global model to export"
+            )
+    _ = run.model  # raises a UserError if the file is damaged, before anything is written
 
 
-def _make(folder: Path) -> None:
-    """Create the folder; refuse one that holds anything but an exported model."""
+def _create_folder(folder: Path) -> None:
+    """Create the folder. Refuse one that has other files than an exported model."""
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in folder.iterdir()}
     if names and "model.json" not in names:
-        raise UserError(f"{folder} is not empty and has no exported model; choose another folder")
+        raise UserError(f"{folder} is not empty and is not an exported model; choose another folder")
 
 
 def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
-    """The vocabulary of a text model and notices. The run does not store it, so it is read from the data."""
+    """Read a text model's vocabulary from the data, because the run does not store it. Also returns notices."""
     if run.inputs["kind"] != "text":
         return (), []
     if run.sites:

@@ -1,4 +1,4 @@
-"""`model.onnx`: the model with its normalisation, checked against PyTorch in ONNX Runtime."""
+"""Write `model.onnx`, the model with its normalisation, and compare its outputs with PyTorch's."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedskew.export.raw_inputs import RawInputs
 from fedskew.results import Result
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of a logit, relative to the largest logit or 1, whichever is larger."""
+"""Largest allowed difference of a logit, relative to max(1, largest logit)."""
 INPUT_NAMES = {"image": "images", "table": "rows", "text": "tokens"}
 _TRACED, _CHECKED = 2, (1, 2, 7)
-"""Batch sizes for tracing and checking; the file accepts any."""
+"""Batch sizes for tracing and for checking. The file accepts any size."""
 
 
 def require_onnx() -> None:
@@ -32,13 +32,13 @@ def require_onnx() -> None:
 
 
 def write_onnx(run: Result, path: Path) -> float:
-    """Write and check the file; returns the largest relative difference of a logit, as in `TOLERANCE`."""
+    """Write and check the file. Returns the largest difference of a logit, relative as in `TOLERANCE`."""
     model = RawInputs(run.model, run.inputs).eval()
     content = _onnx(model, run)
     difference = _difference(content, model, run)
     if not difference <= TOLERANCE:
         raise UserError(
-            f"the ONNX model of {run.folder} computes other logits than PyTorch: the relative difference is "
+            f"the ONNX model of {run.folder} and PyTorch compute different logits: the relative difference is "
             f"{difference:.1e}; expected at most {TOLERANCE:.0e}"
         )
     write_file(path, content)
@@ -86,7 +86,7 @@ def _difference(content: bytes, model: RawInputs, run: Result) -> float:
 
 
 def random_samples(form: dict[str, Any], size: int) -> torch.Tensor:
-    """Random samples in the form in which samples are stored."""
+    """Draw random samples with the type and scale of stored ones."""
     random = torch.Generator().manual_seed(0)
     shape = (size, *form["shape"])
     if form["kind"] == "image":

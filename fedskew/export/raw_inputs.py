@@ -1,4 +1,4 @@
-"""A classifier that takes samples as they are stored. Its source is exported with the model."""
+"""A classifier for unscaled samples. This module's source is exported with the model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class RawInputs(nn.Module):
-    """Scaling and normalisation, then the model.
+    """Scales and normalises samples, then applies the model.
 
-    Takes images as bytes (uint8, n × channels × height × width), rows of a table as measured (float64, n × columns),
-    or the numbers of words (int64, n × length), and gives logits (n × classes).
+    Takes images as bytes (uint8, n × channels × height × width), unscaled rows of a table (float64, n × columns),
+    or word indices (int64, n × length), and returns logits (n × classes).
     """
 
     mean: Tensor
@@ -37,7 +37,7 @@ class RawInputs(nn.Module):
 
 
 def _statistics(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Mean and deviation per channel of images in [0, 1], or per column of a table."""
+    """Mean and standard deviation per channel of images in [0, 1], or per column of a table."""
     if inputs["kind"] == "image":
         return torch.tensor(inputs["mean"]).view(-1, 1, 1), torch.tensor(inputs["std"]).view(-1, 1, 1)
     columns = torch.tensor(inputs.get("scaling") or [[0.0, 1.0]], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""From texts to word indices. Its source is exported with text models."""
+"""Turns texts into word indices. This module's source is exported with text models."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 class Words:
-    """Maps words to indices from 2 on, in the order of the vocabulary that the model was trained with."""
+    """Maps the words of the training vocabulary to indices, starting at 2."""
 
     def __init__(self, listed: Sequence[str], length: int) -> None:
         self.length = length
         self.numbers = {word: number for number, word in enumerate(listed, UNKNOWN + 1)}
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """The indices of each text's first words, n × length; a text without words is one unknown word."""
+        """Return the indices of each text's first words, n × length. A text without words becomes one unknown word."""
         rows = torch.full((len(texts), self.length), PADDING, dtype=torch.int64)
         for row, text in zip(rows, texts, strict=True):
             found = _WORD.findall(text.lower())[: self.length]

@@ -1,1 +1,1 @@
-"""The report of running experiments, served to this machine only."""
+"""A live report of running experiments, served to this machine only."""

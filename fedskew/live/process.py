@@ -1,4 +1,4 @@
-"""Serve the live page from a second process, so that drawing never delays training.
+"""Serve the live page from a second process, so that drawing does not delay training.
 
 The process prints its address, then serves until its standard input closes. That happens whenever the run ends, even
 if it crashes.
@@ -20,7 +20,7 @@ _PROGRAM = "import sys; from fedskew.live.process import serve; serve(sys.argv[1
 
 @contextmanager
 def live_page(paths: Sequence[str | Path]) -> Iterator[str]:
-    """Serve the page of these folders inside the `with` block; yields its address."""
+    """Serve the page of these folders inside the `with` block, and yield its address."""
     child = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, *map(str, paths)],
         stdin=subprocess.PIPE,
@@ -32,7 +32,7 @@ def live_page(paths: Sequence[str | Path]) -> Iterator[str]:
     url = child.stdout.readline().strip()
     if not url:
         child.wait()
-        raise UserError("the live page could not be served; see the message above, or run without --live")
+        raise UserError("the live page could not be served, for the reason above; run without --live")
     try:
         yield url
     finally:
@@ -46,7 +46,7 @@ def live_page(paths: Sequence[str | Path]) -> Iterator[str]:
 
 
 def serve(paths: Sequence[str]) -> None:
-    """The program of the second process."""
+    """Run the second process: serve until standard input closes."""
     try:
         server = LiveServer(paths)
     except (OSError, UserError) as error:
@@ -56,7 +56,7 @@ def serve(paths: Sequence[str]) -> None:
     print(server.url, flush=True)
     try:
         sys.stdin.read()
-    except KeyboardInterrupt:  # ^C is meant for the run; this process ends with it
+    except KeyboardInterrupt:  # Ctrl-C is meant for the run; keep serving until it ends
         sys.stdin.read()
     server.finish()
     server.close()

@@ -1,4 +1,4 @@
-"""The web server of the live page: loopback address only, read-only, and closed to other sites' pages."""
+"""The web server of the live page. It is read-only, listens on loopback only, and refuses requests from other sites."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedskew.live.state import LiveState
 from fedskew.report.page.render import plotly_program
 
 ADDRESS = "127.0.0.1"
-USUAL_PORT = 8765
+DEFAULT_PORT = 8765
 GRACE = 5.0
-"""Seconds for readers to fetch the last state."""
+"""Seconds that a browser has to fetch the last state."""
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -25,13 +25,13 @@ _POLICY = (
 
 
 class LiveServer:
-    """Serves the page of some folders until it is closed."""
+    """Serves the page of some run folders until it is closed."""
 
     def __init__(self, paths: Sequence[str | Path], port: int | None = None) -> None:
         plotly_program()  # raises a UserError early if Plotly is not installed
         self.state = LiveState(paths)
         self.ended = threading.Event()
-        """Set when nothing more will be written. Readers then fetch the state once more and stop."""
+        """Set when the runs have ended. The browser then fetches the state once more and stops."""
         self._waiting = threading.Event()
         self._server = _listen(port, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -49,7 +49,7 @@ class LiveServer:
         self._thread.join()
 
     def state_since(self, after: int) -> dict[str, Any]:
-        """The state for a reader that has version `after`."""
+        """The state to send to a browser that has version `after`."""
         ended = self.ended.is_set()
         state = self.state.current(after) | {"finished": ended}
         if ended:
@@ -59,7 +59,7 @@ class LiveServer:
         return state
 
     def finish(self) -> None:
-        """Wait until the reader, if there is one, has fetched the last state."""
+        """Wait until the browser, if one is open, has fetched the last state."""
         self.ended.set()
         deadline = time.monotonic() + GRACE
         while self._waiting.is_set() and time.monotonic() < deadline:
@@ -67,18 +67,18 @@ class LiveServer:
 
 
 def _listen(port: int | None, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    """Listen on the given port; without one, on the usual port or, if that is taken, on any."""
+    """Listen on the given port. Without one, use the default port or, if that is taken, any free one."""
     if port is not None:
         return ThreadingHTTPServer((ADDRESS, port), handler)
     try:
-        return ThreadingHTTPServer((ADDRESS, USUAL_PORT), handler)
+        return ThreadingHTTPServer((ADDRESS, DEFAULT_PORT), handler)
     except OSError:
         return ThreadingHTTPServer((ADDRESS, 0), handler)
 
 
 def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """GET only. Requests under another host name are refused, so that pages of other sites cannot read it."""
+        """Answers GET requests. It refuses other host names, so that other sites' pages cannot read the state."""
 
         def do_GET(self) -> None:
             if _host(self.headers.get("Host", "")) not in (ADDRESS, "localhost"):
@@ -107,7 +107,7 @@ def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Do not log every request."""
+            """Keep the terminal free of one line per request."""
 
     return Handler
 

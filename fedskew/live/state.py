@@ -1,4 +1,4 @@
-"""The current content of the live page; rebuilt only when a run wrote something."""
+"""The current content of the live page, rebuilt only when a run has written something."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedskew.report.page.render import body, charts, page
 from fedskew.results import find_runs, load_runs
 
 FILES = ("rounds.jsonl", "summary.json")
-"""The files that grow while a run is going on."""
+"""The files that change during a run."""
 
 
 class LiveState:
@@ -27,28 +27,28 @@ class LiveState:
         self._version = 0
 
     def page(self) -> str:
-        """The whole page with its current content."""
+        """Render the whole page."""
         return page(self._document()[0], live=True)
 
     def current(self, after: int) -> dict[str, Any]:
-        """The content if it changed since version `after`, otherwise only the version."""
+        """Return the content if it changed since version `after`, otherwise only the version and the status line."""
         with self._lock:
             written = self._written()
             if written != self._seen:
-                shown, standing = self._document()
+                shown, status = self._document()
                 self._seen = written
                 self._version += 1
-                self._content = {"body": str(body(shown)), "standing": standing, **charts(shown)}
+                self._content = {"body": str(body(shown)), "status": status, **charts(shown)}
             if after == self._version:
-                return {"version": self._version, "standing": self._content["standing"]}
+                return {"version": self._version, "status": self._content["status"]}
             return {"version": self._version, **self._content}
 
     def _written(self) -> tuple[object, ...]:
         found = []
         for folder in self._folders():
             for path in (folder / name for name in FILES):
-                status = path.stat() if path.exists() else None
-                found.append((str(path), status and (status.st_size, status.st_mtime_ns)))
+                stat = path.stat() if path.exists() else None
+                found.append((str(path), stat and (stat.st_size, stat.st_mtime_ns)))
         return tuple(found)
 
     def _folders(self) -> list[Path]:
@@ -71,5 +71,5 @@ class LiveState:
         done = sum(run.finished for run in loaded.runs)
         going = [f"{run.config.method} seed {run.seed}: round {run.history[-1].round}"
                  for run in loaded.runs if not run.finished and run.history]  # fmt: skip
-        standing = f"{done} of {len(loaded.runs)} runs finished" if len(loaded.runs) > 1 else ""
-        return document(loaded, with_features=False), ", ".join(filter(None, [standing, *going[:3]])) or "finished"
+        status = f"{done} of {len(loaded.runs)} runs finished" if len(loaded.runs) > 1 else ""
+        return document(loaded, with_features=False), ", ".join(filter(None, [status, *going[:3]])) or "finished"

@@ -1,4 +1,4 @@
-"""Methods side by side as a figure: accuracy over the rounds, and accuracy by class."""
+"""Draw a comparison of methods: accuracy over the rounds, and accuracy by class."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.errors import UserError
+from fedskew.report.charts.matplotlib_text import escape_math
 from fedskew.results import Comparison, MethodRuns
 
 if TYPE_CHECKING:
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 MOST_NUMBERS = 20
-"""With more classes, the cells of the heat map have no numbers."""
+"""With more classes than this, the cells of the heat map show no numbers."""
 
 
 def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> None:
-    """Save curves and heat map as .png, .svg or .pdf."""
+    """Save the curves and the heat map as .png, .svg or .pdf."""
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
         raise UserError(f"cannot save a figure as {str(path)!r}; expected {', '.join(FORMATS)}")
@@ -43,11 +44,11 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
 
 
 def draw_curves(comparison: Comparison, axes: Axes) -> None:
-    """Mean accuracy over the rounds, with a band from the lowest to the highest seed."""
+    """Draw the mean accuracy over the rounds, with a band from the lowest to the highest seed."""
     seeds = len(comparison.methods[0].tested)
     for method in comparison.methods:
         rounds, accuracies = _curves(method)
-        (line,) = axes.plot(rounds, 100 * accuracies.mean(axis=0), label=_plain(method.label), linewidth=1.6)
+        (line,) = axes.plot(rounds, 100 * accuracies.mean(axis=0), label=escape_math(method.label), linewidth=1.6)
         if seeds > 1:
             low, high = 100 * accuracies.min(axis=0), 100 * accuracies.max(axis=0)
             axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
@@ -60,30 +61,25 @@ def draw_curves(comparison: Comparison, axes: Axes) -> None:
 
 
 def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
-    """Methods × classes after the last round, mean over the seeds."""
+    """Draw a heat map of methods × classes after the last round, as means over the seeds."""
     methods, classes = comparison.methods, comparison.classes
     cells = 100 * np.array([method.class_accuracy for method in methods], np.float64)
     image = axes.imshow(cells, aspect="auto", cmap="RdYlGn", vmin=0, vmax=100, interpolation="none")
     axes.figure.colorbar(image, ax=axes, label="test accuracy, %")
-    axes.set_yticks(range(len(methods)), labels=[_plain(method.label) for method in methods])
+    axes.set_yticks(range(len(methods)), labels=[escape_math(method.label) for method in methods])
     axes.set_title("accuracy by class after the last round")
     axes.set_xlabel("class")
     if len(classes) > MOST_NUMBERS:
         return
     long = max(map(len, classes)) > 3
-    axes.set_xticks(range(len(classes)), labels=[_plain(name) for name in classes], rotation=45 if long else 0)
+    axes.set_xticks(range(len(classes)), labels=[escape_math(name) for name in classes], rotation=45 if long else 0)
     for (row, column), value in np.ndenumerate(cells):
         if np.isfinite(value):
             axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small")
 
 
 def _curves(method: MethodRuns) -> tuple[list[int], npt.NDArray[np.float64]]:
-    """The evaluated rounds that all seeds have, and the accuracies there as [seeds, rounds]."""
+    """The rounds that all seeds have evaluated, and their accuracies as [seeds, rounds]."""
     curves = [dict(run.accuracy_curve) for run in method.tested]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, np.array([[curve[t] for t in rounds] for curve in curves], np.float64)
-
-
-def _plain(text: str) -> str:
-    """Escape what matplotlib would read as mathematics."""
-    return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""The content of a report: for each setting the verdict and its sections, and an overview of many settings."""
+"""The content of a report: a verdict and sections for each setting, and an overview if there are several."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fedskew.results.naming import setting_name
 from fedskew.results.ranking import DEFAULT_METRIC
 
 MOST_SETTINGS = 4
-"""At most this many settings are shown in detail; more are a sweep, which has an overview only."""
+"""Settings are shown in detail up to this number. With more, the report has only the overview."""
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One setting: its verdict and its sections."""
+    """The verdict and the sections of one setting."""
 
     title: str
     verdict: Sequence[str]
@@ -39,7 +39,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Document:
-    """The content of the page."""
+    """The content of a report."""
 
     title: str
     chapters: Sequence[Chapter]
@@ -58,7 +58,7 @@ class Document:
 
 
 def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFAULT_METRIC) -> Document:
-    """The report of these runs. Features take some seconds per method and need the data."""
+    """Build the report of these runs. Features take a few seconds per method and need the data."""
     found = comparisons(loaded.runs, rank_by)
     many = len(found) > 1
     shown = found if len(found) <= MOST_SETTINGS else []
@@ -90,12 +90,12 @@ def _chapter(setting: Comparison, number: int | None, with_features: bool) -> Ch
         circumstances(setting),
     ]
     if number is not None:
-        sections = [_numbered(section, number) for section in sections]
+        sections = [_with_unique_keys(section, number) for section in sections]
     return Chapter(setting.label, verdict(setting), setting.methods, sections)
 
 
-def _numbered(section: Section, number: int) -> Section:
-    """Make keys unique if several settings are on one page."""
+def _with_unique_keys(section: Section, number: int) -> Section:
+    """Prefix the keys, to make them unique if several settings are on one page."""
     figures = [
         replace(
             figure,

@@ -1,4 +1,4 @@
-"""Features and probabilities that a finished run's model computes on the test set."""
+"""Compute the features and probabilities of a finished run's model on the test set."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from fedskew.results import Result
 Floats = npt.NDArray[np.float64]
 BATCH = 500
 SHOWN = 600
-"""Samples in a t-SNE: enough to see clusters; takes two seconds."""
+"""Samples in a t-SNE. They are enough to show clusters, and take about two seconds."""
 TESTED = 2000
 """Samples for class means."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
-    """Outputs for some test samples, about equally many of each class."""
+    """A model's outputs for some test samples, about equally many of each class."""
 
     labels: npt.NDArray[np.int64]
     features: Floats
     probabilities: Floats
 
     def class_distances(self, classes: int) -> Floats:
-        """Euclidean distances between the classes' mean features; NaN for a class without samples."""
+        """Euclidean distances between the mean features of the classes. NaN for a class without samples."""
         means = np.full((classes, self.features.shape[1]), np.nan)
         for c in np.unique(self.labels):
             means[c] = self.features[self.labels == c].mean(axis=0)
@@ -43,7 +43,7 @@ class ModelOutputs:
         return distances
 
     def mean_probabilities(self, classes: int) -> Floats:
-        """Mean predicted probabilities; one row per true class."""
+        """Mean predicted probabilities, one row per true class."""
         rows = np.full((classes, classes), np.nan)
         for c in np.unique(self.labels):
             rows[c] = self.probabilities[self.labels == c].mean(axis=0)
@@ -51,26 +51,26 @@ class ModelOutputs:
 
     @cached_property
     def pca(self) -> Floats:
-        """The two directions of largest variance."""
+        """The features projected on their two principal components."""
         from sklearn.decomposition import PCA
 
         return np.asarray(PCA(2, random_state=0).fit_transform(self.features[:SHOWN]), np.float64)
 
     @cached_property
     def tsne(self) -> Floats:
-        """t-SNE preserves neighbourhoods; distances between clusters mean nothing."""
+        """The features embedded by t-SNE, which preserves neighbourhoods but not distances."""
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
 
         shown = self.features[:SHOWN]
         perplexity = min(30.0, (len(shown) - 1) / 3)
-        with threadpool_limits(1):  # on a busy machine more threads can be a hundred times slower
+        with threadpool_limits(1):  # on a busy machine, more threads can be a hundred times slower
             places = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(shown)
         return np.asarray(places, np.float64)
 
 
 def model_outputs(run: Result) -> ModelOutputs:
-    """Run the model on the test set; a UserError if the model or the data are missing."""
+    """Run the model on test samples. Raises a UserError if the model or the data are missing."""
     model = run.model
     dataset = _dataset(run.config.data, run.config.data_dir, tuple(sorted(run.config.data_params.items())))
     encoder, head = (model.encoder, model.head) if has_features(model) else (model, nn.Identity())
@@ -80,13 +80,13 @@ def model_outputs(run: Result) -> ModelOutputs:
     with torch.no_grad():
         for first in range(0, len(rows), BATCH):
             x = samples.inputs(torch.from_numpy(rows[first : first + BATCH]))
-            inside = encoder(x)
-            logits = head(inside)
-            features.append(inside.flatten(1).double().numpy())
+            hidden = encoder(x)
+            logits = head(hidden)
+            features.append(hidden.flatten(1).double().numpy())
             probabilities.append(logits.double().softmax(dim=-1).numpy())
     found = ModelOutputs(dataset.test.y[rows], np.concatenate(features), np.concatenate(probabilities))
     if not (np.isfinite(found.features).all() and np.isfinite(found.probabilities).all()):
-        raise UserError(f"{run.folder}: the outputs of its model are not finite")
+        raise UserError(f"{run.folder}: the model's outputs are not finite")
     return found
 
 
@@ -96,12 +96,12 @@ def _dataset(name: str, folder: str | None, params: tuple[tuple[str, Any], ...])
 
 
 def _balanced(dataset: Dataset) -> npt.NDArray[np.int64]:
-    """Test samples in turn from each class, in the same order for all runs."""
+    """Choose test samples from each class in turn, in the same order for all runs."""
     y = dataset.test.y
     shuffled = permutation(len(y), 0, "report features")
     rank = np.zeros(len(y), np.int64)
     for c in range(len(dataset.classes)):
-        mine = shuffled[y[shuffled] == c]
-        rank[mine] = np.arange(len(mine))
+        of_class = shuffled[y[shuffled] == c]
+        rank[of_class] = np.arange(len(of_class))
     order = np.argsort(rank[shuffled], kind="stable")
     return np.asarray(shuffled[order][:TESTED], np.int64)

@@ -1,4 +1,4 @@
-"""Overview of a sweep: all settings in one table, and accuracy over each key that varies."""
+"""The overview of several settings: all of them in one table, and accuracy over each key that varies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedskew.results.naming import flat, varied_keys
 
 
 def overview(found: Sequence[Comparison]) -> Section:
-    """One row per method and setting; charts over the numbers that vary."""
+    """Build a table with a row per method and setting, and charts over the numbers that vary."""
     keys = varied_keys([run.config for setting in found for run in setting.runs])
     pairs = [(setting, c) for setting in found for c in setting.methods]
     rows = [_row(c, keys) for _, c in pairs]
@@ -26,7 +26,7 @@ def overview(found: Sequence[Comparison]) -> Section:
     ]
     columns = [*keys, "method", "finished", "runs", "accuracy %", "±", "worst class %", "seconds"]
     charts = curves_over(found)
-    figures = [Figure("over-keys", "Accuracy over what was varied", charts, 2)] if charts else []
+    figures = [Figure("over-keys", "Accuracy over the varied keys", charts, 2)] if charts else []
     if len(found) > 1 and all(len(s.methods) > 1 for s in found):
         figures.append(Figure("winners", "Accuracy by setting and method", [_grid(found)], wide=True))
     table = Table("overview", "All settings and methods", columns, rows)
@@ -68,8 +68,8 @@ def _grid(found: Sequence[Comparison]) -> Heat:
     labels = list(dict.fromkeys(c.label for setting in found for c in setting.methods))
     cells = []
     for label in labels:
-        of = [next((c for c in setting.methods if c.label == label and c.tested), None) for setting in found]
-        cells.append([None if c is None else number(100 * c.accuracy.mean) for c in of])
+        shown = [next((c for c in setting.methods if c.label == label and c.tested), None) for setting in found]
+        cells.append([None if c is None else number(100 * c.accuracy.mean) for c in shown])
     names = [setting.label for setting in found]
     return Heat("winners", "accuracy", "method", "setting", "accuracy %", labels, names, cells, "share",
                 written=len(names) <= 20)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The client × class map of a federation: in the terminal, as a figure, as a table of counts."""
+"""The client × class map of a federation, for the terminal, as a figure or as a table of counts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.text import Text
 from fedskew.data.federation import Federation
 from fedskew.data.partitions.rule import IntArray
 from fedskew.errors import UserError
+from fedskew.report.charts.matplotlib_text import escape_math
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,18 +30,17 @@ COLOURS = ("", "color(24)", "color(31)", "color(38)", "bold color(45)")
 LEVELS = len(SHADES) - 1
 NAME_WIDTH = 12
 MOST_LINES = 120
-"""A larger map is cropped, with a note."""
+"""A larger map is cropped, and a note says so."""
 BUBBLES_UP_TO = 30
-"""Up to this many clients and classes are bubbles in a figure; more are a heat map."""
+"""A figure shows bubbles up to this number of clients and of classes, otherwise a heat map."""
 
 
 @dataclass(frozen=True)
 class PartitionMap:
-    """A rich renderable: shade by count, a vacant class blank.
+    """Renders the map in a terminal. The shade shows the count, and a vacant class is blank.
 
-    The longer of clients and classes runs across, in as many panels as the terminal's width asks for, so that
-    100 clients with 10 classes and 10 clients with 100 classes are both seen whole. Where there is room, the
-    counts are written out.
+    The longer axis runs across, in as many panels as the terminal's width requires. So 100 clients with 10 classes and
+    10 clients with 100 classes are both shown in full. If there is room, the counts are printed.
     """
 
     federation: Federation
@@ -53,7 +53,7 @@ class PartitionMap:
 
 @dataclass(frozen=True, eq=False)
 class CountsMap:
-    """A map of counts alone; `note` is added to its legend."""
+    """Renders a map of counts. `note` is added to the legend."""
 
     counts: IntArray
     clients: Sequence[str]
@@ -61,16 +61,16 @@ class CountsMap:
     note: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        grid = _Grid.arranged(self.counts, self.clients, self.classes)
+        grid = _Grid.arrange(self.counts, self.clients, self.classes)
         shades = ASCII_SHADES if options.ascii_only else SHADES
         yield from grid.render(options.max_width, shades)
-        key = "counts" if grid.writes_counts(options.max_width) else _key(grid.largest, shades)
+        key = "counts" if grid.writes_counts(options.max_width) else _legend(grid.largest, shades)
         yield Text(f"blank: none; {key}{self.note}", style="dim")
 
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """The map with its axes chosen: `rows` down, `columns` across."""
+    """The map with its axes chosen: `rows` run down, `columns` across."""
 
     counts: IntArray
     rows: Sequence[str]
@@ -78,7 +78,7 @@ class _Grid:
     across_kind: str
 
     @classmethod
-    def arranged(cls, counts: IntArray, clients: Sequence[str], classes: Sequence[str]) -> _Grid:
+    def arrange(cls, counts: IntArray, clients: Sequence[str], classes: Sequence[str]) -> _Grid:
         if len(clients) > len(classes):
             numbered = [f"{c} {name}" if name != str(c) else f"class {c}" for c, name in enumerate(classes)]
             return cls(counts.T, numbered, clients, "client")
@@ -98,7 +98,7 @@ class _Grid:
         return min(NAME_WIDTH, max(map(len, [*self.rows, self.across_kind]))) + 1
 
     def writes_counts(self, width: int) -> bool:
-        """Whether the counts themselves fit, one line per row."""
+        """Whether the counts fit with one line per row."""
         return len(self.columns) * (self.digits + 1) <= width - self.margin
 
     def render(self, width: int, shades: str) -> RenderResult:
@@ -123,7 +123,7 @@ class _Grid:
                 yield Text(f"... and {number} more {'clients' if kind == 'client' else 'classes'}", style="dim")
 
     def _heading(self, columns: range, cell: int) -> list[Text]:
-        """Column labels: names if there is room, otherwise numbers, digits below each other if necessary."""
+        """Label the columns with names if there is room, otherwise with numbers, one digit per line if necessary."""
         if cell > 3:
             names = "".join(f" {self.columns[c][: cell - 1]:>{cell - 1}}" for c in columns)
             return [Text(self.across_kind.ljust(self.margin) + names, style="bold")]
@@ -145,20 +145,22 @@ class _Grid:
 
 
 def _level(count: int, largest: int) -> int:
-    """Shade 0 for none, 1 to LEVELS by the square root of the count, so that small counts stay visible."""
+    """The shade of a count, by its square root, so that small counts stay visible. Only 0 has shade 0."""
     return int(np.ceil(LEVELS * np.sqrt(count / largest))) if largest else 0
 
 
-def _key(largest: int, shades: str) -> str:
-    """The largest count of each shade."""
+def _legend(largest: int, shades: str) -> str:
+    """The legend: the largest count of each shade."""
     tops = [largest * level**2 // LEVELS**2 for level in range(LEVELS + 1)]
     used = [level for level in range(1, LEVELS + 1) if tops[level] > tops[level - 1]]
     return ", ".join(f"{shades[level]} up to {tops[level]}" for level in used)
 
 
 def class_table(fed: Federation, most: int | None = None) -> Table:
-    """Each client's samples, domain (where the data have any) and vacant, minority and majority classes; `most` limits
-    the clients shown."""
+    """List the samples, the domain if there are any, and the vacant, minority and majority classes of each client.
+
+    `most` limits the number of clients listed.
+    """
     table = Table(title="majority: more than samples / classes; minority: fewer, but some; vacant: none")
     table.add_column("client", justify="left" if fed.client_names else "right")
     table.add_column("samples", justify="right")
@@ -172,7 +174,7 @@ def class_table(fed: Federation, most: int | None = None) -> Table:
 
 
 def _listed(group: Sequence[int], names: Sequence[str]) -> str:
-    """Class names; numbers, with ranges, if there are too many names."""
+    """List class names. If there are many classes, list their numbers as ranges."""
     if len(names) <= 20:
         return ", ".join(names[c] for c in group) or "-"
     runs: list[list[int]] = []
@@ -185,7 +187,7 @@ def _listed(group: Sequence[int], names: Sequence[str]) -> str:
 
 
 def save_map(fed: Federation, path: str | os.PathLike[str]) -> None:
-    """Save the map as a figure (.png, .svg, .pdf) or its counts as .csv for the partition `counts`."""
+    """Save the map as a figure (.png, .svg, .pdf), or its counts as .csv, which the partition `counts` reads."""
     target = Path(path)
     kind = target.suffix.lower()
     if kind not in (".png", ".svg", ".pdf", ".csv"):
@@ -227,7 +229,7 @@ def _save_picture(fed: Federation, target: Path) -> None:
 
 
 def draw_map(fed: Federation, axes: Axes) -> None:
-    """Draw the map as in the papers: clients across, classes up, bubbles as long as they can be distinguished."""
+    """Draw the map as in the papers: clients run across, classes up, with bubbles if there are few of them."""
     marks: ScalarMappable
     if max(fed.clients, fed.classes) <= BUBBLES_UP_TO:
         client, label = np.nonzero(fed.label_counts)
@@ -244,17 +246,12 @@ def draw_map(fed: Federation, axes: Axes) -> None:
     axes.set_ylabel("class")
     axes.set_title(_title(fed))
     if fed.clients <= BUBBLES_UP_TO:
-        labels = [_plain(name) for name in fed.client_labels]
+        labels = [escape_math(name) for name in fed.client_labels]
         axes.set_xticks(range(fed.clients), labels=labels, rotation=45 if fed.client_names else 0)
     if fed.classes <= BUBBLES_UP_TO:
-        axes.set_yticks(range(fed.classes), labels=[_plain(name) for name in fed.dataset.classes])
+        axes.set_yticks(range(fed.classes), labels=[escape_math(name) for name in fed.dataset.classes])
 
 
 def _title(fed: Federation) -> str:
     rule = ", ".join(f"{key}={value}" for key, value in fed.partition.items() if key != "name")
-    return _plain(f"{fed.dataset.name}: {fed.partition['name']} ({rule}), seed {fed.seed}")
-
-
-def _plain(text: str) -> str:
-    """Escape what matplotlib would read as mathematics."""
-    return text.replace("$", r"\$")
+    return escape_math(f"{fed.dataset.name}: {fed.partition['name']} ({rule}), seed {fed.seed}")

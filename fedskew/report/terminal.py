@@ -1,4 +1,4 @@
-"""Results as tables for the terminal: one run with its classes, and methods side by side."""
+"""Tables for the terminal: one run with its classes, and a comparison of methods."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 BAR = 30
 MOST_CLASSES = 20
-"""The number of bars that are shown; of more classes, the worst are shown."""
+"""The most bars shown. With more classes, those with the lowest accuracy are shown."""
 SHOWN = ("accuracy", "macro-f1", "worst-class")
-"""The metrics of the comparison table; the one that decides which method is best comes first."""
+"""The metrics of the comparison table. The ranking metric comes before them."""
 NAME_WIDTH = 12
-"""Longer method names are wrapped in a narrow terminal, to leave room for the names of lost classes."""
+"""In a narrow terminal, longer method names are wrapped, to leave room for the names of lost classes."""
 
 
 def run_summary(result: Result, metric: RankingMetric | None = None) -> RenderableType:
-    """The accuracies that papers report, the requested metric before them, and a bar per class."""
-    folder = [Text(f"kept in {result.folder}", overflow="fold")] if result.folder else []
+    """Show the requested metric, the accuracies that papers report, and a bar per class."""
+    folder = [Text(f"saved in {result.folder}", overflow="fold")] if result.folder else []
     return Group(_numbers(result, metric), class_bars(result.class_accuracy, result.classes), *folder)
 
 
@@ -49,14 +49,16 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     if result.auroc is not None:
         table.add_row("AUROC", f"{result.auroc:.3f}", "mean of each class against the rest")
     if result.diverged:
-        table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and left out")
-    pace = result.seconds / max(1, result.rounds)
-    table.add_row("training time", f"{result.seconds:.1f} s", f"{pace:.2f} s per round, {result.engine} engine")
+        table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and were discarded")
+    seconds_per_round = result.seconds / max(1, result.rounds)
+    table.add_row(
+        "training time", f"{result.seconds:.1f} s", f"{seconds_per_round:.2f} s per round, {result.engine} engine"
+    )
     return table
 
 
 def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -> Table:
-    """One bar per class; of many classes, those with the lowest accuracy."""
+    """Show one bar per class. If there are many classes, show those with the lowest accuracy."""
     tested = [(name, a) for name, a in zip(classes, class_accuracy, strict=True) if a is not None]
     title = "accuracy by class"
     if len(tested) > MOST_CLASSES:
@@ -69,7 +71,7 @@ def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One row per method, in the order given. The highest accuracy is marked, unless it is a reference bound's."""
+    """Show one row per method, in the given order. Marks the highest accuracy, except that of a reference bound."""
     methods = comparison.methods
     seeds = len(methods[0].runs)
     table = Table(title=_title(comparison, seeds), title_justify="left")
@@ -86,21 +88,21 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_row(
             Text(method.label + (" *" if marked else ""), style="bold" if marked else ""),
             *(method.over_seeds(metric.value).in_percent(1) for metric in shown),
-            _lost_in_words(method, comparison.classes),
+            _list_lost_classes(method, comparison.classes),
             f"{sum(run.seconds for run in method.runs):.1f} s",
         )
     notes = []
     if best is not None:
-        bounds = "; bounds do not compete" if any(m.is_bound for m in methods) else ""
-        notes.append(f"* the highest {comparison.metric.label} after the last round{bounds}")
+        bounds = ", reference bounds aside" if any(m.is_bound for m in methods) else ""
+        notes.append(f"* highest {comparison.metric.label} after the last round{bounds}")
     if diverged := sum(run.diverged for run in comparison.runs):
-        notes.append(f"{diverged} client updates were not finite and left out")
+        notes.append(f"{diverged} client updates were discarded because they were not finite")
     table.caption, table.caption_justify = "; ".join(notes) or None, "left"
     return table
 
 
 def class_accuracy_table(comparison: Comparison, width: int) -> Table:
-    """Methods × classes in percent, mean over the seeds; if not all classes fit, those with the lowest accuracy."""
+    """Show methods × classes in percent, as means over the seeds. If not all classes fit, show the worst."""
     methods, classes = comparison.methods, comparison.classes
     margin = max(len(method.label) for method in methods) + 4
     cell = min(9, max(3, *(len(name) for name in classes)))
@@ -109,7 +111,7 @@ def class_accuracy_table(comparison: Comparison, width: int) -> Table:
     if len(classes) > room:
         means = np.nan_to_num(np.array([method.class_accuracy for method in methods]).mean(axis=0), nan=1.0)
         shown = sorted(sorted(shown, key=means.__getitem__)[:room])
-        title = f"accuracy by class, %: the {len(shown)} of {len(classes)} classes that fare worst"
+        title = f"accuracy by class, %: the {len(shown)} of {len(classes)} classes with the lowest accuracy"
     if len(methods[0].runs) > 1:
         title += f", mean of {len(methods[0].runs)} seeds"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
@@ -127,7 +129,7 @@ def _title(comparison: Comparison, seeds: int) -> Text:
     return Text(f"{config.data}, {config.partition.rule} split{spread}")
 
 
-def _lost_in_words(method: MethodRuns, classes: Sequence[str]) -> Text:
+def _list_lost_classes(method: MethodRuns, classes: Sequence[str]) -> Text:
     lost = [lost_classes(run.class_accuracy) for run in method.tested]
     names = [classes[c] for c in sorted({c for seed in lost for c in seed})]
     if not names:
@@ -138,7 +140,7 @@ def _lost_in_words(method: MethodRuns, classes: Sequence[str]) -> Text:
 
 
 def colour(accuracy: float) -> str:
-    """From red for a lost class to green for one that is recognised well."""
+    """The colour of an accuracy, from red for 0 to green for 1."""
     scale = ("red", "dark_orange", "yellow", "green_yellow", "green")
     return scale[min(len(scale) - 1, int(len(scale) * accuracy))]
 

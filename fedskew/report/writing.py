@@ -1,4 +1,4 @@
-"""Write the report of runs to a file: `fedskew report` for Python."""
+"""Write the report of runs to a file. This is `fedskew report` for Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from fedskew.errors import UserError
 from fedskew.experiment.result import Result
 from fedskew.experiment.storage.atomic import reporting_os_errors, write_file
-from fedskew.report.charts.matplotlib_view import checked_formats, save_figure
+from fedskew.report.charts.matplotlib_view import parse_formats, save_figure
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import page
 from fedskew.results import LoadedRuns, load_runs
@@ -21,7 +21,7 @@ Runs = str | Path | Result
 
 @dataclass(frozen=True)
 class Report:
-    """A page that was written, and its conclusion."""
+    """A report that was written, and its conclusion."""
 
     path: Path
     answer: tuple[str, ...]
@@ -42,16 +42,16 @@ def write_report(
 ) -> Report:
     """Write one self-contained HTML page about runs.
 
-    `features` takes some seconds per method and needs the data. With `figures`, every figure of the page is also saved
-    in that folder, in the given `formats`: `png`, `svg`, `pdf`, or several, for instance `svg,pdf`. `rank_by` decides
+    `features` takes a few seconds per method and needs the data. With `figures`, every figure of the page is also saved
+    in that folder, in the given `formats`: `png`, `svg`, `pdf`, or several as in `svg,pdf`. `rank_by` decides
     which method is best: accuracy, macro-f1, worst-class, balanced-accuracy or auroc.
     """
-    target, kinds = page_path(path), checked_formats(formats)
+    target, kinds = page_path(path), parse_formats(formats)
     place = None if figures is None else Path(figures)
-    return report_of(load_runs(_folders(runs)), target, features, place, kinds, rank_by)
+    return write_loaded(load_runs(_folders(runs)), target, features, place, kinds, rank_by)
 
 
-def report_of(
+def write_loaded(
     loaded: LoadedRuns,
     target: Path,
     features: bool,
@@ -74,12 +74,12 @@ def report_of(
 def _folders(runs: Runs | Iterable[Runs]) -> list[str | Path]:
     several = [runs] if isinstance(runs, str | Path | Result) else list(runs)
     if not several:
-        raise UserError("no runs; expected run folders, or folders of them")
+        raise UserError("no runs given; expected run folders, or folders of run folders")
     folders: list[str | Path] = []
     for run in several:
         place = run.folder if isinstance(run, Result) else run
         if place is None:
-            raise UserError("a result without a folder cannot be reported; give fedskew.run a folder: out='runs/NAME'")
+            raise UserError("a report needs runs saved in a folder; pass out='runs/NAME' to fedskew.run")
         folders.append(place)
     return folders
 
@@ -97,7 +97,7 @@ def _answer(content: Document) -> Iterator[str]:
 
 
 def page_path(out: str | Path) -> Path:
-    """Refuse a name that a browser would not open, before anything is read."""
+    """Refuse a file name that does not end in .html, before any run is read."""
     target = Path(out)
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"cannot write a page to {str(out)!r}; expected a file that ends in .html")
@@ -105,7 +105,7 @@ def page_path(out: str | Path) -> Path:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file atomically."""
     with reporting_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
     write_file(target, text)

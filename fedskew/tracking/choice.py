@@ -1,4 +1,4 @@
-"""Trackers by name."""
+"""Choose trackers by name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ TRACKERS: dict[str, Callable[[FolderOf], Tracker]] = {"tensorboard": TensorBoard
 
 
 def make_trackers(names: str, folder_of: FolderOf) -> list[Tracker]:
-    """Trackers from a list such as `tensorboard,mlflow`; a UserError if a package is missing."""
-    wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
-    for name in wanted:
+    """Make the trackers in a list such as `tensorboard,mlflow`. Raises a UserError if a package is missing."""
+    requested = [name.strip().lower() for name in names.split(",") if name.strip()]
+    for name in requested:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
-    return [TRACKERS[name](folder_of) for name in dict.fromkeys(wanted)]
+    return [TRACKERS[name](folder_of) for name in dict.fromkeys(requested)]

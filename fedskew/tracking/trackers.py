@@ -1,6 +1,6 @@
 """Callbacks that log runs to TensorBoard, MLflow and Weights & Biases, without a network connection.
 
-Every tracker logs the same numbers of a round (`scalars`).
+All of them log the same metrics per round (`scalars`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXPERIMENT = "fedskew"
 
 
 def scalars(row: RoundRow) -> dict[str, float]:
-    """The numbers of a round, with prefixes by which the tools group them."""
+    """The metrics of a round. Their prefixes group them in the tools."""
     found: dict[str, Any] = {
         "train/loss": row.loss,
         "train/lr": row.lr,
@@ -41,7 +41,7 @@ def scalars(row: RoundRow) -> dict[str, float]:
 
 
 class Tracker(Callback):
-    """Logs one run after another; a subclass writes to one tool."""
+    """Logs one run after another. Each subclass writes to one tool."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         self._folder_of = folder_of
@@ -133,7 +133,7 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """Writes a `wandb` folder beside the runs, offline; `wandb sync` uploads it if you want that."""
+    """Writes a `wandb` folder beside the runs, offline; `wandb sync` uploads it."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)
@@ -166,7 +166,7 @@ class WandB(Tracker):
 
 
 def _flat(prepared: Prepared) -> dict[str, str]:
-    """The configuration with dotted keys and short texts, as the tools expect it."""
+    """The configuration with dotted keys and values cut to 250 characters, which the tools accept."""
     values: dict[str, str] = {}
     for key, value in prepared.config.to_mapping().items():
         if isinstance(value, dict):

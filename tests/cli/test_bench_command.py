@@ -82,4 +82,4 @@ def test_an_interrupted_bench_prints_what_it_has(cli, monkeypatch):
     outcome = cli(*TINY, "--only", "steps,rounds", "--quiet")
     assert outcome.status == 130
     assert "dnn 2 × 64" in outcome.out
-    assert outcome.err.endswith("stopped; the rest was not measured\n")
+    assert outcome.err.endswith("stopped; the remaining measurements were skipped\n")

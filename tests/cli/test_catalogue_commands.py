@@ -91,7 +91,7 @@ def test_datasets_that_are_here_say_where(cli, tmp_path):
     assert told["mnist"]["where"] == str(Path("data/mnist"))
     assert told["mnist"]["bytes"] > 0
     assert told["cifar10"]["where"] is None
-    assert told["digits"]["where"] == "with scikit-learn"
+    assert told["digits"]["where"] == "part of scikit-learn"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

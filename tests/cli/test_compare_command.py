@@ -93,7 +93,7 @@ def test_the_metric_that_ranks_is_marked_and_stated(cli):
     best = max(told["methods"], key=lambda method: method["auroc"]["mean"])
     assert (told["rank_by"], told["best"]) == ("auroc", best["method"])
     table = cli(*command, "--rank-by", "auroc").out
-    assert "* the highest AUROC after the last round" in table
+    assert "* highest AUROC after the last round" in table
     assert f"{best['method']} *" in table
     outcome = cli(*command, "--rank-by", "macrof1")
     assert outcome.status == 2

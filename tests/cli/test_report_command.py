@@ -73,7 +73,7 @@ def test_python_says_in_one_line_what_cannot_be_reported(comparison: Path, tmp_p
     kept_nowhere = fs.run(fed, "fedavg", rounds=1, local_epochs=1)
     with pytest.raises(fs.UserError, match="out='runs/NAME'"):
         fs.write_report(kept_nowhere)
-    with pytest.raises(fs.UserError, match="no runs; expected run folders"):
+    with pytest.raises(fs.UserError, match="no runs given; expected run folders"):
         fs.write_report([])
     with pytest.raises(fs.UserError, match=r"ends in \.html"):
         fs.write_report(comparison, tmp_path / "page.pdf")

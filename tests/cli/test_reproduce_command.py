@@ -57,7 +57,7 @@ def test_a_model_that_several_updates_begin_with_is_trained_once(cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ((), "no table; expected one such as fedlmd/table3"),
+        ((), "no table given; expected one such as fedlmd/table3"),
         (("fedlmdd/table3",), "unknown paper 'fedlmdd'; did you mean 'fedlmd'"),
         (("fedlmd/tabel3",), "unknown table of fedlmd 'tabel3'; did you mean 'table3'"),
         (("fedlmd/table3", "--dataset", "cifar"), "unknown dataset of this table 'cifar'; did you mean 'cifar10'"),
@@ -66,7 +66,7 @@ def test_a_model_that_several_updates_begin_with_is_trained_once(cli) -> None:
         (("fedlmd/table3", "--seeds", "0"), "seeds is '0'; expected"),
         (("--list", "--dataset", "cifar"), "unknown dataset of this table 'cifar'; did you mean 'cifar10'"),
         (("--plan", "none.yaml"), "cannot read none.yaml"),
-        (("--plan", "none.yaml", "--methods", "fedavg"), "--plan and a selection are given; expected"),
+        (("--plan", "none.yaml", "--methods", "fedavg"), "a selection was given besides --plan; expected"),
     ],
 )
 def test_a_mistake_is_one_line(cli, arguments: tuple[str, ...], complaint: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import fedskew as fs
-from fedskew.cli.running import Bar, Standing, clock
+from fedskew.cli.running import ProgressBar, RunStatus, format_duration
 from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
 
@@ -33,7 +33,7 @@ def evaluation(*class_accuracy: float | None) -> Evaluation:
 def test_a_terminal_sees_rounds_accuracy_worst_class_and_time_left(federation, tmp_path):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, legacy_windows=False)
-    live = Bar(lambda _: tmp_path / "run", 1, console)
+    live = ProgressBar(lambda _: tmp_path / "run", 1, console)
     with live.display:
         fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[live], **SETTINGS)
         live.display.refresh()
@@ -42,15 +42,15 @@ def test_a_terminal_sees_rounds_accuracy_worst_class_and_time_left(federation, t
         assert word in seen
 
 
-def test_the_standing_follows_the_global_model_only():
-    standing = Standing("x", ("cat", "dog", "cow"))
-    standing.update(RoundRow(round=0, evaluation=evaluation(0.5, 0.1, None)), 4)
-    standing.update(RoundRow(round=1, evaluation=evaluation(0.9, 0.7, None), seconds=2.0), 3)
+def test_the_status_follows_the_global_model_only():
+    status = RunStatus("x", ("cat", "dog", "cow"))
+    status.update(RoundRow(round=0, evaluation=evaluation(0.5, 0.1, None)), 4)
+    status.update(RoundRow(round=1, evaluation=evaluation(0.9, 0.7, None), seconds=2.0), 3)
     tested = evaluation(0.0, 1.0, None)
-    standing.update(RoundRow(round=2, model="expert.0", stage="expert 0", evaluation=tested, seconds=2.0), 2)
-    assert (standing.accuracy, standing.best, standing.worst) == (pytest.approx(0.8), pytest.approx(0.8), "dog: 70 %")
-    assert (standing.round, standing.total, standing.stage_note) == (2, 4, " expert 0")
-    assert standing.left == "4.0 s left"
+    status.update(RoundRow(round=2, model="expert.0", stage="expert 0", evaluation=tested, seconds=2.0), 2)
+    assert (status.accuracy, status.best, status.worst) == (pytest.approx(0.8), pytest.approx(0.8), "dog: 70 %")
+    assert (status.round, status.total, status.stage_note) == (2, 4, " expert 0")
+    assert status.time_left == "4.0 s left"
 
 
 def test_the_best_before_a_resume_is_remembered(federation, tmp_path):
@@ -59,9 +59,9 @@ def test_the_best_before_a_resume_is_remembered(federation, tmp_path):
             if row.round == 2:
                 raise KeyboardInterrupt
 
-    class Recorded(Bar):
-        def show(self, standing):
-            self.seen = getattr(self, "seen", None) or (standing.round, standing.best)
+    class Recorded(ProgressBar):
+        def show(self, status):
+            self.seen = getattr(self, "seen", None) or (status.round, status.best)
 
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -76,4 +76,4 @@ def test_the_best_before_a_resume_is_remembered(federation, tmp_path):
 
 @pytest.mark.parametrize(("seconds", "words"), [(3.14, "3.1 s"), (42, "42 s"), (61, "1:01"), (3725, "1:02:05")])
 def test_durations(seconds, words):
-    assert clock(seconds) == words
+    assert format_duration(seconds) == words

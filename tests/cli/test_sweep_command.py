@@ -72,7 +72,7 @@ def test_time_may_be_up(cli, grid: Path) -> None:
     outcome = cli("sweep", "grid.yaml", "--workers", "1", "--time-limit", "0.0001", "--json")
     assert outcome.status == 0
     assert {line["status"] for line in outcome.json} == {"unfinished"}
-    assert "4 runs are not done; repeat the command to resume" in outcome.err
+    assert "4 runs are unfinished; repeat the command to resume" in outcome.err
 
 
 @pytest.mark.parametrize("example", EXAMPLES["sweep"])
@@ -103,7 +103,7 @@ def test_the_best_point_of_each_federation_is_marked_by_the_metric_requested(cli
     grid.write_text(GRID.replace("  method: [fedavg, fedprox]\n  lr: [0.05, 0.1]", axes))
     out = cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--rank-by", "auroc").out
     assert out.count("1/1 *") == 2
-    assert "* the highest AUROC" in out
+    assert "* highest AUROC" in out
     rows = list(csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines()))
     for beta in ("0.5", "5.0"):
         best = max((row for row in rows if row["partition.beta"] == beta), key=lambda row: float(row["auroc"]))

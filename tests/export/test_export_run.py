@@ -97,7 +97,7 @@ def test_the_card_tells_what_the_run_s_folder_knows(run: Result, exported: Path)
         assert f"| {label} | {label} | {100 * accuracy:.1f} % | {tested[label]} | {held} |" in card
     assert "fedlmd, Lu et al., ACM MM 2023" in card
     assert "fedprox, Li et al., MLSys 2020" in card
-    assert "The server learns about its labels: nothing" in card
+    assert "What the server learns about its labels: nothing" in card
     assert "The run was simulated" in card
 
 
@@ -112,7 +112,7 @@ def test_it_may_be_repeated_but_leaves_other_folders_alone(run: Result, exported
     assert run.folder is not None
     export_run(run.folder, exported)
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="is not empty and has no exported model"):
+    with pytest.raises(UserError, match="is not empty and is not an exported model"):
         export_run(run.folder, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
@@ -124,7 +124,7 @@ def test_a_lost_class_is_named_at_the_top() -> None:
 
 def test_what_a_method_reveals_is_told() -> None:
     card = model_card(finished("dnn", form("dnn"), method="fedgr"), None, with_words=False)
-    assert "The server learns about its labels: label presence." in card
+    assert "What the server learns about its labels: label presence." in card
 
 
 def test_label_counts_that_the_server_does_not_know_are_not_made_up() -> None:
@@ -139,8 +139,8 @@ def test_label_counts_that_the_server_does_not_know_are_not_made_up() -> None:
 
 def test_classes_of_few_clients_are_named() -> None:
     card = model_card(finished("dnn", form("dnn"), label_counts=[[4, 0, 0], [2, 3, 0]]), None, with_words=False)
-    assert "A single client held dog." in card
-    assert "**No client held a\\|b.**" in card
+    assert "Classes held by only one client: dog." in card
+    assert "*Classes held by no client: a\\|b.**" in card
 
 
 def test_the_columns_of_a_table_are_named_in_order() -> None:
@@ -247,7 +247,7 @@ def test_a_model_of_several_encoders_is_exported_whole(tmp_path: Path) -> None:
         raw = RawInputs(result.model.eval(), json.loads((tmp_path / "model" / "model.json").read_text())["inputs"])
         assert found == raw(torch.from_numpy(samples)).argmax(1).tolist()
     assert encoders == 2
-    assert "2 encoders side by side" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "2 concatenated encoders" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_folder_without_a_finished_run_is_refused(run: Result, tmp_path: Path,
 def test_a_run_without_a_common_model_is_refused(tmp_path: Path) -> None:
     federation = fs.federation("digits", fs.IID(clients=2))
     fs.run(federation, "local-only", "dnn", rounds=1, local_epochs=1, out=tmp_path / "run")
-    with pytest.raises(UserError, match="'local-only' leaves every client with its own model"):
+    with pytest.raises(UserError, match="'local-only' trains a separate model for every client"):
         export_run(tmp_path / "run", tmp_path / "model")
 
 

@@ -45,7 +45,7 @@ def test_reports_are_made_of_it(run: Path, tmp_path: Path) -> None:
     assert main(["report", str(run), "--no-features", "-o", str(tmp_path / "page.html")]) == 0
     assert "fedvls" in (tmp_path / "page.html").read_text(encoding="utf-8")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Their label counts stayed with them" in page
+    assert "They did not share their label counts" in page
     assert "the folder has no about.json" not in page
 
 
@@ -87,7 +87,7 @@ def test_its_card_says_what_was_told(run: Path, tmp_path: Path) -> None:
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "reported their test results by class, which reveal the label counts of their test parts." in card
     assert "stayed with the sites" not in card
-    assert "training was not differentially private" in card
+    assert "Training was not differentially private" in card
 
 
 def test_a_run_tested_in_total_can_be_reported_compared_and_exported(
@@ -132,8 +132,9 @@ def test_only_sites_that_contributed_are_named_as_trained_on(tmp_path: Path, cap
     assert "trained by 1 of 3 sites in every round, site-1 in no rounds, site-2 in 1 round;" in caplog.text
     assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "model")]) == 0
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "trained federatedly on the data of 2 sites" in card
-    assert "trained on: site-0 (2 of 2 rounds), site-2 (1 of 2 rounds). Sites that never contributed: site-1." in card
+    assert "trained by federated learning on the data of 2 sites" in card
+    assert "trained on the data of site-0 (2 of 2 rounds), site-2 (1 of 2 rounds)." in card
+    assert "Sites that never contributed: site-1." in card
     assert "Sites that tested it: site-0, site-2." in card
 
 

@@ -84,7 +84,7 @@ def test_the_site_command_says_that_results_by_class_reveal_label_counts(
     assert "tests: results by class, whose sums are the label counts of the site's test part" in shown.out
     assert "the server learns of its labels: label counts of its test part" in shown.out
     assert "privacy: central, ε = 17.9 at δ = 1e-05 after 10 rounds, for a site whose data are replaced" in shown.out
-    assert "this site allows metrics: total, so the results of its tests will be left out" in shown.err
+    assert "this site allows only metrics: total, so the server will not receive its test results" in shown.err
     assert "warning: the noise on a round's mean is" in shown.err
     readme = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")
     assert "- the server learns of its labels: label counts of its test part" in readme

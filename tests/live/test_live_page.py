@@ -51,7 +51,7 @@ def test_it_waits_for_a_run_that_has_not_begun(served: LiveServer) -> None:
     status, html, _ = get(served.url, "/")
     assert status == 200
     assert "no results yet" in html
-    assert state(served.url)["standing"] == "waiting"
+    assert state(served.url)["status"] == "waiting"
 
 
 def test_it_keeps_up_with_the_rounds(served: LiveServer, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_it_keeps_up_with_the_rounds(served: LiveServer, tmp_path: Path) -> None
 
     run(tmp_path / "run", 3, Reader())
     assert [told["version"] for told in seen] == [1, 2, 3]
-    assert [told["standing"] for told in seen] == [f"fedavg seed 0: round {t}" for t in (1, 2, 3)]
+    assert [told["status"] for told in seen] == [f"fedavg seed 0: round {t}" for t in (1, 2, 3)]
     assert [len(told["charts"]["accuracy"]["data"][0]["x"]) for told in seen] == [2, 3, 4]
     assert not any(told["finished"] for told in seen)
 
@@ -72,7 +72,7 @@ def test_nothing_new_is_said_in_a_few_bytes(tmp_path: Path) -> None:
     run(tmp_path / "run")
     live = LiveState([tmp_path / "run"])
     told = live.current(0)
-    assert live.current(told["version"]).keys() == {"version", "standing"}
+    assert live.current(told["version"]).keys() == {"version", "status"}
     assert live.current(0) == told
 
 

@@ -99,7 +99,7 @@ def test_a_half_finished_run_is_drawn_as_far_as_it_came(copy: Path) -> None:
     (run / "rounds.jsonl").write_text("".join(rows[:3]) + rows[3][:50])
     report = document(load_runs([run]))
     told = missing(report)
-    assert "not finished: it stopped after round 2; the same command resumes it" in told
+    assert "unfinished, stopped after round 2; repeat its command to resume" in told
     assert "no finished run, so there is no model" in told
     assert report.chapters[0].verdict[0].startswith("No run is finished; these are the results after round 2")
     assert len(report.figures) > 8
@@ -200,8 +200,8 @@ def test_experts_of_a_run_from_before_are_drawn_as_far_as_it_tells(copy: Path) -
     assert [figure.key for figure in section.figures] == ["warm-confusion", "activations"]
     assert [row[4:] for row in section.tables[0].rows] == [[None, None]] * len(section.tables[0].rows)
     assert list(section.missing) == [
-        "pkd, seed 0: the probabilities that the groups are based on: not recorded by that version; run it again",
-        "pkd, seed 0: how often each expert taught: not recorded by that version; run it again",
+        "pkd, seed 0: the mutual probabilities: not recorded by the version that made the run; repeat it",
+        "pkd, seed 0: how often each expert taught: not recorded by the version that made the run; repeat it",
     ]
 
 

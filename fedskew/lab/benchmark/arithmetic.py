@@ -1,4 +1,4 @@
-"""Number formats for the loop and the limit: as fast as PyTorch allows, deterministic or not."""
+"""Number formats for the loop and the limit, with the fastest kernels that PyTorch has."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedskew.engine import arithmetic
 
 
 def fastest_arithmetic(precision: str) -> contextlib.AbstractContextManager[None]:
-    """The arithmetic of a run, but with cuDNN's nondeterministic algorithms, which fedskew's runs do not use."""
+    """Use a run's arithmetic, but also allow cuDNN's nondeterministic kernels, which fedskew's runs avoid."""
     return arithmetic(precision, deterministic=False)
 
 
-def casting(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Autocast for bf16, nothing otherwise."""
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Use autocast for bf16. For other formats, do nothing."""
     if precision != "bf16":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -18,14 +18,14 @@ from fedskew.models import make_model
 
 CLASSES = 10
 LARGEST_DATASET = 50_000
-"""Rows; larger federations reuse them. Federations that are compared by size use all of them."""
+"""Rows. Larger federations reuse them. All federations that are compared by size use all rows."""
 _ONE_CLASS = 100
-"""Consecutive rows of one class, so that a client has few classes."""
+"""Consecutive rows of the same class. They give each client few classes."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The papers' usual training of a model."""
+    """How papers usually train a model."""
 
     shape: tuple[int, int, int]
     batch_size: int
@@ -44,10 +44,10 @@ SETTINGS: dict[str, Setting] = {
 """The models that are measured."""
 
 METHODS = ("fedavg", "fedvls", "scaffold")
-"""No extra work, an extra forward pass, and per-client state."""
+"""In this order: no extra work, an extra forward pass, and per-client state."""
 
 PRECISIONS = ("bf16", "tf32", "float32")
-"""Fastest first, usually."""
+"""Number formats, usually from fast to slow."""
 
 Sizes = Literal["equal", "unequal"]
 
@@ -75,11 +75,11 @@ class Case:
     method: str = "fedavg"
     precision: str = "float32"
     sizes: Sizes = "equal"
-    members: int | None = None
-    """Clients in the federation; None: the clients of a round, who all take part."""
+    federation_clients: int | None = None
+    """Clients in the federation. If None, it consists of the clients of a round."""
     augmented: bool = True
     compiled: bool = True
-    """Compile stacked steps on a GPU, as long runs do."""
+    """Whether to compile stacked steps on a GPU, as long runs do."""
 
     def __post_init__(self) -> None:
         if self.model not in SETTINGS:
@@ -91,7 +91,7 @@ class Case:
 
     @property
     def federation_size(self) -> int:
-        return self.members or self.clients
+        return self.federation_clients or self.clients
 
     @property
     def step_samples(self) -> int:
@@ -100,18 +100,18 @@ class Case:
 
     def federation(self) -> Federation:
         share = self.scale.batches * self.setting.batch_size
-        rows = LARGEST_DATASET if self.members else min(self.clients * share, LARGEST_DATASET)
+        rows = LARGEST_DATASET if self.federation_clients else min(self.clients * share, LARGEST_DATASET)
         return _federation(self.setting.shape, rows, self.federation_size, share, self.scale.tests, self.sizes)
 
     def load(self) -> None:
-        """Create the data, so that it does not count as a contender's memory or time."""
+        """Create the data now, so that they do not add to a contender's memory or time."""
         self.federation().label_counts  # noqa: B018 - cached
 
     def fresh_model(self) -> nn.Module:
         return make_model(self.model, model_inputs(self.federation().dataset))
 
     def config(self, engine: str) -> Config:
-        """The configuration of the run; other keys have their defaults."""
+        """The configuration of the run."""
         return Config(
             data="random",
             partition=PartitionConfig(clients=self.federation_size),
@@ -131,29 +131,29 @@ class Case:
 
 @lru_cache(maxsize=8)
 def _federation(
-    shape: tuple[int, int, int], rows: int, members: int, share: int, tests: int, sizes: Sizes
+    shape: tuple[int, int, int], rows: int, federation_clients: int, share: int, tests: int, sizes: Sizes
 ) -> Federation:
     dataset = _dataset(shape, rows, tests)
-    dealt = np.arange(members * share) % rows
-    ends = np.cumsum(_sizes(members, share, sizes))[:-1]
-    return Federation(dataset, tuple(np.split(dealt, ends)), {"name": "random", "clients": members}, 0)
+    dealt = np.arange(federation_clients * share) % rows
+    ends = np.cumsum(_sizes(federation_clients, share, sizes))[:-1]
+    return Federation(dataset, tuple(np.split(dealt, ends)), {"name": "random", "clients": federation_clients}, 0)
 
 
-def _sizes(members: int, share: int, sizes: Sizes) -> npt.NDArray[np.int64]:
-    """Samples per client; unequal sizes are log-normal with the same total."""
+def _sizes(federation_clients: int, share: int, sizes: Sizes) -> npt.NDArray[np.int64]:
+    """Samples per client. Unequal sizes are log-normal, with the same total."""
     if sizes == "equal":
-        return np.full(members, share, np.int64)
-    weights = np.exp(0.8 * np.random.default_rng(0).standard_normal(members))
-    ends = np.round(np.cumsum(weights) / weights.sum() * (members * (share - 1))).astype(np.int64)
+        return np.full(federation_clients, share, np.int64)
+    weights = np.exp(0.8 * np.random.default_rng(0).standard_normal(federation_clients))
+    ends = np.round(np.cumsum(weights) / weights.sum() * (federation_clients * (share - 1))).astype(np.int64)
     each: npt.NDArray[np.int64] = np.diff(ends, prepend=0) + 1
     return each
 
 
 @lru_cache(maxsize=4)
 def _dataset(shape: tuple[int, int, int], rows: int, tests: int) -> Dataset:
-    """Noise over a pattern per class, which can be learnt; but every image occurs twice, with two labels.
+    """Make images with one learnable pattern per class, plus noise. Every image occurs twice, with two labels.
 
-    So training neither diverges nor converges to a loss of zero, whose zero or tiny gradients would change the speed.
+    So training neither diverges nor reaches a loss of zero. Vanishing gradients would change the speed.
     """
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 128, (CLASSES, *shape), dtype=np.uint8)

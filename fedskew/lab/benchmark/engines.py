@@ -1,4 +1,4 @@
-"""fedskew's engines as contenders: whole rounds as in a run, and local steps alone."""
+"""fedskew's engines as contenders, with whole rounds as in a run, or with local steps only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedskew.experiment.preparation import prepare
 from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.round.server import Server
 from fedskew.lab.benchmark.cases import Case
-from fedskew.lab.benchmark.loop import combined
+from fedskew.lab.benchmark.loop import collect
 from fedskew.methods import Objective, Tensors
 
 
-class OwnEngine:
-    """A run without an end."""
+class FedskewEngine:
+    """Trains rounds on one of fedskew's engines, without an end."""
 
     def __init__(self, case: Case, engine: str) -> None:
         self._case = case
@@ -34,12 +34,12 @@ class OwnEngine:
 
     @property
     def notices(self) -> list[str]:
-        """Notices of the engine; more may come while it runs."""
+        """The engine's notices. More may be added while it runs."""
         return self._server.notices
 
     @property
     def threads(self) -> int | None:
-        """CPU threads, as the command line sets them."""
+        """The number of CPU threads that the command line would set."""
         one = self._config.engine == "stacked" and self._config.device == "cpu"
         return 1 if one and not os.environ.get("OMP_NUM_THREADS") else None
 
@@ -49,7 +49,7 @@ class OwnEngine:
         return self._recorder.rows[-1].visits if self._recorder.rows else 0
 
     def round(self) -> None:
-        """One whole round, as in a run."""
+        """Train one whole round, as in a run."""
         stage = self._server.next_stage(self._state)
         assert stage is not None
         with arithmetic(self._config.precision):
@@ -63,12 +63,13 @@ class OwnEngine:
         return self._state.model.params
 
     def bare_steps(self) -> tuple[Callable[[], None], int]:
-        """Local training without aggregation and evaluation, and the samples per call.
+        """Return a function that only trains locally, without aggregation and evaluation, and its samples per call.
 
-        An engine without separate steps, or with too little memory for a step of all clients, trains a round's epochs.
+        It does one step of all clients. If the engine has no separate steps, or too little memory for all clients, it
+        trains the epochs of a round.
         """
         work, engine, precision = self.work(), self._server.engine, self._config.precision
-        step, samples = self._step_of_all(work)
+        step, samples = self._stacked_step(work)
         if step is None:
             step, samples = (
                 lambda: engine.train(work),
@@ -81,8 +82,8 @@ class OwnEngine:
 
         return call, samples
 
-    def _step_of_all(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
-        """One step of the clients that are stacked at a time (on a CPU perhaps not all), and its samples."""
+    def _stacked_step(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
+        """Return one step of the clients that are stacked at once (on a CPU, perhaps not all), and its samples."""
         engine = self._server.engine
         if not isinstance(engine, StackedEngine):
             return None, 0
@@ -92,20 +93,19 @@ class OwnEngine:
         return step if len(engine.notices) == notices else None, clients * self._case.setting.batch_size
 
     def close(self) -> None:
-        """Close the engine."""
         self._server.close()
 
     def work(self) -> RoundWork:
         """The local training of all participants, from the current model."""
         federation, trainee, config = self._case.federation(), self._state.models["global"], self._config
         assert isinstance(self._method.objective, Objective)
-        state = combined(self._method, lambda part: part.client_state(trainee.model.params))
+        state = collect(self._method, lambda part: part.client_state(trainee.model.params))
         return RoundWork(
             objective=self._method.objective,
             solver=self._method.solver,
             server=self._method.server,
             sent=trainee.model,
-            downlink=combined(self._method, lambda part: part.downlink(trainee.server_state)),
+            downlink=collect(self._method, lambda part: part.downlink(trainee.server_state)),
             companions={},
             assignments=[
                 Assignment(client, federation.indices[client], federation.label_counts[client], state)

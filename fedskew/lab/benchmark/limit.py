@@ -1,7 +1,7 @@
-"""The practical limit: one model trained on one batch as large as all clients' batches together.
+"""The device's practical limit: one model, trained on one batch as large as all clients' batches together.
 
 No simulation of a federation can be faster with the same kernels, because there is one set of weights instead of one
-per client. The step is compiled, channels-last and, on a GPU, replayed as one CUDA graph from normalised inputs.
+per client. The step is compiled and uses the channels-last layout. On a GPU it is replayed as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.engine import DeviceSamples
-from fedskew.lab.benchmark.arithmetic import casting, fastest_arithmetic
+from fedskew.lab.benchmark.arithmetic import autocast, fastest_arithmetic
 from fedskew.lab.benchmark.cases import Case
 from fedskew.methods import Tensors
 
@@ -20,7 +20,7 @@ _WARM_UP = 3
 
 
 class Limit:
-    """Repeats one large step."""
+    """Repeats one step on one large batch."""
 
     def __init__(self, case: Case, compiled: bool = True) -> None:
         self._case = case
@@ -37,7 +37,7 @@ class Limit:
         if compiled:
             self._loss = torch.compile(self._eager_loss, dynamic=False)
         with fastest_arithmetic(case.precision):
-            self._replay = self._captured() if self._device.type == "cuda" else self._descend
+            self._replay = self._capture() if self._device.type == "cuda" else self._step
 
     @property
     def samples(self) -> int:
@@ -56,27 +56,27 @@ class Limit:
         return {name: p.detach().clone() for name, p in self._model.named_parameters()}
 
     def _eager_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        with casting(self._case.precision, self._device):
+        with autocast(self._case.precision, self._device):
             logits = self._model(x)
         return nn.functional.cross_entropy(logits.float(), y)
 
-    def _descend(self) -> None:
+    def _step(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         self._loss(self._x, self._y).backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
 
-    def _captured(self) -> Callable[[], None]:
-        """The step as a CUDA graph, captured after compiling and autotuning."""
+    def _capture(self) -> Callable[[], None]:
+        """Capture the step as a CUDA graph, after compiling and autotuning."""
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
-                self._descend()
+                self._step()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._descend()
+            self._step()
         return graph.replay
 
 

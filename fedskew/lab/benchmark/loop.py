@@ -1,7 +1,7 @@
 """The plain loop: one client after another, as tutorials and other frameworks train them.
 
-An ordinary `nn.Module`, `torch.optim.SGD`, `zero_grad`, `backward`, `step`; nothing of fedskew's engines. The tuned
-loop takes the fastest of PyTorch's implementations of SGD instead of its default.
+It uses an ordinary `nn.Module`, `torch.optim.SGD`, `zero_grad`, `backward` and `step`, and nothing from fedskew's
+engines. The tuned loop uses the fastest of PyTorch's implementations of SGD instead of the default.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from fedskew.data.augmentation.augment import make_augmentation
 from fedskew.engine import DeviceSamples
-from fedskew.lab.benchmark.arithmetic import casting, fastest_arithmetic
+from fedskew.lab.benchmark.arithmetic import autocast, fastest_arithmetic
 from fedskew.lab.benchmark.cases import Case
 from fedskew.methods import Client, Method, Objective, Outputs, Part, Tensors, Trained, Updates, make_method
 from fedskew.methods.parts import weighted_mean
 from fedskew.randomness import fold
 
 STEPS = 10
-"""Steps per call of `LoopSteps`; the time per step does not depend on the number of clients."""
+"""Steps per call of `LoopSteps`. They are enough, as the time per step does not depend on the number of clients."""
 
 
 class Trainer:
@@ -38,7 +38,7 @@ class Trainer:
         self._implementation = _fastest_sgd(self.model) if tuned else {}
 
     def begin(self, client: Client) -> None:
-        """Start with the next client; the model has the received weights already."""
+        """Start the next client. The model must already have the received weights."""
         self._client = client
         self._optimizer = _sgd(self.model, self._implementation, self._config.lr, self._config.momentum)
         self.model.train()
@@ -57,7 +57,7 @@ class Trainer:
         return loss.detach()
 
     def logits(self, model: nn.Module, x: Tensor) -> Tensor:
-        with casting(self._case.precision, self.device):
+        with autocast(self._case.precision, self.device):
             out: Tensor = model(x)
         return out.float()
 
@@ -81,7 +81,7 @@ class Trainer:
 
 
 class LoopSteps:
-    """Endless local steps of one client, on normalised images on the device."""
+    """Repeats local steps of one client, with normalised images on the device."""
 
     def __init__(self, case: Case, tuned: bool = False) -> None:
         self._case, self._trainer = case, Trainer(case, tuned)
@@ -92,10 +92,10 @@ class LoopSteps:
         self._x, self._y = data.inputs(rows), data.y[rows]
         self._batches = torch.split(torch.arange(len(rows), device=device), case.setting.batch_size)
         received = self._trainer.params()
-        server = combined(method, lambda part: part.server_state(received))
-        state = combined(method, lambda part: part.client_state(received))
+        server = collect(method, lambda part: part.server_state(received))
+        state = collect(method, lambda part: part.client_state(received))
         counts = torch.tensor(federation.label_counts[0], device=device)
-        self._trainer.begin(Client(counts, received, combined(method, lambda part: part.downlink(server)), state))
+        self._trainer.begin(Client(counts, received, collect(method, lambda part: part.downlink(server)), state))
         self.samples = STEPS * case.setting.batch_size
         """Samples per call."""
 
@@ -107,13 +107,13 @@ class LoopSteps:
 
     @torch.no_grad()
     def current_loss(self) -> float:
-        """Cross-entropy over the client's samples."""
+        """The current cross-entropy on the client's samples."""
         logits = self._trainer.logits(self._trainer.model, self._x)
         return float(nn.functional.cross_entropy(logits, self._y))
 
 
-def combined(method: Method, hook: Callable[[Part], Tensors]) -> Tensors:
-    """The tensors of a hook, over all parts of a method."""
+def collect(method: Method, hook: Callable[[Part], Tensors]) -> Tensors:
+    """Collect the tensors that a hook returns for all parts of a method."""
     return {name: t for part in method.parts for name, t in hook(part).items()}
 
 
@@ -124,7 +124,7 @@ def _sgd(model: nn.Module, implementation: dict[str, bool], lr: float, momentum:
 
 
 def _fastest_sgd(model: nn.Module) -> dict[str, bool]:
-    """The fastest of PyTorch's three implementations of SGD for this model and device."""
+    """Find the fastest of PyTorch's three implementations of SGD for this model and device."""
     probe = copy.deepcopy(model)
     for parameter in probe.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -148,15 +148,15 @@ _TEST_BATCH = 1000
 
 
 @dataclass(frozen=True)
-class _Finished:
-    """A client at the end of its round."""
+class _ClientResult:
+    """A client's results of a round."""
 
     model: Tensors
     uplink: Tensors
 
 
 class LoopRounds:
-    """Whole rounds: every client trained in turn, averaged, tested; the data is on the device, as in fedskew's runs."""
+    """Runs whole rounds: train clients in turn, average, and evaluate. The data are on the device, as in fedskew."""
 
     def __init__(self, case: Case, tuned: bool = False) -> None:
         self._case, self._config, self._trainer = case, case.config("plain"), Trainer(case, tuned)
@@ -166,7 +166,7 @@ class LoopRounds:
         self._train = DeviceSamples(dataset, dataset.train, self._device, augmentation=augmentation)
         self._test = DeviceSamples(dataset, dataset.test, self._device)
         self._key = torch.zeros((), dtype=torch.int64, device=self._device)
-        self._server = combined(self._trainer.method, lambda part: part.server_state(self._trainer.params()))
+        self._server = collect(self._trainer.method, lambda part: part.server_state(self._trainer.params()))
         self._states: dict[int, Tensors] = {}
         self.samples = int(self._federation.sizes[: case.clients].sum()) * self._config.local_epochs
         """Samples per call."""
@@ -176,11 +176,11 @@ class LoopRounds:
     def __call__(self) -> None:
         with fastest_arithmetic(self._case.precision):
             sent = self._tensors()
-            ends = [self._trained(client, sent) for client in range(self._case.clients)]
-            self._aggregate(sent, ends)
-            self.accuracy = self._tested()
+            client_results = [self._train_client(client, sent) for client in range(self._case.clients)]
+            self._aggregate(sent, client_results)
+            self.accuracy = self._evaluate()
 
-    def _trained(self, client: int, sent: Tensors) -> _Finished:
+    def _train_client(self, client: int, sent: Tensors) -> _ClientResult:
         trainer, config = self._trainer, self._config
         trainer.model.load_state_dict(sent)
         participant = self._participant(client)
@@ -194,23 +194,23 @@ class LoopRounds:
                 trainer.step(self._train.training_inputs(batch, self._key), self._train.y[batch])
                 steps += 1
         trained = Trained(trainer.params(), torch.tensor(float(steps)), config.lr, config.momentum)
-        self._states[client] = combined(self._trainer.method, lambda part: part.next_state(trained, participant))
-        return _Finished(
-            self._tensors(), combined(self._trainer.method, lambda part: part.uplink(trained, participant))
+        self._states[client] = collect(self._trainer.method, lambda part: part.next_state(trained, participant))
+        return _ClientResult(
+            self._tensors(), collect(self._trainer.method, lambda part: part.uplink(trained, participant))
         )
 
     def _participant(self, client: int) -> Client:
         received = self._trainer.params()
         counts = torch.tensor(self._federation.label_counts[client], device=self._device)
-        state = self._states.get(client) or combined(self._trainer.method, lambda part: part.client_state(received))
-        return Client(counts, received, combined(self._trainer.method, lambda part: part.downlink(self._server)), state)
+        state = self._states.get(client) or collect(self._trainer.method, lambda part: part.client_state(received))
+        return Client(counts, received, collect(self._trainer.method, lambda part: part.downlink(self._server)), state)
 
     @torch.no_grad()
-    def _aggregate(self, sent: Tensors, ends: list[_Finished]) -> None:
-        sizes = torch.from_numpy(self._federation.sizes[: len(ends)].copy()).to(self._device, torch.float64)
+    def _aggregate(self, sent: Tensors, client_results: list[_ClientResult]) -> None:
+        sizes = torch.from_numpy(self._federation.sizes[: len(client_results)].copy()).to(self._device, torch.float64)
         weights = sizes / sizes.sum()
-        stacked = {name: torch.stack([end.model[name] for end in ends]) for name in sent}
-        uplink = {name: torch.stack([end.uplink[name] for end in ends]) for name in ends[0].uplink}
+        stacked = {name: torch.stack([end.model[name] for end in client_results]) for name in sent}
+        uplink = {name: torch.stack([end.uplink[name] for end in client_results]) for name in client_results[0].uplink}
         names = [name for name, _ in self._trainer.model.named_parameters()]
         updates = Updates({name: stacked.pop(name) for name in names}, weights, uplink, self._config.lr, 1.0)
         rule = self._trainer.method.server
@@ -219,7 +219,7 @@ class LoopRounds:
         self._trainer.model.load_state_dict({**params, **weighted_mean(stacked, weights)})
 
     @torch.no_grad()
-    def _tested(self) -> float:
+    def _evaluate(self) -> float:
         model = self._trainer.model.eval()
         right = torch.zeros((), dtype=torch.int64, device=self._device)
         for batch in torch.split(torch.arange(len(self._test), device=self._device), _TEST_BATCH):

@@ -1,4 +1,4 @@
-"""The measurements of a benchmark, most important first; what does not fit the time budget is left out."""
+"""The measurements of a benchmark, most important first. Those that exceed the time budget are skipped."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, Case, Scale
-from fedskew.lab.benchmark.engines import OwnEngine
+from fedskew.lab.benchmark.engines import FedskewEngine
 from fedskew.lab.benchmark.limit import Limit
 from fedskew.lab.benchmark.loop import LoopRounds, LoopSteps
 from fedskew.lab.benchmark.results import BARE, LEVELS, LIMIT, LOOP, TUNED_LOOP, Level
 from fedskew.lab.benchmark.targets import OVER_LOOP
-from fedskew.lab.benchmark.timing import Contender, Patience, Ready
+from fedskew.lab.benchmark.timing import Contender, Ready, TimingLength
 
 SCALING_CLIENTS = 10
-"""Participants per round while the federation grows."""
+"""Participants per round in the measurements by federation size."""
 
 LARGE = ("mobilenetv2", "resnet18")
-"""Models that need minutes to compile and much memory."""
+"""Models that take minutes to compile and need much memory."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure on a device, and how thoroughly."""
+    """What to measure on a device, and for how long."""
 
     device: str
     models: tuple[str, ...]
@@ -31,9 +31,9 @@ class Plan:
     methods: tuple[str, ...]
     precisions: tuple[str, ...]
     engines: tuple[str, ...]
-    """The first one counts."""
+    """Engines to measure. Whole rounds are measured with the first only."""
     scale: Scale
-    patience: Patience
+    length: TimingLength
     budget: float
     """Seconds."""
     federations: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
@@ -46,7 +46,7 @@ class Plan:
         return "cuda" if self.device.startswith("cuda") else "cpu"
 
 
-def usual(device: str) -> Plan:
+def default_plan(device: str) -> Plan:
     """The default plan for a device."""
     if device.startswith("cuda"):
         return Plan(
@@ -57,7 +57,7 @@ def usual(device: str) -> Plan:
             precisions=PRECISIONS,
             engines=("stacked",),
             scale=Scale(batches=10, epochs=5, tests=10_000),
-            patience=Patience(repetitions=7, seconds=0.1),
+            length=TimingLength(repetitions=7, seconds=0.1),
             budget=420,
         )
     return Plan(
@@ -68,21 +68,21 @@ def usual(device: str) -> Plan:
         precisions=("float32",),
         engines=("auto", "stacked", "plain"),
         scale=Scale(batches=4, epochs=5, tests=500),
-        patience=Patience(repetitions=5, seconds=0.3),
+        length=TimingLength(repetitions=5, seconds=0.3),
         budget=600,
     )
 
 
-def quick(device: str) -> Plan:
-    """A smoke test; the numbers mean little."""
-    plan = usual(device)
+def quick_plan(device: str) -> Plan:
+    """A smoke test. Its numbers are too noisy to use."""
+    plan = default_plan(device)
     return replace(
         plan,
         models=("dnn",),
         clients=(plan.clients[0],),
         precisions=plan.precisions[:1],
         scale=Scale(batches=2, epochs=1, tests=100),
-        patience=Patience(repetitions=3, seconds=0.02, warm_up=1),
+        length=TimingLength(repetitions=3, seconds=0.02, warm_up=1),
         budget=40,
         federations=(100, 1_000),
         participants=(1, 10),
@@ -92,16 +92,16 @@ def quick(device: str) -> Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Contenders that are compared."""
+    """Contenders that are compared with each other."""
 
     title: str
     contenders: tuple[Contender, ...]
     in_turn: bool = True
-    """Time them in turn; if False, one after another, because together they would not fit the device."""
+    """Time them alternately. If False, time one after another, because together they would not fit on the device."""
 
 
 def groups(plan: Plan) -> list[Group]:
-    """All requested groups, most important first."""
+    """List the requested groups, most important first."""
     ranked = [(rank, group) for rank, group in _ranked(plan) if group.contenders]
     return [group for _, group in sorted(ranked, key=lambda pair: pair[0])]
 
@@ -126,24 +126,24 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
 
 
 def _steps(plan: Plan, case: Case) -> Group:
-    """Local steps alone, in every number format."""
-    promising = _promising(plan, case.model)
+    """Measure local steps only, in every number format."""
+    candidates = _fast_candidates(plan, case.model)
     plain = [
-        replace(case, precision=precision, augmented=False, compiled=precision in promising)
+        replace(case, precision=precision, augmented=False, compiled=precision in candidates)
         for precision in plan.precisions
     ]
-    own = [each for each in plain if each.compiled or case.model not in LARGE]  # others compile for minutes
+    own = [each for each in plain if each.compiled or case.model not in LARGE]  # others would compile for minutes
     contenders = [_bare(each, engine, engine) for each in own for engine in plan.engines]
     contenders += [_loop_steps(each, tuned) for each in plain for tuned in (False, True)]
     if case.method == "fedavg":
-        contenders += [_limit(each, plan.compiled_limit) for each in plain if each.precision in promising]
+        contenders += [_limit(each, plan.compiled_limit) for each in plain if each.precision in candidates]
     return Group(
         f"steps of {case.method} on {case.model}, {case.clients} clients", tuple(contenders), not _is_large(case)
     )
 
 
 def _rounds(plan: Plan, case: Case) -> Group:
-    """Whole rounds of each method, beside bare steps of FedAvg."""
+    """Measure whole rounds of each method, and bare steps of FedAvg for comparison."""
     engine = plan.engines[0]
     contenders = [_bare(replace(case, augmented=False), engine, BARE, "rounds")]
     contenders += [_engine_rounds(replace(case, method=method), engine) for method in plan.methods]
@@ -159,31 +159,31 @@ def _is_large(case: Case) -> bool:
 
 
 def _federations(plan: Plan) -> Group:
-    case = replace(_small(plan), clients=SCALING_CLIENTS)
+    case = replace(_scaling_case(plan), clients=SCALING_CLIENTS)
     contenders = [
-        _engine_rounds(replace(case, members=members), plan.engines[0], "federation")
-        for members in plan.federations
-        if members >= case.clients
+        _engine_rounds(replace(case, federation_clients=size), plan.engines[0], "federation")
+        for size in plan.federations
+        if size >= case.clients
     ]
     return Group("rounds by federation size", tuple(contenders))
 
 
 def _participants(plan: Plan) -> Group:
-    case = replace(_small(plan), members=max(plan.participants))
+    case = replace(_scaling_case(plan), federation_clients=max(plan.participants))
     contenders = [
         _engine_rounds(replace(case, clients=clients), plan.engines[0], "participants") for clients in plan.participants
     ]
     return Group("rounds by number of participants", tuple(contenders))
 
 
-def _small(plan: Plan) -> Case:
-    """Clients with few samples, so that 100,000 fit; not compiled, since each number of clients would compile anew."""
+def _scaling_case(plan: Plan) -> Case:
+    """A case with few samples per client, so that 100,000 fit. It is not compiled, as every size would compile anew."""
     scale = replace(plan.scale, batches=2)
     return Case(plan.models[0], 1, scale, plan.device, precision=plan.precisions[0], compiled=False)
 
 
-def _promising(plan: Plan, model: str) -> tuple[str, ...]:
-    """The precisions that may be fastest; compiling takes up to a minute each."""
+def _fast_candidates(plan: Plan, model: str) -> tuple[str, ...]:
+    """The precisions that may be fastest. Others are not compiled, because each takes up to a minute."""
     candidates = ("bf16",) if model in LARGE else ("bf16", "tf32")
     return tuple(p for p in plan.precisions if p in candidates) or plan.precisions[:1]
 
@@ -193,21 +193,21 @@ def _promising(plan: Plan, model: str) -> tuple[str, ...]:
 
 def _bare(case: Case, engine: str, name: str, level: Level = "steps") -> Contender:
     def make() -> Ready:
-        own = OwnEngine(case, engine)
+        own = FedskewEngine(case, engine)
         call, samples = own.bare_steps()
         return Ready(
             call, lambda: samples, lambda: name if name == BARE else own.name, own.close, own.threads, own.notices
         )
 
-    return Contender(case, level, f"{engine} {BARE}: {_words(case)}", make, engine)
+    return Contender(case, level, f"{engine} {BARE}: {_describe(case)}", make, engine)
 
 
 def _engine_rounds(case: Case, engine: str, level: Level = "rounds") -> Contender:
     def make() -> Ready:
-        own = OwnEngine(case, engine)
+        own = FedskewEngine(case, engine)
         return Ready(own.round, lambda: own.visits, lambda: own.name, own.close, own.threads, own.notices)
 
-    return Contender(case, level, f"{engine} rounds: {_words(case)}", make, engine)
+    return Contender(case, level, f"{engine} rounds: {_describe(case)}", make, engine)
 
 
 def _loop_steps(case: Case, tuned: bool) -> Contender:
@@ -224,13 +224,13 @@ def _limit(case: Case, compiled: bool) -> Contender:
 
 def _reference(case: Case, level: Level, name: str, make: Callable[[], LoopSteps | LoopRounds | Limit]) -> Contender:
     def ready() -> Ready:
-        made = make()
-        return Ready(made, lambda: made.samples, lambda: name)
+        reference = make()
+        return Ready(reference, lambda: reference.samples, lambda: name)
 
-    return Contender(case, level, f"{name}: {_words(case)}", ready)
+    return Contender(case, level, f"{name}: {_describe(case)}", ready)
 
 
-def _words(case: Case) -> str:
-    many = f" of {case.members:,}" if case.members else ""
+def _describe(case: Case) -> str:
+    many = f" of {case.federation_clients:,}" if case.federation_clients else ""
     uneven = ", unequal sizes" if case.sizes == "unequal" else ""
     return f"{case.method} on {case.model}, {case.clients}{many} clients, {case.precision}{uneven}"

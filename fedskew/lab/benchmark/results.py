@@ -1,4 +1,4 @@
-"""What a benchmark measured, with everything needed to repeat it, as JSON."""
+"""The measurements of a benchmark, with everything needed to repeat it, as JSON."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Literal
 from fedskew.errors import UserError
 
 Level = Literal["steps", "rounds", "federation", "participants"]
-"""Local steps alone; whole rounds; rounds by federation size; rounds by number of participants."""
+"""What is measured: local steps, whole rounds, rounds by federation size, or rounds by number of participants."""
 
 LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants")
 
 LOOP, TUNED_LOOP, LIMIT, BARE = "loop", "tuned loop", "limit", "bare steps"
-"""Contenders that are not engines; `bare steps` are an engine's steps, measured beside its whole rounds."""
+"""Names of contenders other than engines. `bare steps` are an engine's local steps, timed with its whole rounds."""
 NOT_OURS = (LOOP, TUNED_LOOP, LIMIT)
 
 
@@ -27,7 +27,7 @@ class Measurement:
 
     level: Level
     contender: str
-    """One of the names above, or the engine's."""
+    """One of the names above, or an engine's name."""
     model: str
     clients: int
     """Per round."""
@@ -41,7 +41,7 @@ class Measurement:
     seconds: tuple[float, ...]
     """Seconds per call, the mean of each repetition."""
     memory: int | None
-    """Peak memory of the contender in bytes, beyond what was in use before."""
+    """Peak memory in bytes, minus the memory in use before."""
     asked: str = ""
     """The requested engine, such as `auto`."""
 
@@ -67,13 +67,15 @@ class Measurement:
     def from_json(cls, value: Mapping[str, Any]) -> Measurement:
         try:
             known = {spec.name: value[spec.name] for spec in fields(cls)}
-            made = cls(**known | {"seconds": tuple(float(s) for s in known["seconds"])})
-            valid = made.seconds and min(made.seconds) > 0 and made.level in LEVELS
+            measurement = cls(**known | {"seconds": tuple(float(s) for s in known["seconds"])})
+            valid = measurement.seconds and min(measurement.seconds) > 0 and measurement.level in LEVELS
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"a measurement is damaged: {type(error).__name__}: {error}") from error
         if not valid:
-            raise UserError(f"a measurement is damaged: level {made.level!r}, seconds {list(made.seconds)}")
-        return made
+            raise UserError(
+                f"a measurement is damaged: level {measurement.level!r}, seconds {list(measurement.seconds)}"
+            )
+        return measurement
 
 
 def fastest(measurements: list[Measurement]) -> Measurement | None:
@@ -107,9 +109,9 @@ class Results:
     measurements: list[Measurement] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    """Where engines deviated from the request."""
+    """Notices of engines that deviated from the request."""
     left_out: list[str] = field(default_factory=list)
-    """Groups that were left out for lack of time."""
+    """Groups that were skipped for lack of time."""
     seconds: float = 0.0
     """Duration of the whole benchmark."""
 
@@ -135,7 +137,7 @@ class Results:
     @classmethod
     def from_json(cls, value: Any) -> Results:
         if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise UserError("not a benchmark; expected the output of 'fedskew bench --json'")
+            raise UserError("not a benchmark; expected the output of `fedskew bench --json`")
         try:
             return cls(
                 machine={"device": "", **value["machine"]},

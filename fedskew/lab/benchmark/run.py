@@ -1,4 +1,4 @@
-"""Run a benchmark: one group of contenders after another until the time is up."""
+"""Run a benchmark: measure one group of contenders after another until the time is up."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from fedskew.lab.benchmark.plan import Group, Plan, groups
 from fedskew.lab.benchmark.results import Failure, Results
 from fedskew.lab.benchmark.timing import Stopwatch
 
-Tell = Callable[[int, int, str, str], None]
+ShowProgress = Callable[[int, int, str, str], None]
 """Receives the number of finished groups, the number of groups, the current group, and the current contender."""
 
 
 class Benchmark:
-    """One benchmark; `results` is valid at any time, also after an interruption."""
+    """A benchmark. Its `results` are valid at any time, even after an interruption."""
 
     def __init__(self, plan: Plan, command: str) -> None:
         self._plan, self._groups = plan, groups(plan)
         self._device = torch.device(plan.device)
         self._start = time.monotonic()
-        self._stopwatch = Stopwatch(self._device, plan.patience, self._is_late)
+        self._stopwatch = Stopwatch(self._device, plan.length, self._is_late)
         now = datetime.now(UTC).replace(microsecond=0).isoformat()
         self.results = Results(_machine(self._device), about.versions(), command, now)
         self.results.failures, self.results.notices = self._stopwatch.failures, self._stopwatch.notices
 
-    def run(self, tell: Tell, keep: Callable[[Results], None] = lambda _: None) -> Results:
-        """Run all groups. `keep` receives the results after each group, so that a kill loses little."""
+    def run(self, show_progress: ShowProgress, save: Callable[[Results], None] = lambda _: None) -> Results:
+        """Run all groups. `save` is called after each group, so that little is lost if the process is killed."""
         try:
             for done, group in enumerate(self._groups):
                 if self._is_late():
-                    self.results.left_out = [left.title for left in self._groups[done:]]
+                    self.results.left_out = [skipped.title for skipped in self._groups[done:]]
                     break
-                self._measure(group, done, tell)
+                self._measure(group, done, show_progress)
                 self.results.seconds = round(self._elapsed(), 1)
-                keep(self.results)
+                save(self.results)
         finally:
             self.results.seconds = round(self._elapsed(), 1)
         return self.results
 
-    def _measure(self, group: Group, done: int, tell: Tell) -> None:
+    def _measure(self, group: Group, done: int, show_progress: ShowProgress) -> None:
         def show(line: str) -> None:
-            tell(done, len(self._groups), group.title, line)
+            show_progress(done, len(self._groups), group.title, line)
 
         contenders = group.contenders
         for together in [contenders] if group.in_turn else [(alone,) for alone in contenders]:
             try:
                 self.results.measurements += self._stopwatch.measure(together, show)
-            except (RuntimeError, UserError) as error:  # such as out of memory; other groups may fit
+            except (RuntimeError, UserError) as error:  # out of memory, for example; other groups may fit
                 self.results.failures.append(Failure.from_error(group.title, error))
 
     def _elapsed(self) -> float:

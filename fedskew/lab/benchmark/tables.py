@@ -15,7 +15,7 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows and columns; the first columns are names, the others numbers."""
+    """A table of texts. The first columns hold names, the others numbers."""
 
     title: str
     headings: Row
@@ -39,7 +39,7 @@ class Table:
 
 def tables(results: Results) -> list[Table]:
     """All tables that are not empty."""
-    made = (
+    all_tables = (
         _targets(results),
         _steps_ratios(results),
         _contenders(results),
@@ -47,7 +47,7 @@ def tables(results: Results) -> list[Table]:
         _growth(results, "federation", "Whole rounds of FedAvg by federation size"),
         _growth(results, "participants", "Whole rounds of FedAvg by number of participants"),
     )
-    return [table for table in made if table.rows]
+    return [table for table in all_tables if table.rows]
 
 
 def markdown(results: Results) -> str:
@@ -62,10 +62,10 @@ def markdown(results: Results) -> str:
 
 
 def remarks(results: Results) -> list[str]:
-    """Notices of the engines, and what is missing from the tables, and why."""
+    """The engines' notices, and the measurements that are missing, with the reason."""
     lines = list(dict.fromkeys(results.notices))
     lines += [f"not measured: {failure.label}: {failure.reason}" for failure in results.failures]
-    return lines + [f"{what}: left out: time was up" for what in results.left_out]
+    return lines + [f"not measured: {title}: time was up" for title in results.left_out]
 
 
 def _targets(results: Results) -> Table:
@@ -85,7 +85,7 @@ def _steps_ratios(results: Results) -> Table:
     rows = [
         (
             f"{row.model} {row.clients} × {row.batch_size}", row.method, _best(row.ours), _best(row.loop),
-            _best(row.limit), _times(row.over_loop), _times(row.share_of_limit),
+            _best(row.limit), _format_ratio(row.over_loop), _format_ratio(row.share_of_limit),
         )
         for row in steps_rows(results.measurements, results.kind)
     ]  # fmt: skip
@@ -95,21 +95,23 @@ def _steps_ratios(results: Results) -> Table:
 
 def _contenders(results: Results) -> Table:
     steps = [m for m in results.measurements if m.level == "steps"]
-    rows = [(_where(m), m.method, _name(m), m.precision, *_figures(m), _bytes(m.memory)) for m in steps]
+    rows = [(_case_name(m), m.method, _name(m), m.precision, *_rate_and_spread(m), _bytes(m.memory)) for m in steps]
     headings = ("model, clients × batch", "method", "contender", "format", "samples/s", "±", "memory")
     return Table("Local steps: every contender", headings, tuple(rows), 4)
 
 
 def _rounds(results: Results) -> Table:
-    """Our whole rounds and those they are compared with."""
+    """Compare fedskew's whole rounds with bare steps, with FedAvg and with the loop."""
     compared = {id(row.ours): row for row in rounds_rows(results.measurements)}
     rows = []
     for m in (m for m in results.measurements if m.level == "rounds"):
         row = compared.get(id(m))
         ratios = (row.share_of_bare_steps, row.time_over_fedavg, row.over_loop) if row else (None, None, None)
         time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"
-        texts = (_times(ratio) for ratio in ratios)
-        rows.append((_where(m), m.method, _name(m), m.precision, *_figures(m), time, *texts, _bytes(m.memory)))
+        texts = (_format_ratio(ratio) for ratio in ratios)
+        rows.append(
+            (_case_name(m), m.method, _name(m), m.precision, *_rate_and_spread(m), time, *texts, _bytes(m.memory))
+        )
     headings = (
         "model, clients × batch", "method", "contender", "format", "samples/s", "±", "ms", "/ bare", "time / FedAvg",
         "/ loop", "memory",
@@ -131,11 +133,11 @@ def _growth(results: Results, level: Level, title: str) -> Table:
     return Table(what, headings, tuple(rows))
 
 
-def _where(m: Measurement) -> str:
+def _case_name(m: Measurement) -> str:
     return f"{m.model} {m.clients} × {m.batch_size}" + ("" if m.sizes == "equal" else ", unequal")
 
 
-def _figures(m: Measurement) -> Row:
+def _rate_and_spread(m: Measurement) -> Row:
     return f"{m.rate:,.0f}", f"{100 * m.spread:.0f} %"
 
 
@@ -147,7 +149,7 @@ def _best(m: Measurement | None) -> str:
     return f"{m.rate:,.0f} {m.precision}" if m else ""
 
 
-def _times(ratio: float | None) -> str:
+def _format_ratio(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
 

@@ -1,4 +1,4 @@
-"""Ratios between measurements, and the targets that the engines are held to."""
+"""Ratios between measurements, and the targets for the engines."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class StepsRow:
 
     @property
     def over_loop(self) -> float | None:
-        return _quotient(self.ours, self.loop)
+        return _speed_ratio(self.ours, self.loop)
 
     @property
     def share_of_limit(self) -> float | None:
-        return _quotient(self.ours, self.limit)
+        return _speed_ratio(self.ours, self.limit)
 
 
 @dataclass(frozen=True)
 class RoundsRow:
-    """Whole rounds of one method beside those of FedAvg, bare steps and the plain loop."""
+    """Whole rounds of one method, and what they are compared with: FedAvg, bare steps and the plain loop."""
 
     ours: Measurement
     fedavg: Measurement | None
@@ -40,23 +40,23 @@ class RoundsRow:
 
     @property
     def time_over_fedavg(self) -> float | None:
-        """Time of this method over time of FedAvg, per sample."""
-        return _quotient(self.fedavg, self.ours)
+        """This method's time per sample divided by FedAvg's."""
+        return _speed_ratio(self.fedavg, self.ours)
 
     @property
     def share_of_bare_steps(self) -> float | None:
-        return _quotient(self.ours, self.bare)
+        return _speed_ratio(self.ours, self.bare)
 
     @property
     def over_loop(self) -> float | None:
-        return _quotient(self.ours, self.loop)
+        return _speed_ratio(self.ours, self.loop)
 
 
 def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]:
     """One row per model, number of clients and method.
 
-    On a GPU the tuned loop counts if it is faster. On a CPU the loop with PyTorch's defaults counts, and our side is
-    the engine that `auto` chooses.
+    On a GPU, the loop is the faster of the plain and the tuned one. On a CPU, it is the plain one, and fedskew is
+    represented by the engine that `auto` chooses.
     """
     loops = (LOOP, TUNED_LOOP) if kind == "cuda" else (LOOP,)
     steps = _at("steps", measurements)
@@ -66,15 +66,15 @@ def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]
     ):
         here = [m for m in steps if (m.model, m.clients, m.method) == (model, clients, method)]
         ours = [m for m in here if m.contender not in NOT_OURS]
-        counting = [m for m in ours if m.asked == "auto"] or ours
+        considered = [m for m in ours if m.asked == "auto"] or ours
         loop = fastest([m for m in here if m.contender in loops])
         limit = fastest([m for m in here if m.contender == LIMIT])
-        rows.append(StepsRow(model, clients, batch_size, method, fastest(counting), loop, limit))
+        rows.append(StepsRow(model, clients, batch_size, method, fastest(considered), loop, limit))
     return rows
 
 
 def rounds_rows(measurements: Sequence[Measurement]) -> list[RoundsRow]:
-    """One row per measurement of our whole rounds."""
+    """One row per measurement of fedskew's whole rounds."""
     rounds = _at("rounds", measurements)
     return [_rounds_row(m, rounds) for m in rounds if m.contender not in (*NOT_OURS, BARE)]
 
@@ -92,7 +92,7 @@ def _rounds_row(ours: Measurement, rounds: Sequence[Measurement]) -> RoundsRow:
 
 
 def _engine(m: Measurement) -> str:
-    """The requested engine; the choice of `auto` may differ between methods."""
+    """The requested engine. `auto` may choose a different one for each method."""
     return m.asked or m.contender
 
 
@@ -102,13 +102,13 @@ def growth(measurements: Sequence[Measurement], level: Level) -> list[Measuremen
 
 
 def largest_change(times: Iterable[float]) -> float | None:
-    """The relative difference between the largest and the smallest."""
+    """The relative difference between the largest and the smallest value."""
     known = list(times)
     return max(known) / min(known) - 1 if len(known) > 1 else None
 
 
 def last_cost_ratio(measured: Sequence[Measurement]) -> float | None:
-    """Time per participant with the most participants, over that with the next fewer."""
+    """Time per participant with the most participants, divided by that with the second most."""
     if len(measured) < 2:
         return None
     before, last = measured[-2], measured[-1]
@@ -119,7 +119,7 @@ def _at(level: Level, measurements: Sequence[Measurement]) -> list[Measurement]:
     return [m for m in measurements if m.level == level]
 
 
-def _quotient(a: Measurement | None, b: Measurement | None) -> float | None:
+def _speed_ratio(a: Measurement | None, b: Measurement | None) -> float | None:
     return a.rate / b.rate if a and b else None
 
 
@@ -127,18 +127,19 @@ OVER_LOOP = {
     "cuda": {("cnn", 10): 15.0, ("cnn", 100): 17.0, ("mobilenetv2", 10): 8.0, ("dnn", 10): 25.0},
     "cpu": {("dnn", 10): 2.0, ("lenet5", 10): 1.5, ("cnn", 10): 1.2},
 }
-"""Samples per second over the plain loop's, by model and clients per round."""
+"""Least speed relative to the plain loop, by model and clients per round."""
 OF_LIMIT = {
     "cuda": {("cnn", 10): 0.60, ("cnn", 100): 0.50, ("mobilenetv2", 10): 0.60, ("dnn", 10): 0.50},
 }
+"""Least speed relative to the practical limit."""
 ROUND_OF_STEPS = 0.8
-"""On a GPU: samples per second of whole rounds over bare steps."""
+"""On a GPU: least speed of whole rounds relative to bare steps."""
 FEDVLS_OVER_FEDAVG = 1.45
-"""On a GPU: time of whole rounds."""
+"""On a GPU: largest time of a FedVLS round relative to FedAvg."""
 FEDERATION_GROWTH = 0.10
-"""From the smallest federation to the largest."""
+"""Largest relative change from the smallest federation to the largest."""
 COST_GROWTH = 1.10
-"""Time per participant with the most participants over that with the next fewer: linear growth, plus noise."""
+"""Largest `last_cost_ratio`. It is 1 if the time grows linearly; the rest allows for noise."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Target:
 
 
 def targets(results: Results) -> list[Target]:
-    """The targets for which the benchmark has both measurements."""
+    """The targets that can be checked, because both measurements exist."""
     rounds = _rounds(results) if results.kind == "cuda" else ()
     return [*_steps(results), *rounds, *_growth(results)]
 

@@ -1,4 +1,4 @@
-"""Measure contenders in turn, so that a machine that slows down or warms up does so for all of them."""
+"""Time contenders alternately, so that a machine that slows down affects all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESET_PEAK = "5"
 
 
 class PeakMemory:
-    """Peak memory, on the GPU or of this process and its workers, beyond what was in use at creation."""
+    """Measures the increase to peak memory, on the GPU or of this process and its workers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,23 +33,23 @@ class PeakMemory:
             _return_unused()
             with contextlib.suppress(OSError):
                 (_SELF / "clear_refs").write_text(_RESET_PEAK)
-            self._before = (_kibibytes(_SELF / "status", "VmRSS") or 0) + _worker_memory()
+            self._before = (_read_proc(_SELF / "status", "VmRSS") or 0) + _worker_memory()
 
-    def begin_again(self) -> None:
-        """Restart the measurement on a GPU: compiling and autotuning take memory that does not count."""
+    def restart(self) -> None:
+        """Restart the measurement on a GPU, to leave out the memory for compiling and autotuning."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
-    def taken(self) -> int | None:
-        """Bytes; None if the system does not report it."""
+    def increase(self) -> int | None:
+        """The increase in bytes. None if the system does not report it."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._before
-        peak = _kibibytes(_SELF / "status", "VmHWM")
+        peak = _read_proc(_SELF / "status", "VmHWM")
         return None if peak is None else max(0, peak + _worker_memory() - self._before)
 
 
-def _kibibytes(file: Path, key: str) -> int | None:
-    """An entry of a file in /proc, in bytes."""
+def _read_proc(file: Path, key: str) -> int | None:
+    """Read an entry of a file in /proc that is given in KiB, and return bytes."""
     try:
         lines = file.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -58,23 +58,23 @@ def _kibibytes(file: Path, key: str) -> int | None:
 
 
 def _return_unused() -> None:
-    """Return freed memory to the system; otherwise its reuse would not be measured."""
+    """Return freed memory to the system. Otherwise its reuse would not be measured."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _worker_memory() -> int:
-    """Private memory of child processes, without pages shared with this process."""
+    """Memory of child processes, without pages shared with this process."""
     total = 0
     for task in _SELF.glob("task/*/children"):
         with contextlib.suppress(OSError):
             for child in task.read_text(encoding="ascii").split():
-                total += _kibibytes(Path("/proc") / child / "smaps_rollup", "Private_Dirty") or 0
+                total += _read_proc(Path("/proc") / child / "smaps_rollup", "Private_Dirty") or 0
     return total
 
 
-_ENOUGH = 3
-"""Repetitions that suffice for a median if time is up."""
+_MIN_REPETITIONS = 3
+"""The fewest repetitions, even if the time is up."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,19 @@ class Ready:
 
     call: Callable[[], None]
     samples: Callable[[], int]
-    """Samples trained on per call; known after the first call."""
+    """Samples trained on per call. Only known after the first call."""
     name: Callable[[], str]
-    """`loop`, `limit` or the engine's name; known after the first call, when `auto` has chosen."""
+    """`loop`, `limit` or the engine's name. Only known after the first call, when `auto` has chosen."""
     close: Callable[[], None] = lambda: None
     threads: int | None = None
-    """CPU threads; None: PyTorch's default."""
+    """CPU threads. None for PyTorch's default."""
     notices: Sequence[str] = ()
-    """Where an engine deviated from the request."""
+    """Notices of the engine."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender for a case."""
+    """Something to time on a case, such as an engine or the plain loop."""
 
     case: Case
     level: Level
@@ -107,7 +107,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Patience:
+class TimingLength:
     """How long to measure."""
 
     repetitions: int
@@ -120,62 +120,62 @@ class Patience:
 class Stopwatch:
     """Times contenders on one device."""
 
-    def __init__(self, device: torch.device, patience: Patience, is_late: Callable[[], bool] = lambda: False) -> None:
-        self._device, self._patience, self._is_late = device, patience, is_late
+    def __init__(self, device: torch.device, length: TimingLength, is_late: Callable[[], bool] = lambda: False) -> None:
+        self._device, self._length, self._is_late = device, length, is_late
         self._threads = torch.get_num_threads()
         self.failures: list[Failure] = []
         self.notices: list[str] = []
 
-    def measure(self, contenders: Sequence[Contender], tell: Callable[[str], None]) -> list[Measurement]:
-        """Time the contenders in turn, several times; note those that fail."""
+    def measure(self, contenders: Sequence[Contender], show: Callable[[str], None]) -> list[Measurement]:
+        """Time the contenders alternately, several times. Records those that fail."""
         try:
             with contextlib.ExitStack() as closing:
-                return self._measured(contenders, tell, closing)
+                return self._measure(contenders, show, closing)
         finally:
             self._clean_up()
 
-    def _measured(
-        self, contenders: Sequence[Contender], tell: Callable[[str], None], closing: contextlib.ExitStack
+    def _measure(
+        self, contenders: Sequence[Contender], show: Callable[[str], None], closing: contextlib.ExitStack
     ) -> list[Measurement]:
-        warm = [w for contender in contenders if (w := self._warm_up(contender, tell, closing))]
+        warm = [w for contender in contenders if (w := self._warm_up(contender, show, closing))]
         times: list[list[float]] = [[] for _ in warm]
-        for repetition in range(self._patience.repetitions if warm else 0):
-            if repetition >= _ENOUGH and self._is_late():
+        for repetition in range(self._length.repetitions if warm else 0):
+            if repetition >= _MIN_REPETITIONS and self._is_late():
                 break
-            tell(f"repetition {repetition + 1} of {self._patience.repetitions}")
+            show(f"repetition {repetition + 1} of {self._length.repetitions}")
             for each, collected in zip(warm, times, strict=True):
                 collected.append(self._seconds(each.ready, each.calls))
         return [each.measurement(tuple(t)) for each, t in zip(warm, times, strict=True)]
 
     def _warm_up(
-        self, contender: Contender, tell: Callable[[str], None], closing: contextlib.ExitStack
-    ) -> _Warm | None:
-        """Create a contender and run it until everything is compiled and captured; None if that fails."""
+        self, contender: Contender, show: Callable[[str], None], closing: contextlib.ExitStack
+    ) -> _WarmContender | None:
+        """Create a contender and run it until everything is compiled and captured. Returns None if that fails."""
         if self._is_late():
-            self.failures.append(Failure(contender.label, "left out: time was up"))
+            self.failures.append(Failure(contender.label, "time was up"))
             return None
-        tell(contender.label)
+        show(contender.label)
         contender.case.load()
         memory = PeakMemory(self._device)
         try:
             ready = contender.make()
             closing.callback(ready.close)
-            with self._using_threads_of(ready):
-                for _ in range(self._patience.warm_up):
+            with self._with_threads(ready):
+                for _ in range(self._length.warm_up):
                     ready.call()
-                memory.begin_again()
+                memory.restart()
                 once = self._seconds(ready, 1)
-        except (RuntimeError, UserError) as error:  # does not fit or compile; the others go on
+        except (RuntimeError, UserError) as error:  # it does not fit or compile; continue with the others
             self.failures.append(Failure.from_error(contender.label, error))
             self._free_memory()
             return None
         self.notices += [f"{contender.label}: {line}" for line in ready.notices]
-        calls = max(1, round(self._patience.seconds / max(once, 1e-9)))
-        return _Warm(contender, ready, calls, memory.taken())
+        calls = max(1, round(self._length.seconds / max(once, 1e-9)))
+        return _WarmContender(contender, ready, calls, memory.increase())
 
     def _seconds(self, ready: Ready, calls: int) -> float:
         """Mean seconds per call."""
-        with self._using_threads_of(ready):
+        with self._with_threads(ready):
             self._wait()
             start = time.perf_counter()
             for _ in range(calls):
@@ -188,7 +188,7 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
 
     @contextlib.contextmanager
-    def _using_threads_of(self, ready: Ready) -> Iterator[None]:
+    def _with_threads(self, ready: Ready) -> Iterator[None]:
         torch.set_num_threads(ready.threads or self._threads)
         try:
             yield
@@ -207,7 +207,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class _Warm:
+class _WarmContender:
     contender: Contender
     ready: Ready
     calls: int

@@ -1,6 +1,6 @@
 """The kinds of charts.
 
-Each says itself in a sentence (`alt`), for readers who do not see it, and holds nothing but what its `table` shows.
+Each chart can describe itself in words (`alt`), for readers who cannot see it, and list its values (`table`).
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from fedskew.report.charts.table import Cell, Table
 
 Values = Sequence[float | None]
 MOST_IN_WORDS = 12
-"""A description lists at most this many values."""
+"""At most this many values are listed in a description."""
 
 
 @dataclass(frozen=True)
 class Chart(ABC):
-    """What all charts have; `key` names the chart's table and files."""
+    """The base class of charts. `key` names the chart's table and files."""
 
     key: str
     title: str
 
     @abstractmethod
     def alt(self) -> str:
-        """The chart in words."""
+        """Describe the chart in words."""
 
     @abstractmethod
     def table(self) -> Table:
-        """The chart in numbers."""
+        """The chart's values as a table."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Line:
     low: Values | None = None
     high: Values | None = None
     style: int = 0
-    """Index of colour, dash and marker; a method has the same everywhere."""
+    """Index of colour, dash and marker. A method has the same index in all charts."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Lines(Chart):
     lines: Sequence[Line]
     y_range: tuple[float, float] | None = None
     thin: bool = False
-    """Many thin curves without a legend."""
+    """Draw thin curves without a legend, if there are many."""
 
     def alt(self) -> str:
         ends = []
@@ -67,13 +67,13 @@ class Lines(Chart):
         return f"Line chart: {self.y_label} over {self.x_label}. {_some(ends)}."
 
     def table(self) -> Table:
-        banded = any(line.low is not None for line in self.lines)
+        mean_line = any(line.low is not None for line in self.lines)
         rows: list[list[Cell]] = []
         for line in self.lines:
             empty: Values = [None] * len(line.x)
             for x, y, low, high in zip(line.x, line.y, line.low or empty, line.high or empty, strict=True):
-                rows.append([line.name, x, y, low, high] if banded else [line.name, x, y])
-        columns = ["series", self.x_label, self.y_label, *(["lowest", "highest"] if banded else [])]
+                rows.append([line.name, x, y, low, high] if mean_line else [line.name, x, y])
+        columns = ["series", self.x_label, self.y_label, *(["lowest", "highest"] if mean_line else [])]
         return Table(self.key, self.title, columns, rows)
 
 
@@ -89,7 +89,7 @@ class BarSeries:
 
 @dataclass(frozen=True)
 class Bars(Chart):
-    """Categories side by side, each with one bar per series."""
+    """Categories, each with one bar per series."""
 
     category_label: str
     value_label: str
@@ -123,7 +123,7 @@ Scale = Literal["amount", "share", "difference"]
 
 @dataclass(frozen=True)
 class Heat(Chart):
-    """Rows × columns, shown by colour or by the size of bubbles."""
+    """Values by row and column, shown as colours or as bubbles."""
 
     row_label: str
     column_label: str
@@ -136,7 +136,7 @@ class Heat(Chart):
     written: bool = False
     """Whether the cells show their numbers."""
     top: float | None = None
-    """Upper end of the colour scale, for heat maps that are compared with each other."""
+    """Upper end of the colour scale, if several heat maps share one."""
 
     def alt(self) -> str:
         cells = [
@@ -172,7 +172,7 @@ class Cloud:
 
 @dataclass(frozen=True)
 class Points(Chart):
-    """Groups of points in the plane, for instance a t-SNE; the axes have no meaning."""
+    """Groups of points in the plane, such as a t-SNE. The axes have no meaning."""
 
     clouds: Sequence[Cloud]
 
@@ -187,14 +187,14 @@ class Points(Chart):
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts that belong together: one block of the page, one file for a paper."""
+    """Charts that belong together, in one block of the page and in one file."""
 
     key: str
     caption: str
     charts: Sequence[Chart]
     columns: int = 1
     wide: bool = field(default=False)
-    """Whether it takes the full width of a page even with a single column."""
+    """Whether the figure takes the full page width even with a single column."""
 
 
 def _some(parts: Sequence[str], join: str = "; ") -> str:

@@ -1,4 +1,4 @@
-"""Legends and axis labels of paper figures that leave room for the drawing."""
+"""Legends and axis labels of figures for papers, which leave enough room for the drawing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fedskew.report.charts.chart import Chart, Figure, Lines
 
 MOST_LABELS = 30
 MOST_NUMBERS = 10
-"""Most numeric labels on an axis, for instance rounds."""
+"""At most this many numeric labels on an axis, such as rounds."""
 MOST_INSIDE = 5
-"""With more curves, the legend goes below the panel."""
+"""With more curves than this, the legend goes below the panel."""
 SHARE = 0.8
 """Approximate share of a panel's width that the axis takes."""
 LETTERS = 15
@@ -22,9 +22,9 @@ LINE = 0.13
 
 
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
-    """One legend below all panels if they show the same series, otherwise one per panel."""
-    wanted = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
-    named = [p for p in wanted if 1 < len(p.get_legend_handles_labels()[1]) <= MOST_LABELS]
+    """Add one legend below all panels if they show the same series, otherwise one per panel."""
+    with_legend = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
+    named = [p for p in with_legend if 1 < len(p.get_legend_handles_labels()[1]) <= MOST_LABELS]
     if not named:
         return
     labels = {tuple(p.get_legend_handles_labels()[1]) for p in named}
@@ -37,14 +37,14 @@ def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
             axes.legend(handles, shown, frameon=False, **below)
         return
     handles, names = named[0].get_legend_handles_labels()
-    fitting = int(LETTERS * picture.get_figwidth() / (8 + max(map(len, names))))  # a sample of each takes the rest
+    fitting = int(LETTERS * picture.get_figwidth() / (8 + max(map(len, names))))  # the line samples take the rest
     columns = min(5 if len(panels) > 1 or figure.wide else 3, len(names), max(1, fitting))
     picture.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _legend(names: Sequence[str], inches: float) -> tuple[list[str], int]:
-    """The wrapped names and the number of columns below the panel; 0 means inside the panel."""
-    room = LETTERS * inches - 8  # a sample of the line takes the rest
+    """Wrap the names, and return the number of columns below the panel; 0 places the legend inside it."""
+    room = LETTERS * inches - 8  # the line sample takes the rest
     longest = max(map(len, names))
     if len(names) <= MOST_INSIDE and longest <= room / 2:
         return list(names), 0
@@ -58,14 +58,14 @@ def legend_height(chart: Chart, inches: float) -> float:
     return LINE * sum(name.count("\n") + 1 for name in shown) / columns if columns else 0.0
 
 
-def put_names(axes: Any, side: str, names: Sequence[str]) -> None:
-    """Write labels side by side, wrapped or slanted, whichever fits first; of many labels, only some."""
+def label_axis(axes: Any, side: str, names: Sequence[str]) -> None:
+    """Label an axis with plain, wrapped or slanted text, the first that fits. If there are many, label only some."""
     numbers = side == "x" and all(map(str.isdigit, names))
     kept = _some(names, MOST_NUMBERS) if len(names) > (MOST_NUMBERS if numbers else MOST_LABELS) else range(len(names))
-    shown = [plain(names[i]) for i in kept]
+    shown = [escape_math(names[i]) for i in kept]
     turn: dict[str, Any] = {}
     if side == "x" and shown:
-        inches = max(0.5, _panel_inches(axes) - _beside(axes))
+        inches = max(0.5, _panel_inches(axes) - _y_label_inches(axes))
         room = LETTERS * inches / len(shown)
         if max(map(len, shown)) > room:
             if max((len(word) for name in shown for word in name.split()), default=0) <= room:
@@ -78,12 +78,12 @@ def put_names(axes: Any, side: str, names: Sequence[str]) -> None:
 
 
 def _some(names: Sequence[str], most: int) -> Sequence[int]:
-    """The places of at most so many, at even distances."""
+    """Evenly spaced indices of at most `most` names."""
     return range(0, len(names), max(1, -(-len(names) // max(1, most))))
 
 
-def _beside(axes: Any) -> float:
-    """Inches that the labels on the other axis take."""
+def _y_label_inches(axes: Any) -> float:
+    """Width in inches of the labels on the y axis."""
     return max((len(label.get_text()) for label in axes.get_yticklabels()), default=0) / LETTERS
 
 
@@ -91,10 +91,10 @@ def _panel_inches(axes: Any) -> float:
     return float(SHARE * axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols)
 
 
-def plain(text: str) -> str:
-    """Escape what matplotlib would read as mathematics."""
+def escape_math(text: str) -> str:
+    """Escape `$`, which matplotlib reads as the start of a formula."""
     return text.replace("$", r"\$")
 
 
-def title(text: str, inches: float) -> str:
-    return fill(plain(text), int(LETTERS * inches))
+def wrap_title(text: str, inches: float) -> str:
+    return fill(escape_math(text), int(LETTERS * inches))

@@ -1,4 +1,4 @@
-"""Draw charts for papers: column width, fonts as text, and never colour alone."""
+"""Draw charts for papers: at column width, with text as text, and distinguishable without colour."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from fedskew.errors import UserError, unknown
 from fedskew.report.charts.chart import Bars, Chart, Figure, Heat, Lines, Points
-from fedskew.report.charts.matplotlib_text import add_legends, legend_height, plain, put_names, title
+from fedskew.report.charts.matplotlib_text import add_legends, escape_math, label_axis, legend_height, wrap_title
 from fedskew.report.charts.palette import AMOUNT, DIFFERENCE, colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMN, PAGE = 3.5, 7.2
-"""Inches: one column and the full width of a two-column paper."""
+"""Widths in inches of one column and of the page in a two-column paper."""
 FORMATS = ("png", "svg", "pdf")
 STYLE: Any = {
     "font.size": 8,
@@ -38,7 +38,7 @@ _MARKERS = "osD^xP*vph"
 
 
 def save_figure(figure: Figure, target: Path) -> None:
-    """Save as .png, .svg or .pdf."""
+    """Save a figure as .png, .svg or .pdf."""
     if target.suffix.lower().lstrip(".") not in FORMATS:
         raise UserError(f"cannot save a figure as {str(target)!r}; expected .png, .svg or .pdf")
     try:
@@ -58,7 +58,7 @@ def save_figure(figure: Figure, target: Path) -> None:
         panels = picture.subplots(len(heights), columns, squeeze=False, gridspec_kw=ratios).ravel()
         for chart, axes in zip(figure.charts, panels, strict=False):
             draw(chart, axes)
-            axes.set_title(title(chart.title, width / columns))
+            axes.set_title(wrap_title(chart.title, width / columns))
         for axes in panels[len(figure.charts) :]:
             axes.remove()
         add_legends(picture, figure, list(panels[: len(figure.charts)]))
@@ -70,7 +70,7 @@ def save_figure(figure: Figure, target: Path) -> None:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 
 
-def checked_formats(text: str) -> list[str]:
+def parse_formats(text: str) -> list[str]:
     """Parse a list of file formats such as `svg,pdf`."""
     kinds = [kind.strip().lower().lstrip(".") for kind in text.split(",") if kind.strip()]
     for kind in kinds:
@@ -80,7 +80,7 @@ def checked_formats(text: str) -> list[str]:
 
 
 def _no_date(suffix: str) -> dict[str, Any]:
-    """Settings that make files reproducible."""
+    """Metadata without a date, so that files are reproducible."""
     return {"Date": None} if suffix == ".svg" else {"CreationDate": None}
 
 
@@ -93,7 +93,7 @@ def _height(chart: Chart) -> float:
 
 @singledispatch
 def draw(chart: Chart, axes: Axes) -> None:  # noqa: ARG001
-    """Draw into one panel."""
+    """Draw a chart into one panel."""
     raise TypeError(type(chart).__name__)
 
 
@@ -104,7 +104,7 @@ def _(chart: Lines, axes: Any) -> None:
         axes.plot(
             line.x,
             _numbers(line.y),
-            label=plain(line.name),
+            label=escape_math(line.name),
             color=colour(line.style),
             linestyle=_DASHES[line.style % len(_DASHES)],
             marker=_MARKERS[line.style % len(_MARKERS)] if few else None,
@@ -115,7 +115,7 @@ def _(chart: Lines, axes: Any) -> None:
             axes.fill_between(
                 line.x, _numbers(line.low), _numbers(line.high), color=colour(line.style), alpha=0.15, linewidth=0
             )
-    _axes(axes, chart.x_label, chart.y_label)
+    _label_axes(axes, chart.x_label, chart.y_label)
     if all(float(x).is_integer() for line in chart.lines for x in line.x):
         axes.xaxis.get_major_locator().set_params(integer=True)  # no half rounds
     axes.grid(alpha=0.3, linewidth=0.5)
@@ -138,15 +138,15 @@ def _(chart: Bars, axes: Any) -> None:
             bottom=bottom if chart.stacked else None,
             yerr=None if one.errors is None else np.nan_to_num(_numbers(one.errors)),
             error_kw={"linewidth": 0.6},
-            label=plain(one.name),
+            label=escape_math(one.name),
             color=colour(one.style),
             hatch=("", "//", "..", "\\\\", "xx")[one.style % 5],
             edgecolor="white",
             linewidth=0.3,
         )
         bottom = bottom + values
-    put_names(axes, "x", chart.categories)
-    _axes(axes, chart.category_label, chart.value_label)
+    label_axis(axes, "x", chart.categories)
+    _label_axes(axes, chart.category_label, chart.value_label)
     if chart.value_range:
         axes.set_ylim(*chart.value_range)
 
@@ -164,14 +164,14 @@ def _(chart: Heat, axes: Any) -> None:
         axes.set_ylim(cells.shape[0] - 0.3, -0.7)
     else:
         marks = axes.imshow(cells, aspect="auto", interpolation="none", **_colours(chart, cells))
-    axes.figure.colorbar(marks, ax=axes, label=plain(chart.value_label))
-    put_names(axes, "y", chart.rows)
-    put_names(axes, "x", chart.columns)
-    _axes(axes, chart.column_label, chart.row_label)
+    axes.figure.colorbar(marks, ax=axes, label=escape_math(chart.value_label))
+    label_axis(axes, "y", chart.rows)
+    label_axis(axes, "x", chart.columns)
+    _label_axes(axes, chart.column_label, chart.row_label)
     if chart.written and cells.size <= 400:
         for (r, c), value in np.ndenumerate(np.ma.filled(cells, np.nan)):
             if np.isfinite(value):
-                axes.text(c, r, f"{value:.0f}", ha="center", va="center", fontsize=5, color=_ink(marks, value))
+                axes.text(c, r, f"{value:.0f}", ha="center", va="center", fontsize=5, color=_text_colour(marks, value))
 
 
 def _colours(chart: Heat, cells: Any) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _colours(chart: Heat, cells: Any) -> dict[str, Any]:
     return {"cmap": f"{AMOUNT}_r", "vmin": 0, "vmax": chart.top}
 
 
-def _ink(marks: Any, value: float) -> str:
+def _text_colour(marks: Any, value: float) -> str:
     """Black on light cells, white on dark ones."""
     red, green, blue, _ = marks.cmap(marks.norm(value))
     return "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
@@ -194,15 +194,15 @@ def _(chart: Points, axes: Any) -> None:
     for cloud in chart.clouds:
         mark = _MARKERS[cloud.style % len(_MARKERS)]
         axes.scatter(
-            cloud.x, cloud.y, s=4, color=colour(cloud.style), marker=mark, linewidths=0.4, label=plain(cloud.name)
+            cloud.x, cloud.y, s=4, color=colour(cloud.style), marker=mark, linewidths=0.4, label=escape_math(cloud.name)
         )
     axes.set_xticks([])
     axes.set_yticks([])
 
 
-def _axes(axes: Any, x: str, y: str) -> None:
-    axes.set_xlabel(plain(x))
-    axes.set_ylabel(plain(y))
+def _label_axes(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(escape_math(x))
+    axes.set_ylabel(escape_math(y))
 
 
 def _numbers(values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Colours that colour-blind readers can distinguish, on white and black; series also differ in dash and marker."""
+"""Colours that colour-blind readers can distinguish on white and on black. Series also differ in dash and marker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B8558F", "#A6761D", "#6A6FD0", "#7
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down", "pentagon", "hexagon")
 LIGHT, DARK = "#ffffff", "#14171c"
-"""The page's backgrounds."""
+"""The page's background colours."""
 AMOUNT, DIFFERENCE = "viridis", "RdBu"
 
 
@@ -23,7 +23,7 @@ def marker(style: int) -> str:
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG's contrast ratio of two colours."""
+    """The contrast ratio of two colours, as defined by WCAG."""
     dark, light = sorted((_luminance(one), _luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 

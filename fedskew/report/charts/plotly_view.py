@@ -1,4 +1,4 @@
-"""Charts for the browser, as JSON for Plotly."""
+"""Convert charts to JSON for Plotly in the browser."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Json = dict[str, Any]
 MOST_MARKERS = 40
 """Curves with more points have no markers."""
 FEW_ROUNDS = 10
-"""Up to this many rounds get one tick each, so that no half rounds are shown."""
+"""Up to this many rounds get one tick each, to avoid ticks between rounds."""
 
 
 @singledispatch
 def plotly(chart: Chart) -> Json:
-    """`data` and `layout`. The page sets the colours of text and background, because it knows its theme."""
+    """Return Plotly's `data` and `layout`. The page sets the colours of text and background to suit its theme."""
     raise TypeError(type(chart).__name__)
 
 
@@ -54,7 +54,7 @@ def _curve(line: Line, thin: bool) -> Json:
 
 
 def _band(line: Line) -> Json:
-    """The band from the lowest to the highest run, as one closed outline."""
+    """Draw the band from the lowest to the highest run as one closed outline."""
     known = [i for i, (a, b) in enumerate(zip(line.low or (), line.high or (), strict=True)) if None not in (a, b)]
     low, high = line.low or (), line.high or ()
     return {

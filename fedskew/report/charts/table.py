@@ -1,4 +1,4 @@
-"""A table of a report, which can be saved as CSV."""
+"""The tables of a report, which can be saved as CSV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows; None is an empty cell."""
+    """Columns and rows. None is an empty cell."""
 
     key: str
     caption: str
@@ -22,10 +22,10 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"a row of {len(row)} cells under {len(self.columns)} columns in {self.key}")
+                raise ValueError(f"table {self.key}: a row has {len(row)} cells, expected {len(self.columns)}")
 
     def is_numeric(self, column: int) -> bool:
-        """Whether to align the column as numbers; the first column holds row names."""
+        """Whether to align the column as numbers. The first column holds row names."""
         return column > 0 and any(isinstance(row[column], int | float) for row in self.rows)
 
     def csv(self) -> str:
@@ -37,5 +37,5 @@ class Table:
 
 
 def number(value: float | None, digits: int = 2) -> float | None:
-    """Rounded; None for NaN; -0.0 becomes 0."""
+    """Round a number. NaN becomes None, and -0.0 becomes 0."""
     return None if value is None or value != value else round(value, digits) + 0.0

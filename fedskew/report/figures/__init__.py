@@ -1,1 +1,1 @@
-"""The papers' figures from one's own runs."""
+"""The papers' figures, drawn from your own runs."""

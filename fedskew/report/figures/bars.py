@@ -16,7 +16,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 
 def local_update(settings: Sequence[Comparison]) -> Figure:
-    """For each method: the global model and its update by the first client of the last evaluated round."""
+    """Compare the global model with the first client's update in the last evaluated round, a panel for each method."""
     panels: list[Chart] = []
     for setting in settings:
         for c in with_local_models(setting):
@@ -27,7 +27,7 @@ def local_update(settings: Sequence[Comparison]) -> Figure:
                 BarSeries("updated local model", [percent(a) for a in one["class_accuracy"]], style=1),
             ]
             aggregated = run.evaluations[row.model_round].accuracy
-            title = titled(
+            title = add_setting(
                 f"{c.label}, client {one['client']}; aggregated {100 * aggregated:.1f}\N{NO-BREAK SPACE}%",
                 setting,
                 settings,
@@ -37,19 +37,19 @@ def local_update(settings: Sequence[Comparison]) -> Figure:
 
 
 def local_and_aggregated(settings: Sequence[Comparison]) -> Figure:
-    """Accuracy by class: mean over the clients after their update, and the aggregated model."""
+    """Show accuracy by class after local updates, as the mean over clients, and after aggregation."""
     panels = []
     for i, setting in enumerate(settings):
-        who = with_local_models(setting)
-        for c in who:
+        methods = with_local_models(setting)
+        for c in methods:
             last_local_row(c)
-        after = [BarSeries(c.label, class_means(c), style=c.style) for c in who]
+        after = [BarSeries(c.label, class_means(c), style=c.style) for c in methods]
         whole = [BarSeries(c.label, _mean(c), style=c.style) for c in setting.methods if c.tested]
         for key, title, series in (("local", "after local update", after), ("global", "after aggregation", whole)):
             panels.append(
                 Bars(
                     f"{key}-{i}",
-                    titled(title, setting, settings),
+                    add_setting(title, setting, settings),
                     "class",
                     "accuracy %",
                     setting.classes,
@@ -64,21 +64,21 @@ def _mean(contender: MethodRuns) -> list[float | None]:
     return [number(100 * v) for v in contender.class_accuracy]
 
 
-def titled(title: str, setting: Comparison, settings: Sequence[Comparison]) -> str:
-    """Add the setting to the title if there are several."""
+def add_setting(title: str, setting: Comparison, settings: Sequence[Comparison]) -> str:
+    """Add the setting to the title if there are several settings."""
     return f"{setting.label}: {title}" if len(settings) > 1 else title
 
 
 def with_local_models(setting: Comparison) -> list[MethodRuns]:
-    """All methods but reference bounds, which average no local models."""
+    """All methods except reference bounds, which have no local models."""
     found = [c for c in setting.methods if not c.is_bound]
     if not found:
-        raise UserError(f"{setting.methods[0].label} is a reference bound without local models; expected a method")
+        raise UserError(f"{setting.methods[0].label} is a reference bound; expected a method with local models")
     return found
 
 
 def last_local_row(contender: MethodRuns) -> tuple[Result, RoundRow]:
-    """The last row with local models, from the first run that has one."""
+    """The last row with results of local models, from the first run that has one."""
     for run in contender.runs:
         rows = [row for row in run.evaluated if row.local]
         if rows:
@@ -87,7 +87,7 @@ def last_local_row(contender: MethodRuns) -> tuple[Result, RoundRow]:
 
 
 def by_setting(settings: Sequence[Comparison]) -> Figure:
-    """Methods side by side in every setting."""
+    """Compare the methods in every setting."""
     labels = list(dict.fromkeys(c.label for s in settings for c in s.methods))
     series = [
         BarSeries(label, [_accuracy(s, label) for s in settings], [_spread(s, label) for s in settings], i)
@@ -99,7 +99,7 @@ def by_setting(settings: Sequence[Comparison]) -> Figure:
 
 
 def by_part(settings: Sequence[Comparison]) -> Figure:
-    """An ablation: a bar per variant of a method, a panel per setting."""
+    """Show an ablation, with a bar per variant of a method and a panel per setting."""
     panels = []
     for i, setting in enumerate(settings):
         labels = [c.label for c in setting.methods]
@@ -120,7 +120,7 @@ def _spread(setting: Comparison, label: str) -> float | None:
 
 
 def around_mean(settings: Sequence[Comparison]) -> Figure:
-    """Accuracy by class minus the mean, with the gap from best to worst."""
+    """Show accuracy by class minus the mean, and the gap between the best and the worst class."""
     panels = []
     for i, setting in enumerate(settings):
         for c in setting.methods:
@@ -129,7 +129,12 @@ def around_mean(settings: Sequence[Comparison]) -> Figure:
             mean = c.class_accuracy
             values = [number(100 * v) for v in mean - np.nanmean(mean)]
             gap = 100 * (np.nanmax(mean) - np.nanmin(mean))
-            title = titled(f"{c.label}, Δ {gap:.1f}", setting, settings)
+            title = add_setting(f"{c.label}, Δ {gap:.1f}", setting, settings)
             series = [BarSeries(c.label, values, style=c.style)]
             panels.append(Bars(f"around-{i}-{c.style}", title, "class", "accuracy − mean", setting.classes, series))
-    return Figure("around-mean", "Accuracy by class around the mean; Δ from worst to best", panels, min(3, len(panels)))
+    return Figure(
+        "around-mean",
+        "Accuracy by class minus the mean; Δ is the gap between best and worst",
+        panels,
+        min(3, len(panels)),
+    )

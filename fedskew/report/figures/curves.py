@@ -11,7 +11,7 @@ from fedskew.errors import UserError
 from fedskew.methods.pkd import weak_groups
 from fedskew.report.charts.chart import Figure, Line, Lines
 from fedskew.report.charts.table import number
-from fedskew.report.figures.bars import titled
+from fedskew.report.figures.bars import add_setting
 from fedskew.report.sections.curves import accuracy, cost, worst_class
 from fedskew.report.sections.experts import activations, activations_by_expert
 from fedskew.report.sections.section import Point, lines, percent
@@ -19,7 +19,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 
 def accuracy_by_setting(settings: Sequence[Comparison]) -> Figure:
-    """A panel for each setting, a curve for each method."""
+    """Draw a panel per setting and a curve per method."""
     panels = [
         Lines(f"accuracy-{i}", s.label, "round", "accuracy %", lines(s.methods, accuracy))
         for i, s in enumerate(settings)
@@ -36,7 +36,7 @@ def worst_by_setting(settings: Sequence[Comparison]) -> Figure:
 
 
 def best_and_worst(settings: Sequence[Comparison]) -> Figure:
-    """Best and worst class over the rounds, for each setting's first method or, without one, its reference bound."""
+    """Draw the best and the worst class of each setting's first federated method, or else of its reference bound."""
     panels = []
     for i, setting in enumerate(settings):
         contender = next((c for c in setting.methods if not c.is_bound), setting.methods[0])
@@ -45,7 +45,7 @@ def best_and_worst(settings: Sequence[Comparison]) -> Figure:
             for style, (name, curve) in enumerate((("best class", best_class), ("worst class", worst_class)))
             for line in lines([contender], curve)
         ]
-        title = titled(contender.label, setting, settings)
+        title = add_setting(contender.label, setting, settings)
         panels.append(Lines(f"best-worst-{i}", title, "round", "accuracy %", drawn, (0, 100)))
     return Figure("best-worst", "Best and worst class over the rounds", panels, min(3, len(panels)))
 
@@ -56,19 +56,21 @@ def best_class(run: Result) -> Iterator[Point]:
 
 
 def confusable_group(settings: Sequence[Comparison]) -> Figure:
-    """Accuracy over the rounds of the classes that each method confuses most."""
+    """Draw the accuracy of the classes that each method confuses most."""
     panels = []
     for setting in settings:
         for contender in setting.methods:
             run = _run(contender)
-            drawn = [Line(setting.classes[c], sorted(run.evaluations), _of_class(run, c), style=c) for c in _group(run)]
-            title = titled(contender.label, setting, settings)
+            drawn = [
+                Line(setting.classes[c], sorted(run.evaluations), _class_curve(run, c), style=c) for c in _group(run)
+            ]
+            title = add_setting(contender.label, setting, settings)
             panels.append(Lines(f"group-{contender.style}", title, "round", "accuracy %", drawn, (0, 100)))
     return Figure("group", "Accuracy of confusable classes over the rounds", panels, min(2, len(panels)))
 
 
 def _group(run: Result) -> list[int]:
-    """PKD's first group, or the group that PKD would find in the last confusion matrix."""
+    """PKD's first group. For other methods, the group that PKD would find in the last confusion matrix."""
     noted = run.history[-1].notes.get("groups")
     if noted:
         return list(noted[0])
@@ -78,12 +80,12 @@ def _group(run: Result) -> list[int]:
     return list(groups[0])
 
 
-def _of_class(run: Result, c: int) -> list[float | None]:
+def _class_curve(run: Result, c: int) -> list[float | None]:
     return [percent(run.evaluations[t].class_accuracy[c]) for t in sorted(run.evaluations)]
 
 
 def prediction_flow(settings: Sequence[Comparison]) -> Figure:
-    """P(predicted j | class i) over the rounds, a curve for every pair of different classes."""
+    """Draw P(predicted j | class i) over the rounds, a curve for every pair of different classes."""
     panels = []
     for setting in settings:
         for contender in setting.methods:
@@ -95,7 +97,7 @@ def prediction_flow(settings: Sequence[Comparison]) -> Figure:
                      [number(v, 2) for v in shares[:, i, j]], style=i)
                 for i in range(shares.shape[1]) for j in range(shares.shape[2]) if i != j
             ]  # fmt: skip
-            key, title = f"flow-{contender.style}", titled(contender.label, setting, settings)
+            key, title = f"flow-{contender.style}", add_setting(contender.label, setting, settings)
             panels.append(Lines(key, title, "round", "predicted as another class, %", drawn, thin=True))
     return Figure("flow", "How often each class is predicted as each other class", panels, min(2, len(panels)))
 
@@ -109,21 +111,21 @@ def _shares(run: Result, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.floa
 
 
 def computation(settings: Sequence[Comparison]) -> Figure:
-    """Accuracy over rounds, over the computation of the global model and of all stages, and expert activations."""
-    who = [c for setting in settings for c in setting.methods]
+    """Draw accuracy over rounds and over computation (of the global model, of all stages), and expert activations."""
+    methods = [c for setting in settings for c in setting.methods]
     panels = [
-        Lines("over-rounds", "rounds", "round", "accuracy %", lines(who, accuracy)),
+        Lines("over-rounds", "rounds", "round", "accuracy %", lines(methods, accuracy)),
         Lines("over-compute", "computation, global model", "plain local rounds", "accuracy %",
-              [_over_compute(c, False) for c in who]),
+              [_over_compute(c, False) for c in methods]),
         Lines("over-total", "computation, all stages", "plain local rounds", "accuracy %",
-              [_over_compute(c, True) for c in who]),
+              [_over_compute(c, True) for c in methods]),
     ]  # fmt: skip
-    if found := lines(who, activations):
+    if found := lines(methods, activations):
         panels.append(Lines("activations", "expert activations", "round", "% of sample visits", found))
     for i, setting in enumerate(settings):
         by_method = [activations_by_expert(c, run, setting) for c in setting.methods if (run := c.first)]
         panels += [
-            replace(chart, key=f"{chart.key}-{i}", title=titled(chart.title, setting, settings))
+            replace(chart, key=f"{chart.key}-{i}", title=add_setting(chart.title, setting, settings))
             for chart in by_method if chart
         ]  # fmt: skip
     return Figure("computation", "Accuracy over rounds and computation", panels, 2)

@@ -1,4 +1,4 @@
-"""Figures over what was varied: one key as curves, two as a grid."""
+"""Figures over the varied keys: curves over one key, grids over two."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ MOST_LINES = 12
 
 
 def over_keys(settings: Sequence[Comparison]) -> Figure:
-    """A panel for each number that was varied."""
+    """Draw a panel for each numeric key that was varied."""
     panels = curves_over(settings)
     if not panels:
         raise UserError("no numeric setting differs between these runs; expected runs of a sweep")
-    return Figure("over-keys", "Accuracy over what was varied", panels, min(2, len(panels)))
+    return Figure("over-keys", "Accuracy over the varied keys", panels, min(2, len(panels)))
 
 
 def curves_over(settings: Sequence[Comparison]) -> list[Lines]:
-    """For each number that was varied, a curve of each method (and of each value of the others)."""
+    """Draw accuracy over each varied numeric key, a curve per method and per value of the other keys."""
     points = _points(settings)
     return [_curve(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
 
 
 def grid(settings: Sequence[Comparison]) -> Figure:
-    """Two numbers that were varied against each other, a panel for each method."""
+    """Draw a heat map over the first two varied numeric keys, a panel per method."""
     points = _points(settings)
     keys = _numeric(points)
     if len(keys) < 2:
-        raise UserError(f"these runs vary in {', '.join(keys) or 'no number'}; expected two numbers that vary")
+        raise UserError(f"varying numeric keys: {', '.join(keys) or 'none'}; expected at least two")
     down, across = keys[:2]
     panels = []
     for i, method in enumerate(dict.fromkeys(values["method.name"] for values, _ in points)):
@@ -58,7 +58,7 @@ def _points(settings: Sequence[Comparison]) -> list[Point]:
 
 
 def _varied(points: Sequence[Point]) -> list[str]:
-    """Keys that differ; a method's own parameter differs if it does among the runs of that method."""
+    """The keys that differ between points. A method's parameters are compared only among its own runs."""
     keys = dict.fromkeys(key for values, _ in points for key in values)
     found = []
     for key in keys:

@@ -1,1 +1,1 @@
-"""The report as one HTML file: `page.html`, `page.css` and `page.js`, filled and joined by `render`."""
+"""The report as one HTML file. `render` fills and joins `page.html`, `page.css` and `page.js`."""

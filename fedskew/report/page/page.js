@@ -126,7 +126,7 @@
     }
     scroll.append(body);
     details.append(tools, scroll);
-    if (table.rows.length > MOST_ROWS) details.append(element("p", "The first " + MOST_ROWS + " of " + table.rows.length + " rows; copying and saving take all."));
+    if (table.rows.length > MOST_ROWS) details.append(element("p", "The first " + MOST_ROWS + " of " + table.rows.length + " rows. Copy and Save CSV include all."));
   }
 
   document.addEventListener("click", (event) => {
@@ -153,7 +153,7 @@
   async function refresh(version) {
     let state;
     try { state = await (await fetch("state.json?after=" + version)).json(); }
-    catch { LIVE.textContent = "the run has ended or cannot be reached; this page stays as it is"; return; }
+    catch { LIVE.textContent = "the run has ended or cannot be reached; this page no longer updates"; return; }
     if (state.version !== version) {
       const open = [...document.querySelectorAll("details[open]")].map((d) => d.dataset.table);
       const height = window.scrollY;
@@ -164,7 +164,7 @@
       boxes().forEach((box) => watcher.observe(box));
       window.scrollTo(0, height);
     }
-    LIVE.textContent = state.finished ? "finished" : "live, " + state.standing;
+    LIVE.textContent = state.finished ? "finished" : "live, " + state.status;
     if (!state.finished) setTimeout(() => refresh(state.version), 1500);
   }
 
@@ -173,7 +173,7 @@
       take(JSON.parse(await unpacked("charts")));
       await loadPlotly();
     } catch (error) {
-      document.querySelector("main").prepend(element("p", "The charts cannot be drawn in this browser (" + error + "); the tables can be read.", { className: "missing" }));
+      document.querySelector("main").prepend(element("p", "This browser cannot draw the charts (" + error + "). The tables are still readable.", { className: "missing" }));
       return;
     }
     boxes().forEach((box) => watcher.observe(box));

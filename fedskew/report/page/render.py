@@ -1,7 +1,7 @@
 """Render a document as one self-contained HTML file.
 
-Plotly and the charts are packed with gzip, which every browser of the last years unpacks itself; unpacked, Plotly alone
-would fill five megabytes.
+Plotly and the charts are compressed with gzip, which browsers can decompress. Uncompressed, Plotly alone has five
+megabytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedskew.report.document import Document
 
 
 def page(document: Document, live: bool = False) -> str:
-    """The whole page; a live page gets Plotly and updates from its server."""
+    """Render the whole page. A live page loads Plotly and updates from its server."""
     template = _environment().get_template("page.html")
     return template.render(
         document=document,
@@ -40,7 +40,7 @@ def page(document: Document, live: bool = False) -> str:
 
 
 def body(document: Document) -> Markup:
-    """The content of the page's <main>."""
+    """Render the content of the page's <main>."""
     methods = list({c.label: c for chapter in document.chapters for c in chapter.methods}.values())
     return Markup(_environment().get_template("body.html").render(document=document, methods=methods))
 
@@ -71,12 +71,12 @@ def packed_plotly() -> Markup:
 
 
 def _packed(content: bytes) -> Markup:
-    """Base64 contains no character that is special in HTML."""
+    """Compress, and encode as base64, which needs no escaping in HTML."""
     return Markup(base64.b64encode(gzip.compress(content, 9, mtime=0)).decode())
 
 
 def _text(name: str) -> Markup:
-    """A file of this package."""
+    """Read a file of this package."""
     return Markup(files("fedskew.report.page").joinpath(name).read_text(encoding="utf-8"))
 
 

@@ -1,1 +1,1 @@
-"""The sections of a report, each a function of a setting's runs."""
+"""The sections of a report. Each is a function of a setting's runs."""

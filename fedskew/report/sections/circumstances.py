@@ -1,4 +1,4 @@
-"""What was run: configuration, command, versions, machine, and problems of the run folders."""
+"""The configuration, command, versions and machine of the runs, and problems in their folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def circumstances(setting: Comparison) -> Section:
     runs = setting.runs
     tables = [_configuration(setting), _methods(setting), _machines(runs)]
     missing = [f"{run.folder}: {line}" for run in runs for line in _problems(run)]
-    words = ["The configuration is complete. Save it as a YAML file and repeat the run with fedskew run -c FILE."]
+    words = ["This is the complete configuration. To repeat a run, save it as YAML and use fedskew run -c FILE."]
     return Section("circumstances", "What was run", words, tables=tables, missing=missing)
 
 
@@ -23,7 +23,7 @@ def _problems(run: Result) -> list[str]:
     if not run.history:
         problems.append("no round was recorded")
     elif not run.finished:
-        problems.append(f"not finished: it stopped after round {run.history[-1].round}; the same command resumes it")
+        problems.append(f"unfinished, stopped after round {run.history[-1].round}; repeat its command to resume")
     if not run.about:
         problems.append("about.json is missing, so command, versions and machine are unknown")
     return problems
@@ -58,7 +58,7 @@ def _machines(runs: list[Result]) -> Table:
         parameters = about.get("model", {}).get("parameters")
         rows.append([run.name, about.get("begun"), about.get("command"), versions or None,
                      described or None, parameters])  # fmt: skip
-    columns = ["run", "begun (UTC)", "command", "versions", "machine", "model parameters"]
+    columns = ["run", "started (UTC)", "command", "versions", "machine", "model parameters"]
     return Table("machines", "Command, versions and machine of each run", columns, rows)
 
 

@@ -8,37 +8,37 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
 
 MOST_BARS = 20
-"""Up to this many classes are bars; more are a heat map."""
+"""Up to this many classes are shown as bars, more as a heat map."""
 MOST_PANELS = 12
 
 
 def classes(setting: Comparison) -> Section:
-    who = [c for c in setting.methods if c.tested]
-    if not who:
+    methods = [c for c in setting.methods if c.tested]
+    if not methods:
         return Section("classes", "Classes", missing=["no run has been evaluated yet"])
-    figures = [Figure("by-class", _caption(who), [_now(setting, who)])]
-    if (baseline := setting.baseline) in who and len(who) > 1 and baseline is not None:
-        gains = _gains(setting, baseline, [c for c in who if c is not baseline])
+    figures = [Figure("by-class", _caption(methods), [_last_round(setting, methods)])]
+    if (baseline := setting.baseline) in methods and len(methods) > 1 and baseline is not None:
+        gains = _gains(setting, baseline, [c for c in methods if c is not baseline])
         figures.append(Figure("gains", f"Change compared with {baseline.label}, in points", [gains]))
-    panels = [p for c in who[:MOST_PANELS] if (run := c.first) for p in [_over_rounds(c, run, setting)]]
+    panels = [p for c in methods[:MOST_PANELS] if (run := c.first) for p in [_over_rounds(c, run, setting)]]
     figures.append(Figure("class-rounds", "Accuracy by class over the rounds, one seed of each method", panels, 3))
     return Section("classes", "Classes", figures=figures)
 
 
-def _now(setting: Comparison, who: list[MethodRuns]) -> Chart:
-    means = [_mean(c) for c in who]
+def _last_round(setting: Comparison, methods: list[MethodRuns]) -> Chart:
+    means = [_mean(c) for c in methods]
     if len(setting.classes) <= MOST_BARS:
-        series = [BarSeries(c.label, m, _deviation(c), c.style) for c, m in zip(who, means, strict=True)]
+        series = [BarSeries(c.label, m, _deviation(c), c.style) for c, m in zip(methods, means, strict=True)]
         return Bars("by-class", "accuracy by class", "class", "accuracy %", setting.classes, series, (0, 100))
-    labels = [c.label for c in who]
+    labels = [c.label for c in methods]
     return Heat(
         "by-class", "accuracy by class", "method", "class", "accuracy %", labels, setting.classes, means, "share"
     )
 
 
-def _caption(who: list[MethodRuns]) -> str:
+def _caption(methods: list[MethodRuns]) -> str:
     caption = "Accuracy by class after the last round, mean over the seeds"
-    return f"{caption}, ± sample standard deviation" if any(len(c.tested) > 1 for c in who) else caption
+    return f"{caption}, ± sample standard deviation" if any(len(c.tested) > 1 for c in methods) else caption
 
 
 def _mean(contender: MethodRuns) -> list[float | None]:

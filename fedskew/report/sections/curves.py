@@ -6,30 +6,34 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from fedskew.report.charts.chart import Figure, Line, Lines
-from fedskew.report.sections.section import Point, Section, banded, lines, percent
+from fedskew.report.sections.section import Point, Section, lines, mean_line, percent
 from fedskew.results import Comparison, MethodRuns, Result
 
 FULL = (0.0, 100.0)
 
 
 def curves(setting: Comparison) -> Section:
-    who = setting.methods
-    over_rounds = Lines("accuracy", "accuracy over rounds", "round", "accuracy %", lines(who, accuracy), FULL)
-    worst = Lines("worst", "worst class over rounds", "round", "accuracy of the worst class %", lines(who, worst_class))
+    methods = setting.methods
+    over_rounds = Lines("accuracy", "accuracy over rounds", "round", "accuracy %", lines(methods, accuracy), FULL)
+    worst = Lines(
+        "worst", "worst class over rounds", "round", "accuracy of the worst class %", lines(methods, worst_class)
+    )
     figures = [Figure("rounds", "Accuracy and worst class over the rounds", [over_rounds, worst], 2)]
     missing = []
     costs = [
         Lines(f"by-{key}", f"accuracy over {what}", f"{what}, {unit}", "accuracy %", found, FULL)
         for key, what, unit in (("bytes", "communication", "MB"), ("compute", "computation", "plain local rounds"))
-        if (found := [line for c in who if (line := _by_cost(c, key))])
+        if (found := [line for c in methods if (line := _by_cost(c, key))])
     ]
     if costs:
-        figures.append(Figure("costs", "Accuracy over what it costs", costs, 2))
+        figures.append(Figure("costs", "Accuracy over cost", costs, 2))
     if not any(row.bytes for run in setting.runs for row in run.history):
-        missing.append("communication: the version that made these runs did not count bytes; run them again")
-    if losses := lines(who, loss):
+        missing.append(
+            "communication: an earlier version of fedskew made these runs and did not count bytes; repeat them"
+        )
+    if losses := lines(methods, loss):
         figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
-    band = "Bands reach from the lowest to the highest seed." if any(len(c.runs) > 1 for c in who) else ""
+    band = "Bands reach from the lowest to the highest seed." if any(len(c.runs) > 1 for c in methods) else ""
     return Section("curves", "Learning curves", [band] if band else [], figures, missing=missing)
 
 
@@ -57,8 +61,8 @@ def cost(run: Result, key: str) -> dict[int, float]:
 
 
 def _by_cost(contender: MethodRuns, key: str) -> Line | None:
-    """Seeds differ in their costs, so accuracy and cost are both means, round by round."""
-    line = banded(contender, accuracy)
+    """The mean accuracy over the mean cost of each round, because costs differ between seeds."""
+    line = mean_line(contender, accuracy)
     if line is None:
         return None
     costs = [cost(run, key) for run in contender.tested]

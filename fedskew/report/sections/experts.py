@@ -1,4 +1,4 @@
-"""PKD: the groups of classes, how similar they are, and how often each expert taught."""
+"""PKD's groups of classes, how similar they are, and how often each expert taught."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 Floats = npt.NDArray[np.float64]
 MOST_PANELS = 6
-"""At most this many methods with experts get panels of their own."""
+"""At most this many methods get their own panels."""
 MOST_NAMES = 4
 """At most this many class names describe an expert in a legend."""
 WORDS = (
-    "After the warm-up PKD groups classes that the global model confuses on the clients' training samples. It trains "
-    "an expert per group, which teaches the samples whose label and wrong prediction are both in its group."
+    "After the warm-up, PKD groups the classes that the global model confuses on training samples. It trains "
+    "an expert per group. The expert teaches the samples with a label and a wrong prediction in its group."
 )
 
 
 def experts(setting: Comparison) -> Section | None:
-    """None if no method has experts."""
-    who = [c for c in setting.methods if any("groups" in _notes(run) or _has_experts(run) for run in c.runs)]
-    if not who:
+    """Build the section. Returns None if no method has experts."""
+    methods = [c for c in setting.methods if any("groups" in _notes(run) or _has_experts(run) for run in c.runs)]
+    if not methods:
         return None
-    first = [(c, run) for c in who[:MOST_PANELS] if (run := c.first)]
+    first = [(c, run) for c in methods[:MOST_PANELS] if (run := c.first)]
     figures = [
-        *_mapped("similarity", "Mutual probability of classes on training samples, after the warm-up",
+        *_as_figure("similarity", "Mutual probability of classes on training samples, after the warm-up",
                  [similarity(c, run, setting) for c, run in first if survey(run) is not None]),
-        *_mapped("warm-confusion", "How often classes were confused on the test set, after the warm-up",
+        *_as_figure("warm-confusion", "How often classes were confused on the test set, after the warm-up",
                  [chart for c, run in first if survey(run) is None and (chart := _confused(c, run, setting))]),
-        *_taught(who, first, setting),
+        *_activation_figures(methods, first, setting),
     ]  # fmt: skip
     words = [WORDS, *(f"{c.label}, seed {run.seed}: {line}" for c, run in first if (line := _threshold(run)))]
-    missing = [line for c in who for line in _unknown(c)]
-    return Section("experts", "PKD's experts", words, figures, [_table(who, setting)], missing=missing)
+    missing = [line for c in methods for line in _missing(c)]
+    return Section("experts", "PKD's experts", words, figures, [_table(methods, setting)], missing=missing)
 
 
 def _threshold(run: Result) -> str | None:
@@ -51,23 +51,23 @@ def _threshold(run: Result) -> str | None:
     return f"a pair of classes stands out if its mutual probability is above {100 * above:.3g} %."
 
 
-def _table(who: Sequence[MethodRuns], setting: Comparison) -> Table:
+def _table(methods: Sequence[MethodRuns], setting: Comparison) -> Table:
     rows: list[list[Cell]] = []
-    for c in who:
+    for c in methods:
         for run in c.runs:
             for i, group in enumerate(groups(run)):
-                alike, taught = _within(group, survey(run)), _share(_distilling(run), f"expert {i}")
+                alike, taught = _mean_similarity(group, survey(run)), _share(_distilling(run), f"expert {i}")
                 rows.append([c.label, run.seed, i, ", ".join(setting.classes[k] for k in group), alike, taught])
     columns = ["method", "seed", "expert", "classes", "mutual probability, %", "taught, % of sample visits"]
     return Table("groups", "Groups of weak classes", columns, rows)
 
 
-def _mapped(key: str, caption: str, charts: Sequence[Heat]) -> list[Figure]:
+def _as_figure(key: str, caption: str, charts: Sequence[Heat]) -> list[Figure]:
     return [Figure(key, caption, charts, 2)] if charts else []
 
 
 def similarity(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
-    """The mutual probabilities that the groups are based on."""
+    """Draw the mutual probabilities that determine the groups."""
     probability = survey(run)
     assert probability is not None
     title = f"{contender.label}, seed {run.seed}"
@@ -76,7 +76,7 @@ def similarity(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
 
 
 def _confused(contender: MethodRuns, run: Result, setting: Comparison) -> Heat | None:
-    """The mutual confusion, if no mutual probabilities were recorded."""
+    """Draw the mutual confusion, for runs without recorded mutual probabilities."""
     warm = [row for row in run.evaluated if row.stage == "warm-up"]
     if not warm:
         return None
@@ -91,8 +91,10 @@ def _pairs(key: str, title: str, what: str, mutual: Floats, setting: Comparison)
     return Heat(key, title, "class", "class", what, setting.classes, setting.classes, cells)
 
 
-def _taught(who: Sequence[MethodRuns], first: Sequence[tuple[MethodRuns, Result]], setting: Comparison) -> list[Figure]:
-    found = lines(who, activations)
+def _activation_figures(
+    methods: Sequence[MethodRuns], first: Sequence[tuple[MethodRuns, Result]], setting: Comparison
+) -> list[Figure]:
+    found = lines(methods, activations)
     if not found:
         return []
     charts = [Lines("activations", "all experts", "round", "% of sample visits", found)]
@@ -107,28 +109,28 @@ def activations(run: Result) -> Iterator[Point]:
 
 
 def activations_by_expert(contender: MethodRuns, run: Result, setting: Comparison) -> Lines | None:
-    """None if the run did not record which expert taught."""
+    """Draw a curve per expert. Returns None if the run did not record which expert taught."""
     rows = [row for row in _distilling(run) if "expert 0" in row.tally]
     if not rows:
         return None
     rounds = [row.model_round for row in rows]
     drawn = [
-        Line(_named(i, group, setting), rounds, [_share([row], f"expert {i}") for row in rows], style=i)
+        Line(_expert_name(i, group, setting), rounds, [_share([row], f"expert {i}") for row in rows], style=i)
         for i, group in enumerate(groups(run))
     ]
     key, title = f"activations-{contender.style}", f"each expert of {contender.label}, seed {run.seed}"
     return Lines(key, title, "round", "% of sample visits", drawn)
 
 
-def _named(expert: int, group: Sequence[int], setting: Comparison) -> str:
+def _expert_name(expert: int, group: Sequence[int], setting: Comparison) -> str:
     names = [setting.classes[c] for c in group[:MOST_NAMES]]
     return f"{expert}: {', '.join(names)}{' …' if len(group) > MOST_NAMES else ''}"
 
 
-def _unknown(contender: MethodRuns) -> Iterator[str]:
-    """Lines on what older runs did not record."""
+def _missing(contender: MethodRuns) -> Iterator[str]:
+    """Say what the runs did not record."""
     lacking = {
-        "the probabilities that the groups are based on": [
+        "the mutual probabilities": [
             run for run in contender.runs if _notes(run).get("groups") and survey(run) is None
         ],
         "how often each expert taught": [
@@ -137,7 +139,7 @@ def _unknown(contender: MethodRuns) -> Iterator[str]:
     }
     for what, runs in lacking.items():
         if runs:
-            yield f"{contender.label}, {_seeds(runs)}: {what}: not recorded by that version; run it again"
+            yield f"{contender.label}, {_seeds(runs)}: {what}: not recorded by the version that made the run; repeat it"
     silent = [run for run in contender.runs if _has_distilled(run) and not _distilling(run)]
     if silent:
         yield f"{contender.label}, {_seeds(silent)}: how often experts taught: the sites do not share it"
@@ -148,7 +150,7 @@ def _seeds(runs: Sequence[Result]) -> str:
 
 
 def survey(run: Result) -> Floats | None:
-    """[C, C]: mean predictions for training samples of each class after the warm-up; None if no pair is known."""
+    """Mean predictions [C, C] on training samples of each class, after the warm-up. None if no pair is known."""
     found = next((row.survey for row in run.history if row.survey), None)
     if found is None:
         return None
@@ -158,11 +160,11 @@ def survey(run: Result) -> Floats | None:
 
 
 def groups(run: Result) -> list[list[int]]:
-    """The groups that PKD found, or those of the configuration."""
+    """The groups that PKD found. Without any, those of the configuration."""
     return _notes(run).get("groups") or list(run.config.method_params.get("groups") or [])
 
 
-def _within(group: Sequence[int], probability: Floats | None) -> float | None:
+def _mean_similarity(group: Sequence[int], probability: Floats | None) -> float | None:
     """The mean mutual probability of a group's pairs, in percent."""
     if probability is None:
         return None
@@ -179,7 +181,7 @@ def _has_distilled(run: Result) -> bool:
 
 
 def _share(rows: Sequence[RoundRow], name: str) -> float | None:
-    """Share of all sample visits, in percent."""
+    """The percentage of all sample visits."""
     counted = [row for row in rows if name in row.tally]
     if not counted:
         return None

@@ -1,4 +1,4 @@
-"""Inside the models: t-SNE and PCA of features, distances between classes, mean output probabilities."""
+"""The models' features: t-SNE, PCA, distances between classes, and mean output probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 
 MOST_CLASSES = 20
-"""More classes cannot be distinguished by colour; only the first ones are drawn."""
+"""Only this many classes are drawn, because colours for more could not be distinguished."""
 MOST_PANELS = 6
 
 
@@ -34,9 +34,9 @@ def features(setting: Comparison) -> Section:
         return Section("features", "Features", missing=missing)
     left_out = len(setting.methods) - MOST_PANELS
     if left_out > 0:
-        missing.append(f"{left_out} more methods: only the first {MOST_PANELS} are drawn")
+        missing.append(f"{left_out} more methods; only the first {MOST_PANELS} are drawn")
     words = [
-        f"Features before the last layer of {SHOWN} test samples, the same for all methods. t-SNE preserves "
+        f"Inputs of the last layer for {SHOWN} test samples, which are the same for all methods. t-SNE preserves "
         "neighbourhoods, not distances. PCA shows the two directions of largest variance."
     ]
     figures = [
@@ -50,8 +50,8 @@ def cloud_chart(key: str, title: str, places: Floats, outputs: ModelOutputs, set
     labels = outputs.labels[: len(places)]
     clouds = []
     for c, name in enumerate(setting.classes[:MOST_CLASSES]):
-        mine = places[labels == c]
-        x, y = ([round(v, 2) for v in column] for column in mine.T.tolist())
+        of_class = places[labels == c]
+        x, y = ([round(v, 2) for v in column] for column in of_class.T.tolist())
         clouds.append(Cloud(name, x, y, c))
     return Points(key, title, clouds)
 

@@ -1,4 +1,4 @@
-"""The federation: how many samples of each class each client has."""
+"""How many samples of each class each client has."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def federation(setting: Comparison) -> Section:
     counts = setting.label_counts
     sites = next((run.sites for run in setting.runs if run.sites), ())
     if counts is None and sites:
-        words = [f"{len(sites)} sites: {', '.join(sites)}. Their label counts stayed with them, so no map is shown."]
+        words = [f"{len(sites)} sites: {', '.join(sites)}. They did not share their label counts, so no map is shown."]
         return Section("federation", "The federation", words)
     if counts is None:
         return Section("federation", "The federation", missing=[
             "the clients' label counts: the folder has no about.json and the data were not found; "
-            "set FEDSKEW_DATA, or run again"])  # fmt: skip
+            "set FEDSKEW_DATA, or repeat the runs"])  # fmt: skip
     run = next(run for run in setting.runs if run.label_counts is not None)
     groups = class_groups(counts)
     words = [
@@ -72,7 +72,7 @@ def class_groups(counts: Counts) -> dict[str, Counts]:
 def partition_map(
     key: str, title: str, counts: Counts, classes: tuple[str, ...], clients: tuple[str, ...] = ()
 ) -> Heat:
-    """Classes down, clients across, as in the papers; a vacant class is empty."""
+    """Draw classes down and clients across, as in the papers. A vacant class is empty."""
     cells = [[int(v) or None for v in row] for row in counts.T]
     names = list(clients) or [str(k) for k in range(len(counts))]
     bubbles = max(counts.shape) <= BUBBLES_UP_TO

@@ -1,4 +1,4 @@
-"""What local training does to the model, class by class, and how far the updates differ."""
+"""How local training changes the accuracy of each class, and how much the updates differ."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from fedskew.report.sections.section import Point, Section, lines, percent
 from fedskew.results import Comparison, MethodRuns, Result
 
 KINDS = ("vacant", "minority", "majority")
-NEEDED = "local models before and after their update: run with --eval-local"
+NEEDED = "local models were not evaluated; run with --eval-local"
 
 
 def local(setting: Comparison) -> Section:
-    who = [c for c in setting.methods if any(_rows(run) for run in c.tested)]
-    if not who:
+    methods = [c for c in setting.methods if any(_rows(run) for run in c.tested)]
+    if not methods:
         return Section("local", "Local training", missing=[NEEDED])
     words = [
         "Each client's model is evaluated before and after its local training. Under label skew it forgets the classes "
-        "that the client lacks (vacant) or has few samples of (minority). A method against skew keeps them.",
+        "of which the client has no samples (vacant) or few (minority). A method for label skew retains them.",
         "The first two figures show means over the clients of the last evaluated round and over the seeds.",
     ]
     figures = [
-        Figure("kinds", "Accuracy by kind of class, before and after local training", [_kinds(who)]),
+        Figure("kinds", "Accuracy by kind of class, before and after local training", [_kinds(methods)]),
         Figure(
             "local-class",
             "Accuracy by class before and after local training, mean over clients",
-            _by_class(setting, who),
+            _by_class(setting, methods),
             2,
         ),
-        Figure("forgetting", "Mean accuracy on a client's vacant classes after its training", [_vacant(who)]),
+        Figure("forgetting", "Mean accuracy on a client's vacant classes after its training", [_vacant(methods)]),
     ]
-    if drifting := lines(who, drift):
+    if drifting := lines(methods, drift):
         figures.append(
             Figure(
                 "drift",
-                "Drift diversity: 1/K for K equal updates, 1 for orthogonal ones, more where they cancel",
+                "Drift diversity: 1/K for K equal updates, 1 for orthogonal ones, larger if they cancel",
                 [Lines("drift", "drift diversity", "round", "Σ‖m‖² / ‖Σm‖²", drifting)],
             )
         )
-    missing = [f"{c.label}: {_reason(c)}" for c in setting.methods if c not in who]
+    missing = [f"{c.label}: {_reason(c)}" for c in setting.methods if c not in methods]
     return Section("local", "Local training", words, figures, missing=missing)
 
 
 def _reason(contender: MethodRuns) -> str:
     requested = any(run.config.eval_local for run in contender.runs)
-    return "it averages no local models" if requested and contender.tested else NEEDED
+    return "it has no local models" if requested and contender.tested else NEEDED
 
 
 def _rows(run: Result) -> list[RoundRow]:
     return [row for row in run.evaluated if row.local]
 
 
-def _kinds(who: list[MethodRuns]) -> Bars:
+def _kinds(methods: list[MethodRuns]) -> Bars:
     series = []
-    for c in who:
+    for c in methods:
         values = []
         for when in ("before", "after"):
             for kind in KINDS:
@@ -70,12 +70,12 @@ def _kinds(who: list[MethodRuns]) -> Bars:
     return Bars("kinds", "by kind of class", "kind of class", "accuracy %", categories, series, (0, 100))
 
 
-def _by_class(setting: Comparison, who: list[MethodRuns]) -> list[Bars]:
-    sides = (("before", "models as they were sent", _sent), ("after", "local models after their update", class_means))
+def _by_class(setting: Comparison, methods: list[MethodRuns]) -> list[Bars]:
+    sides = (("before", "models before their update", _sent), ("after", "local models after their update", class_means))
     return [
         Bars(f"local-class-{when}", title, "class", "accuracy %", setting.classes,
-             [BarSeries(c.label, of(c), style=c.style) for c in who], (0, 100))
-        for when, title, of in sides
+             [BarSeries(c.label, accuracies(c), style=c.style) for c in methods], (0, 100))
+        for when, title, accuracies in sides
     ]  # fmt: skip
 
 
@@ -94,8 +94,8 @@ def _means(rows: list[list[float | None]]) -> list[float | None]:
     return [number(float(np.mean(known))) if len(known := c[np.isfinite(c)]) else None for c in table.T]
 
 
-def _vacant(who: list[MethodRuns]) -> Lines:
-    return Lines("forgetting", "vacant classes", "round", "accuracy %", lines(who, vacant_after), (0, 100))
+def _vacant(methods: list[MethodRuns]) -> Lines:
+    return Lines("forgetting", "vacant classes", "round", "accuracy %", lines(methods, vacant_after), (0, 100))
 
 
 def vacant_after(run: Result) -> Iterator[Point]:

@@ -1,4 +1,4 @@
-"""What the global model predicts: confusion matrices, and each round's predictions beside its clients' labels."""
+"""The global model's predictions: confusion matrices, and predictions per round beside the clients' labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def confusion(setting: Comparison) -> Section:
     panels = [confusion_chart(c, setting) for c in setting.methods[:MOST_PANELS] if c.tested]
     if not panels:
         return Section("confusion", "Confusion", missing=["no run has been evaluated yet"])
-    words = ["Rows are the true classes, columns the predictions, in percent of the row; mean over the seeds."]
+    words = ["Rows are true classes and columns are predictions, in percent of the row, as means over the seeds."]
     return Section("confusion", "Confusion", words, [Figure("confusion", "Confusion matrices", panels, 3)])
 
 
@@ -45,7 +45,7 @@ def confusion_chart(contender: MethodRuns, setting: Comparison) -> Heat:
 
 
 def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """In percent of each row; NaN for a row without samples."""
+    """Divide by row sums, in percent. A row without samples becomes NaN."""
     totals = counts.sum(axis=1, keepdims=True).astype(np.float64)
     shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.divide(
         100.0 * counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0
@@ -61,21 +61,21 @@ def predictions(setting: Comparison) -> Section:
     missing = []
     labels = next((found for _, run in runs if (found := sampled_labels(run, setting))), None)
     if labels is None:
-        missing.append("labels of the sampled clients: the clients' label counts are not in the folder")
+        missing.append("labels of the sampled clients: the run folder has no label counts")
     else:
         panels.append(labels)
     panels += [predicted(c, run, setting) for c, run in runs]
     words = [
-        "First the labels that each round's clients held, then what the global model predicts on the test set after "
-        f"the round; seed {runs[0][1].seed}. If the predictions follow the labels of the round, the model forgets the "
+        "The first panel shows the labels of each round's clients, the others what the global model predicts after "
+        f"the round (seed {runs[0][1].seed}). If the predictions follow the labels of the round, the model forgets the "
         "other classes."
     ]
-    panels = on_one_scale(panels)
+    panels = with_common_scale(panels)
     figure = Figure("predictions", "Labels of the sampled clients and predictions, round by round", panels, 3)
     return Section("predictions", "Predictions over the rounds", words, [figure], missing=missing)
 
 
-def on_one_scale(panels: Sequence[Heat]) -> list[Heat]:
+def with_common_scale(panels: Sequence[Heat]) -> list[Heat]:
     """Give all panels the same colour scale."""
     top = max((v for panel in panels for row in panel.values for v in row if v is not None), default=1.0)
     return [replace(panel, top=top) for panel in panels]
@@ -93,9 +93,9 @@ def sampled_labels(run: Result, setting: Comparison) -> Heat | None:
 
 def predicted(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
     rounds = [t for t in sorted(run.evaluations) if t > 0][:MOST_ROUNDS]
-    made = np.array([run.evaluations[t].confusion.sum(axis=0) for t in rounds]).reshape(len(rounds), -1)
+    predictions_made = np.array([run.evaluations[t].confusion.sum(axis=0) for t in rounds]).reshape(len(rounds), -1)
     key = f"predictions-{contender.style}"
-    return _by_round(key, f"predictions of {contender.label}", setting, list(map(str, rounds)), made)
+    return _by_round(key, f"predictions of {contender.label}", setting, list(map(str, rounds)), predictions_made)
 
 
 def _by_round(key: str, title: str, setting: Comparison, rounds: list[str], counts: Counts) -> Heat:

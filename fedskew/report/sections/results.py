@@ -21,25 +21,25 @@ _MEASURES: dict[str, Callable[[Result], float]] = {
 def results(setting: Comparison) -> Section:
     ranking = setting.ranking
     tables = [Table("final", "After the last round", _columns(), [_row(c) for c in ranking])] if ranking else []
-    words = ["Mean ± sample standard deviation over the seeds. Best is chosen on the test set, as in papers."]
+    words = ["Mean ± sample standard deviation over the seeds. The best round is chosen on the test set, as in papers."]
     if len(setting.competing) > 1:
         tables.append(_significance(setting))
         words.append(
-            "The second table compares the best method with each other method, paired by seed. p is two-sided, from "
+            "The second table compares the best method with each of the others, paired by seed. p is two-sided, from "
             "Student's t test, and corrected by Holm's method for all pairs of methods, because any of them could have "
-            "come out best. The interval is for the single pair."
+            "come out best. The intervals are not corrected."
         )
-        words += _how_many(len(setting.common_seeds))
+        words += _few_seeds_note(len(setting.common_seeds))
     missing = [f"{c.label}: no evaluated round in {c.runs[0].folder}" for c in setting.methods if not c.tested]
     return Section("results", "Final results", words, tables=tables, missing=missing)
 
 
-def _how_many(seeds: int) -> list[str]:
-    """A note on how little a few seeds can show."""
+def _few_seeds_note(seeds: int) -> list[str]:
+    """Warn that only large differences are detectable with few seeds."""
     if not 2 <= seeds <= 4:
         return []
     freedom = f"{seeds - 1} degree{'s' if seeds > 2 else ''} of freedom"
-    return [f"With {seeds} seeds the test has {freedom}: only large and steady differences are significant."]
+    return [f"With {seeds} seeds the test has {freedom}: only large and consistent differences are significant."]
 
 
 def _columns() -> list[str]:
@@ -67,7 +67,7 @@ def _significance(setting: Comparison) -> Table:
             rows.append([other.label, 0, None, None, None, None, "no seed in common"])
             continue
         bounds = [None if b is None else number(100 * b) for b in (d.low, d.high)]
-        says = "one seed: unknown" if d.seeds < 2 else "significant" if d.significant else "not significant"
-        rows.append([other.label, d.seeds, number(100 * d.mean), *bounds, number(d.p, 4), says])
+        result = "one seed: unknown" if d.seeds < 2 else "significant" if d.significant else "not significant"
+        rows.append([other.label, d.seeds, number(100 * d.mean), *bounds, number(d.p, 4), result])
     columns = ["against", "seeds in common", "difference, points", "95 % from", "to", "p", "result"]
-    return Table("significance", f"{best.label}, the best, minus each other method", columns, rows)
+    return Table("significance", f"{best.label} (the best) minus each of the others", columns, rows)

@@ -1,4 +1,4 @@
-"""A section of the report: text, figures, tables, and notes on what is missing."""
+"""Sections of the report, and the curves of methods that they share."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True)
 class Section:
-    """Everything but key and title is optional."""
+    """A part of the report with text, figures and tables."""
 
     key: str
     title: str
     words: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
+
     listing: str = ""
     """Preformatted text to copy."""
     missing: Sequence[str] = ()
-    """Lines on what the runs lack, and how to get it."""
+    """Lines that name what is missing from the runs, and how to get it."""
 
 
 def percent(share: float | None) -> float | None:
     return None if share is None else number(100 * share)
 
 
-def banded(contender: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
-    """Mean over the method's runs at the points that all of them have, with a band from the lowest to the highest."""
+def mean_line(contender: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
+    """The mean over the method's runs, at points that all of them have, with a band from the lowest to the highest."""
     curves = [c for run in contender.tested if (c := dict(curve(run)))]
     if not curves:
         return None
@@ -48,10 +49,10 @@ def banded(contender: MethodRuns, curve: Callable[[Result], Iterable[Point]]) ->
 
 
 def lines(contenders: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Point]]) -> list[Line]:
-    """One line per method, and one for each of its unfinished runs if others are finished."""
+    """One line per method. If some of its runs are finished, each unfinished one gets its own line."""
     found: list[Line | None] = []
     for contender in contenders:
-        found.append(banded(contender, curve))
+        found.append(mean_line(contender, curve))
         for run in contender.runs:
             if run not in contender.tested and (points := dict(curve(run))):
                 name = f"{contender.label}, seed {run.seed}, unfinished"

@@ -1,4 +1,4 @@
-"""Time by part of a round."""
+"""How long each part of a round takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARTS = {
     "train": "clients' training",
     "server": "aggregation",
     "evaluate": "evaluation",
-    "rest": "checkpoints and other",
+    "rest": "checkpoints and the rest",
 }
 
 
@@ -23,7 +23,7 @@ def timing(setting: Comparison) -> Section:
     if all(row.time for run in runs for row in run.history if row.round) and any(len(r.history) > 1 for r in runs):
         figures.append(Figure("time", "Seconds by part, mean over the seeds", [_parts(setting)]))
     else:
-        missing.append("time by part: the version that made these runs did not record it")
+        missing.append("time by part: an earlier version of fedskew made these runs and did not record it")
     columns = ["method", "seed", "rounds", "seconds", "seconds per round", "engine", "device", "folder"]
     rows = [
         [c.label, run.seed, len(run.history) - 1, number(run.seconds, 1),

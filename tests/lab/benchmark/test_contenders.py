@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedskew.lab.benchmark.cases import METHODS, SETTINGS, Case, Scale
-from fedskew.lab.benchmark.engines import OwnEngine
+from fedskew.lab.benchmark.engines import FedskewEngine
 from fedskew.lab.benchmark.limit import Limit
 from fedskew.lab.benchmark.loop import STEPS, LoopRounds, LoopSteps
 from fedskew.methods import Tensors
@@ -23,7 +23,7 @@ def _distance(a: Tensors, b: Tensors) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_two_rounds_of_the_loop_are_two_rounds_of_the_server(method: str, tuned: bool) -> None:
     case = Case("dnn", 3, ONE_BATCH, "cpu", method)  # one batch a client: its order does not matter
-    loop, own = LoopRounds(case, tuned), OwnEngine(case, "plain")
+    loop, own = LoopRounds(case, tuned), FedskewEngine(case, "plain")
     for _ in range(2):
         loop()
         own.round()
@@ -34,7 +34,7 @@ def test_two_rounds_of_the_loop_are_two_rounds_of_the_server(method: str, tuned:
 @pytest.mark.parametrize("model", ["dnn", "cnn"])
 def test_a_step_of_the_limit_is_that_of_one_client_with_all_samples(model: str) -> None:
     case = Case(model, 1, ONE_BATCH, "cpu", augmented=False)
-    limit, own = Limit(case, compiled=False), OwnEngine(case, "plain")
+    limit, own = Limit(case, compiled=False), FedskewEngine(case, "plain")
     limit()
     own.round()
     assert limit.samples == own.visits == SETTINGS[model].batch_size
@@ -63,7 +63,7 @@ def test_steps_of_the_loop_learn(method: str, precision: str) -> None:
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 def test_bare_steps_can_be_called_again_and_again(engine: str) -> None:
-    own = OwnEngine(Case("dnn", 3, ONE_BATCH, "cpu"), engine)
+    own = FedskewEngine(Case("dnn", 3, ONE_BATCH, "cpu"), engine)
     call, samples = own.bare_steps()
     call()
     call()
@@ -73,7 +73,7 @@ def test_bare_steps_can_be_called_again_and_again(engine: str) -> None:
 
 
 def test_bare_steps_count_the_clients_that_are_stacked_at_a_time() -> None:
-    own = OwnEngine(Case("cnn", 10, ONE_BATCH, "cpu"), "stacked")  # too many for a processor's cache
+    own = FedskewEngine(Case("cnn", 10, ONE_BATCH, "cpu"), "stacked")  # too many for a processor's cache
     call, samples = own.bare_steps()
     seen: list[int] = []
     forward = own._server.network.forward_stacked
@@ -105,20 +105,20 @@ def test_clients_lack_classes() -> None:
 
 
 def test_a_large_federation_deals_the_same_rows_again() -> None:
-    federation = Case("dnn", 10, Scale(2, 1, 50), "cpu", members=100_000).federation()
+    federation = Case("dnn", 10, Scale(2, 1, 50), "cpu", federation_clients=100_000).federation()
     assert federation.clients == 100_000
     assert len(federation.dataset.train) == 50_000
     assert set(federation.sizes.tolist()) == {128}
 
 
 def test_federations_of_any_size_have_the_same_data() -> None:
-    small, large = (Case("dnn", 10, Scale(2, 1, 50), "cpu", members=n).federation() for n in (100, 1_000))
+    small, large = (Case("dnn", 10, Scale(2, 1, 50), "cpu", federation_clients=n).federation() for n in (100, 1_000))
     assert small.dataset is large.dataset
     assert len(Case("dnn", 10, Scale(2, 1, 50), "cpu").federation().dataset.train) == 10 * 128
 
 
 def test_the_case_is_a_users_configuration() -> None:
-    case = Case("cnn", 10, Scale(2, 5, 50), "cpu", "fedvls", "bf16", members=40)
+    case = Case("cnn", 10, Scale(2, 5, 50), "cpu", "fedvls", "bf16", federation_clients=40)
     config = case.config("stacked")
     assert (config.clients_per_round, config.partition.clients, config.batch_size) == (10, 40, 50)
     assert config.augment == ("crop", "flip")

@@ -12,7 +12,7 @@ import pytest
 
 from fedskew.errors import UserError
 from fedskew.report.charts.chart import Bars, BarSeries, Chart, Cloud, Figure, Heat, Line, Lines, Points
-from fedskew.report.charts.matplotlib_view import checked_formats, save_figure
+from fedskew.report.charts.matplotlib_view import parse_formats, save_figure
 from fedskew.report.charts.palette import COLOURS, DARK, LIGHT, contrast
 from fedskew.report.charts.plotly_view import plotly
 from fedskew.report.charts.table import Table, number
@@ -77,9 +77,9 @@ def test_letters_in_a_figure_stay_letters(tmp_path: Path) -> None:
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
-    assert checked_formats("svg, PDF") == ["svg", "pdf"]
+    assert parse_formats("svg, PDF") == ["svg", "pdf"]
     with pytest.raises(UserError, match="did you mean 'png'"):
-        checked_formats("pgn")
+        parse_formats("pgn")
     with pytest.raises(UserError, match=r"expected \.png, \.svg or \.pdf"):
         save_figure(Figure("f", "one", [LINES]), tmp_path / "f.docx")
 
@@ -101,7 +101,7 @@ def test_no_two_series_in_a_row_look_alike() -> None:
 
 
 def test_rows_must_fit_their_columns() -> None:
-    with pytest.raises(ValueError, match="3 cells under 2"):
+    with pytest.raises(ValueError, match="has 3 cells, expected 2"):
         Table("t", "t", ["a", "b"], [[1, 2, 3]])
 
 
