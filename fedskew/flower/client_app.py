@@ -17,7 +17,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedskew.flower.frames import receive_frame, send_frame
-from fedskew.flower.runtime import socket_path
+from fedskew.flower.runtime import FORK_SERVER, socket_path
 from fedskew.flower.wire import Facts, from_records, to_records
 
 app = ClientApp()
@@ -57,17 +57,33 @@ def _connected(site: Path) -> socket.socket:
     connection = _connection(path)
     if connection is not None:
         return connection
-    # A separate session: signals to this process or its group do not reach the worker.
-    command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(guardian)]
-    worker = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+    worker = _start_worker(site, guardian)
     deadline, wait = time.monotonic() + _START_SECONDS, _FIRST_WAIT
-    while worker.poll() is None and time.monotonic() < deadline:
+    while (worker is None or worker.poll() is None) and time.monotonic() < deadline:
         connection = _connection(path)
         if connection is not None:
             return connection
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
     raise RuntimeError(f"the worker of {site} did not start; the SuperNode's log has the reason")
+
+
+def _start_worker(site: Path, guardian: int) -> subprocess.Popen[bytes] | None:
+    """Start the site's worker: by the trial's fork server if there is one (None), otherwise as a program."""
+    with contextlib.suppress(KeyError, OSError):
+        _fork_worker(os.environ[FORK_SERVER], site, guardian)
+        return None
+    # A separate session: signals to this process or its group do not reach the worker.
+    command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(guardian)]
+    return subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+
+
+def _fork_worker(server: str, site: Path, guardian: int) -> None:
+    """Have the fork server start a worker whose output goes where ours goes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(server)
+        socket.send_fds(connection, [b"\0"], [1, 2])
+        send_frame(connection, {"site": str(site), "guardian": guardian})
 
 
 def _connection(path: Path) -> socket.socket | None:

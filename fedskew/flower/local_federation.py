@@ -15,7 +15,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,6 +25,7 @@ from fedskew.errors import UserError
 from fedskew.flower.credentials import Credentials
 from fedskew.flower.guardian import VARIABLE, end_marked_processes, start_guardian
 from fedskew.flower.processes import Process, await_tls, end_all, free_ports
+from fedskew.flower.runtime import FORK_SERVER, fork_server_path
 from fedskew.flower.supernode import node_config, supernode_command
 from fedskew.locks import FolderLock
 
@@ -36,12 +36,16 @@ _CONNECTION = "federation"
 class LocalFederation:
     """The processes of one federation; `with` ends them."""
 
-    def __init__(self, folder: Path, app: Path, keys: Credentials, sites: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, app: Path, keys: Credentials, sites: Sequence[str], forks_workers: bool = False
+    ) -> None:
+        """With `forks_workers`, the sites' workers share the memory of what they import."""
         self.folder, self.app, self.keys, self.sites = folder.resolve(), app.resolve(), keys, tuple(sites)
         self.port, *self._runtime_ports = free_ports(1 + len(sites))
         self.superlink: Process | None = None
         self.nodes: dict[str, Process] = {}
         self._others: list[Process] = []
+        self._forks_workers = forks_workers
         self._guardian: subprocess.Popen[bytes] | None = None
         self._lock: FolderLock | None = None
 
@@ -65,7 +69,8 @@ class LocalFederation:
     @property
     def environment(self) -> dict[str, str]:
         """Flower's files apart from those of the user, and the mark by which the guardian knows these processes."""
-        return {"FLWR_HOME": str(self.folder / "flower"), VARIABLE: str(self.folder)}
+        forks = {FORK_SERVER: str(fork_server_path(self.folder))} if self._forks_workers else {}
+        return {"FLWR_HOME": str(self.folder / "flower"), VARIABLE: str(self.folder), **forks}
 
     def site_file(self, site: str) -> Path:
         return self.folder / "sites" / site / "site.yaml"
@@ -74,10 +79,17 @@ class LocalFederation:
         """Start the SuperLink and all sites, with an empty database."""
         for file in self.folder.glob(f"{self._database.name}*"):  # with SQLite's journal
             file.unlink()
+        if self._forks_workers:
+            self._start_fork_server()
         self.start_superlink()
         self.register()
         for site in self.sites:
             self.start_site(site)
+
+    def _start_fork_server(self) -> None:
+        fork_server_path(self.folder).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "fedskew.flower.fork_server", str(self.site_file(self.sites[0]))]
+        self._others.append(self._started("workers", command))
 
     @property
     def _database(self) -> Path:
@@ -98,16 +110,11 @@ class LocalFederation:
 
     def register(self) -> None:
         """Register the sites' keys under their names."""
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(self._register, self.sites))
-
-    def _register(self, site: str) -> None:
-        public = self.keys.node(site).public.resolve()
-        command = ["flwr", "supernode", "register", str(public), _CONNECTION, "--name", site]
-        process = self._started(f"register-{site}", command)
+        keys = [f"{site}={self.keys.node(site).public.resolve()}" for site in self.sites]
+        process = self._started("register", [sys.executable, "-m", "fedskew.flower.registration", _CONNECTION, *keys])
         if process.wait(_START_SECONDS) != 0:
             process.kill()
-            raise UserError(f"the SuperLink did not register the key of {site}: {process.last_message()}")
+            raise UserError(f"the SuperLink did not register the sites' keys: {process.last_message()}")
 
     def node_config(self, site: str) -> str:
         """The node configuration of a site's SuperNode."""

@@ -1,4 +1,4 @@
-"""Where a site's worker listens: a Unix socket in a folder that only its user can enter."""
+"""Where a site's worker and a trial's fork server listen: Unix sockets in a folder that only their user can enter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from pathlib import Path
 
 from fedskew.errors import UserError
 
+FORK_SERVER = "FEDSKEW_FORK_SERVER"
+"""Environment variable with the socket of the fork server, if there is one."""
+
 
 def socket_path(site: str | Path, guardian: int) -> Path:
     """The socket of a site's worker. The path is short, because the system limits its length."""
     digest = hashlib.sha256(os.fsencode(Path(site).resolve())).hexdigest()[:16]
     return _private_folder() / f"{digest}-{guardian}.sock"
+
+
+def fork_server_path(trial: Path) -> Path:
+    """The socket of a trial's fork server."""
+    digest = hashlib.sha256(os.fsencode(trial.resolve())).hexdigest()[:16]
+    return _private_folder() / f"{digest}-forks.sock"
 
 
 def _private_folder() -> Path:

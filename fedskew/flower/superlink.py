@@ -1,21 +1,33 @@
-"""`flower-superlink`, in environments whose path has a space too.
+"""`flower-superlink` for many sites, and in environments whose path has a space.
 
     python -m fedskew.flower.superlink --host 127.0.0.1 ...      # the options of flower-superlink
 
 Flower 1.41 joins the folders of its database migrations with spaces, and Alembic splits them there again. In an
 environment such as `/home/a b/.venv` no migration is found, the database gets no tables, and every call to the
 SuperLink ends with "Internal server error". Here the folders are joined by line breaks, which Alembic is told.
+
+Flower gives every thread a connection to its database, and almost every call writes to it. With a dozen sites on a busy
+machine, a call waits longer for SQLite's lock than the 5 seconds that Flower allows, fails with "database is locked",
+and a message is lost. Here each part of Flower has one connection, for which the threads queue.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from alembic.config import Config
+from flwr.supercore import sql_mixin
+from flwr.supercore.constant import SQLITE_PRAGMAS
+from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.alembic import utils
-from sqlalchemy import Engine
+from sqlalchemy import Engine, QueuePool
+
+_LOCK_SECONDS = 120
+"""How long a call waits for the database."""
 
 _flower_config = utils.build_alembic_config
+_flower_initialize = SqlMixin.initialize
 
 
 def build_alembic_config(engine: Engine) -> Config:
@@ -27,9 +39,19 @@ def build_alembic_config(engine: Engine) -> Config:
     return config
 
 
+def initialize_with_one_connection(state: SqlMixin, log_queries: bool = False, **options: Any) -> list[str]:
+    """Flower's `initialize`, with one connection per database object."""
+    if not state._is_in_memory_sqlite:
+        options |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": _LOCK_SECONDS}
+    return _flower_initialize(state, log_queries, **options)
+
+
 def main() -> None:
     from flwr.superlink.cli import flower_superlink
 
+    waiting = ("busy_timeout", str(1000 * _LOCK_SECONDS))
+    sql_mixin.SQLITE_PRAGMAS = (*SQLITE_PRAGMAS, waiting)  # type: ignore[attr-defined, assignment]
+    SqlMixin.initialize = initialize_with_one_connection  # type: ignore[method-assign, assignment]
     utils.build_alembic_config = build_alembic_config
     sys.argv[0] = "flower-superlink"  # Flower looks at its own name when it ends
     flower_superlink()

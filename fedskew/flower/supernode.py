@@ -35,7 +35,7 @@ def node_config(site: Path) -> str:
 
 def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int, config: str | None = None) -> list[str]:
     """The command that connects a site; Flower uses `port` of the loopback interface within the site."""
-    command = ["flower-supernode", "--superlink", superlink]
+    command = [sys.executable, "-m", "fedskew.flower.node", "--superlink", superlink]
     if keys.authority.exists():
         command += ["--root-certificates", str(keys.authority.resolve())]
     command += ["--auth-supernode-private-key", str(keys.private.resolve()), "--port", str(port)]

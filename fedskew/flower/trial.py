@@ -25,7 +25,7 @@ from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
 
 _POLL_SECONDS = 0.3
-_IDLE_SECONDS = 30
+_IDLE_SECONDS = 600
 """After which a site's worker ends: a trial may have more sites than the machine has memory for workers."""
 _SAID = re.compile(r"fedskew: (.*)")
 
@@ -62,7 +62,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
         write_app(app, planned, contract, resolved(config, contract, names))
         shutil.copyfile(split, folder / "split.json")
     keys = make_credentials(folder / "keys", names)
-    trial = LocalFederation(folder, app, keys, names)
+    trial = LocalFederation(folder, app, keys, names, forks_workers=True)
     for client, name in enumerate(names):
         write_site(trial.site_file(name), _site(client, name, config, planned))
     return trial

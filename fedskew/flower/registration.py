@@ -1,0 +1,30 @@
+"""Registers the keys of all sites of a trial with its SuperLink, in one process.
+
+    python -m fedskew.flower.registration CONNECTION NAME=node.pub ...
+
+`flwr supernode register` takes more than a second of CPU time for every key, most of it for importing Flower.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from flwr.cli.flower_config import read_superlink_connection
+from flwr.cli.supernode.register import try_load_public_key
+from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
+from flwr.proto.control_pb2 import RegisterNodeRequest
+
+
+def main(connection: str, keys: list[str]) -> None:
+    client = init_http_client_from_connection(read_superlink_connection(connection))
+    for entry in keys:
+        name, _, path = entry.partition("=")
+        with flwr_cli_exc_handler():
+            response = client.RegisterNode(RegisterNodeRequest(public_key=try_load_public_key(Path(path)), name=name))
+        print(f"{name} is registered as SuperNode {response.node_id}")
+    client.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
