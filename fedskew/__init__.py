@@ -90,19 +90,20 @@ _NAMES = {
 }
 """The public names by module. Each is imported when first used, so `fedskew --help` does not wait for torch.
 
-`methods` is the package `fedskew.methods`, which can be called: importing the package would hide a function."""
+`methods` is the callable package `fedskew.methods`, because importing the package would hide a function."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULES)
 
-if not TYPE_CHECKING:  # so that type checkers see a misspelt name
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report misspelt names
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
-        module, own = _MODULES[name], f"fedskew.{name}"
-        value = import_module(own) if module in ("fedskew", own) else getattr(import_module(module), name)
+        module, submodule = _MODULES[name], f"fedskew.{name}"
+        is_module = module in ("fedskew", submodule)
+        value = import_module(submodule) if is_module else getattr(import_module(module), name)
         globals()[name] = value
         return value
 

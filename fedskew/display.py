@@ -1,4 +1,4 @@
-"""Tables that public objects show: as text, as HTML in a notebook, and as a pandas DataFrame."""
+"""Tables of public objects: as text, as HTML for notebooks, and as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from fedskew.errors import UserError
 
 Records = Sequence[Mapping[str, object]]
-"""Rows of a table; the keys of the first are the headings."""
+"""The rows of a table. The keys of the first row are the headings."""
 
 
 def data_frame(records: Records, columns: Sequence[str] | None = None) -> Any:
-    """A pandas DataFrame with one row per record. Without `columns`, they are the keys of the records."""
+    """Return a pandas DataFrame with one row per record and, by default, one column per key."""
     try:
         import pandas
     except ImportError as error:
@@ -22,7 +22,7 @@ def data_frame(records: Records, columns: Sequence[str] | None = None) -> Any:
 
 
 def text_table(records: Records) -> str:
-    """Columns padded with spaces, numbers to the right."""
+    """Format the records as text in columns, with numbers aligned right."""
     cells = _cells(records)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     numeric = [all(isinstance(record[key], int | float) for record in records) for key in records[0]]
@@ -37,19 +37,19 @@ def text_table(records: Records) -> str:
 
 
 def html_table(records: Records, caption: str = "") -> str:
-    """An HTML table, for notebooks."""
+    """Format the records as an HTML table, for notebooks."""
     head, *body = _cells(records)
-    titled = f"<caption>{escape(caption)}</caption>" if caption else ""
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
     headings = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
-    return f"<table>{titled}<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<table>{title}<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _cells(records: Records) -> list[list[str]]:
-    return [list(records[0]), *([_shown(value) for value in record.values()] for record in records)]
+    return [list(records[0]), *([_format(value) for value in record.values()] for record in records)]
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

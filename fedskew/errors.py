@@ -1,8 +1,8 @@
-"""Errors of the user: one line that names the value, what was expected and the nearest valid choice."""
+"""User errors: one line that names the value, what was expected and the nearest valid choice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -14,17 +14,27 @@ class UserError(Exception):
 
 
 def nearest(value: str, choices: Iterable[str]) -> str | None:
-    """Return the valid choice that is most like `value`, if any is close."""
+    """Return the choice most similar to `value`, or None if none is close."""
     close = get_close_matches(value.lower(), list(choices), n=1, cutoff=0.5)
     return close[0] if close else None
+
+
+def did_you_mean(value: str, choices: Iterable[str]) -> str:
+    """Return ` did you mean 'X'?` with the nearest choice, or nothing if none is close."""
+    hint = nearest(value, choices)
+    return f" did you mean {hint!r}?" if hint else ""
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     """Make the error for a name that is not among the choices."""
     names = sorted(choices)
-    hint = nearest(value, names)
-    meant = f" did you mean {hint!r}?" if hint else ""
-    return UserError(f"unknown {kind} {value!r};{meant} choose from: {', '.join(names)}")
+    return UserError(f"unknown {kind} {value!r};{did_you_mean(value, names)} choose from: {', '.join(names)}")
+
+
+def unknown_parameter(owner: str, key: str, known: Sequence[str]) -> UserError:
+    """Make the error for a parameter that the owner, such as `method 'fedprox'`, does not have."""
+    hint = did_you_mean(key.rpartition(".")[2], known)
+    return UserError(f"{owner} has no parameter {key!r};{hint} its parameters: {', '.join(known) or 'none'}")
 
 
 def expect(ok: bool, name: str, value: object, expected: str) -> None:

@@ -1,6 +1,6 @@
-"""File locks: one writer per run folder, and one process at a time for what several processes share.
+"""File locks, which allow one writer per run folder and one process at a time in shared sections.
 
-The operating system drops a lock when its process ends, however it ends; a forked worker does not inherit it.
+The operating system drops a lock when its process ends, even by a crash. A forked worker does not inherit it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FolderLock:
                 raise UserError(f"cannot lock {path}: {error.strerror or error}") from error
             self.warning = f"the file system of {path.parent} has no locks: do not start the same run twice"
         else:
-            with contextlib.suppress(OSError):  # the lock holds without its note
+            with contextlib.suppress(OSError):  # the lock works without this note for users
                 path.write_text(f"{os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
 
     def release(self) -> None:
@@ -54,7 +54,7 @@ def _holder(path: Path) -> str:
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Wait until no other process is inside. Without a working lock, every process proceeds at once."""
+    """Let one process at a time enter. If the file system has no locks, all enter at once."""
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

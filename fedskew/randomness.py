@@ -1,11 +1,10 @@
-"""Random numbers from keys, not from a sequence.
+"""Random numbers drawn by key, not from a sequence.
 
 Every random choice is a function of (seed, purpose, round, client, epoch, …), never of how many numbers were drawn
 before. A run is therefore the same on any engine, in any order and after a resume.
 
-There are two sources. Numpy's Philox generates what is drawn per client or round, on the host. A counter-based hash
-in integer tensor arithmetic generates what is drawn per sample or per activation; it gives the same bits on every
-device.
+There are two sources. Numpy's Philox generates the numbers per client or round, on the host. A counter-based hash in
+integer tensor arithmetic generates the numbers per sample or activation, with the same bits on every device.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 
 def permutation(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
-    """Return a permutation of range(n). It is made from raw bits, whose stream numpy guarantees never to change."""
+    """Return a permutation of range(n), made from raw bits, because numpy promises never to change their stream."""
     return _order(np.random.Philox(_sequence(seed, purpose, key)).random_raw(n))
 
 
@@ -46,7 +45,7 @@ def raw_uniforms(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
 def _order(bits: np.ndarray) -> np.ndarray:
     """Return `np.argsort(bits, kind="stable")`, faster.
 
-    If no two values are equal, which is nearly always so, the default sort gives the same order in half the time.
+    If all values differ, as they nearly always do, the default sort gives the same order in half the time.
     """
     order: np.ndarray = np.argsort(bits)
     ranked = bits[order]
@@ -56,8 +55,8 @@ def _order(bits: np.ndarray) -> np.ndarray:
 def sample(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
     """Draw m of range(n) without replacement, in random order.
 
-    They are the first m of the permutation. For small m and large n, they are drawn one by one, without duplicates, at
-    a cost that does not depend on n.
+    They are the first m of `permutation`. If n is large and m is small, they are drawn directly, at a cost that does
+    not depend on n.
     """
     if n < _SMALL or 8 * m > n:
         return permutation(n, seed, purpose, *key)[:m]

@@ -1,4 +1,4 @@
-"""Code of the user, named `package.module:attribute` in a configuration or on the command line."""
+"""Import users' code, named `package.module:attribute` in a configuration or on the command line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from types import ModuleType
 from fedskew.errors import UserError
 
 
-def import_user_module(kind: str, name: str, attribute_is: str) -> tuple[ModuleType, str]:
+def import_user_module(kind: str, name: str, attribute_kind: str) -> tuple[ModuleType, str]:
     """Import the module in `name` and return it with the attribute's name.
 
-    `kind` (such as `model`) and `attribute_is` (such as `factory`) appear in the error messages.
+    `kind` (such as `model`) and `attribute_kind` (such as `factory`) appear in the error messages.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute.replace("-", "_").isidentifier():
-        raise UserError(f"{kind} {name!r} is not a valid name; expected package.module:{attribute_is}")
+        raise UserError(f"{kind} {name!r} is not a valid name; expected package.module:{attribute_kind}")
     importlib.invalidate_caches()
     try:
         with current_directory_importable():
@@ -41,5 +41,5 @@ def current_directory_importable() -> Iterator[None]:
 
 
 def describe(error: Exception) -> str:
-    """Return the error's type and message, for a one-line message of ours."""
+    """Return the error's type and message in one line."""
     return f"{type(error).__name__}: {error}"

@@ -47,9 +47,9 @@ def _methods(
     from fedskew.methods import METHODS, combined_entry, matching_entries
 
     if combinations:
-        from fedskew.methods.compatibility import table
+        from fedskew.methods.compatibility import markdown_tables
 
-        typer.echo(table(), nl=False)
+        typer.echo(markdown_tables(), nl=False)
         return
     entries = [combined_entry(pattern)] if {"+", ":"} & set(pattern) else matching_entries(pattern)
     if not entries:

@@ -1,4 +1,4 @@
-"""The datasets known by name, and `load`, which takes such a name or the user's own data."""
+"""The datasets with a name, and `load`, which loads them and users' own data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fedskew.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A dataset of the catalogue: what to know before choosing it, and how to load it."""
+    """A dataset in the catalogue: its description and how to load it."""
 
     name: str
     kind: Kind
@@ -46,11 +46,11 @@ class DatasetEntry:
     licence: str
     citation: str
     loader: Callable[..., Dataset]
-    """Takes the list of the dataset's files, if it has files, and the options as keywords."""
+    """Called with the list of the dataset's files, if it has files, and the options as keywords."""
     published: Published | None = None
-    """Its files; None if the data come with an installed package or consist of other datasets."""
+    """Its files; None if it ships with an installed package or consists of other datasets."""
     made_of: tuple[str, ...] = ()
-    """The datasets that it consists of; `loader` then takes `load` instead of files."""
+    """The datasets that it consists of. `loader` is then called with `load` instead of files."""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -58,20 +58,20 @@ class DatasetEntry:
 
 
 def load(data: object, data_dir: str | PathLike[str] | None = None, **options: Any) -> Dataset:
-    """Load a dataset by its name, your own data by path, or your own data as a Python object.
+    """Load a dataset by name, or your own data by path or as a Python object.
 
-    Objects are a pair of arrays (x, y), a pandas DataFrame, a torch Dataset of pairs (input, label), or a Hugging
-    Face Dataset or DatasetDict. `test=` gives a test part of the same form; otherwise a share of each class is held
-    out (`test_fraction`).
+    An object is a pair of arrays (x, y), a pandas DataFrame, a torch Dataset of pairs (input, label), or a Hugging
+    Face Dataset or DatasetDict. `test` is a test set of the same form. Without it, a share of each class is held out
+    (`test_fraction`).
 
-    Files of a named dataset are looked for in `data_dir`, in the folder that FEDSKEW_DATA names and in the user's
-    cache. If they are in none of these, they are downloaded into the cache.
+    The files of a named dataset are searched for in `data_dir`, in the folder set by FEDSKEW_DATA and in the user's
+    cache. If they are missing, they are downloaded into the cache.
     """
     if "in_memory" in options:
         raise refuse_in_memory(options)
     if isinstance(data, Dataset):
         if options:
-            raise UserError(f"option {next(iter(options))!r} for a Dataset that is loaded already; give it to fs.load")
+            raise UserError(f"option {next(iter(options))!r} was given with a loaded Dataset; pass it to fs.load")
         return data
     if not isinstance(data, str | PathLike):
         return load_object(data, options)
@@ -171,7 +171,7 @@ _ENTRIES = (
     DatasetEntry(
         name="fashion-mnist",
         kind="image",
-        description="articles of clothing, 28×28 grey",
+        description="clothing, 28×28 grey",
         classes=10,
         train=60_000,
         test=10_000,
@@ -192,7 +192,7 @@ _ENTRIES = (
                     "bb300cfdad3c16e7a12a480ee83cd310",
                 ),
             ),
-            also=(Path("/usr/share/datasets/fashion-mnist"),),
+            extra_folders=(Path("/usr/share/datasets/fashion-mnist"),),
         ),
     ),
     DatasetEntry(
@@ -274,7 +274,7 @@ _ENTRIES = (
         train=619_948,
         test=47_592,
         sources=("mnist, usps, svhn, syn-digits",),
-        licence="its parts'",
+        licence="those of its parts",
         citation="Huang et al., CVPR 2023",
         loader=load_domains,
         made_of=DIGITS,
@@ -306,7 +306,7 @@ _ENTRIES = (
     DatasetEntry(
         name="cifar100",
         kind="image",
-        description="100 kinds of things, 32×32 colour (fine labels)",
+        description="objects, animals and plants, 32×32 colour (fine labels)",
         classes=100,
         train=50_000,
         test=10_000,

@@ -1,6 +1,6 @@
 """Datasets: arrays, class names and the publisher's train/test split.
 
-Their loaders share options, and the way to hold out a test set where the data have none.
+Loaders also find here the checks of samples and options, and the holdout for data without a test set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Samples:
     Text: int64 token ids (n, length), where 0 pads and 1 is an unknown word."""
     y: npt.NDArray[np.int64]
     domain: npt.NDArray[np.int64] | None = None
-    """The number of each row's domain; None if the dataset has no domains."""
+    """Each row's domain, as an index into `Dataset.domains`; None if the dataset has no domains."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -39,14 +39,14 @@ class Samples:
     def __repr__(self) -> str:
         return f"Samples({len(self)} of shape {tuple(self.x.shape[1:])}, {self.x.dtype})"
 
-    def where(self, rows: npt.NDArray[np.generic]) -> Samples:
-        """The chosen rows."""
+    def select(self, rows: npt.NDArray[np.generic]) -> Samples:
+        """Return the chosen rows, given by index or by mask."""
         return Samples(self.x[rows], self.y[rows], None if self.domain is None else self.domain[rows])
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A classification dataset as its loader returns it: images are not normalised, and nothing is shuffled."""
+    """A classification dataset. Images are not normalised yet, and nothing is shuffled."""
 
     name: str
     kind: Kind
@@ -54,20 +54,20 @@ class Dataset:
     train: Samples
     test: Samples
     mean: tuple[float, ...] = (0.5,)
-    """Mean of each channel of images scaled to [0, 1]; known datasets have their usual values."""
+    """Mean of each channel of images scaled to [0, 1]. Published datasets have their usual values."""
     std: tuple[float, ...] = (0.5,)
     vocabulary: int = 0
-    """Number of token ids of a text dataset, the padding id 0 included."""
+    """Number of token ids of a text dataset, including the padding id 0."""
     words: tuple[str, ...] = ()
-    """The words of a text dataset's ids from 2 on; empty if they are not known."""
+    """The words with the ids 2, 3, … of a text dataset; empty if they are unknown."""
     domains: tuple[str, ...] = ()
     """Names of the domains that the samples come from, for example mnist and svhn."""
     scaling: tuple[tuple[float, float], ...] = ()
     """Mean and standard deviation by which each column of a table was standardised; empty if it was not."""
     columns: tuple[str, ...] = ()
-    """Names of a table's columns, in order; empty if they are not known."""
+    """Names of a table's columns, in order; empty if they are unknown."""
     in_memory: Mapping[str, object] = field(default_factory=dict)
-    """For data given as Python objects: their type, shapes and SHA-256, which a configuration records."""
+    """The type, shapes and SHA-256 of data given as Python objects, for the configuration of a run."""
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} training and {len(self.test)} test samples"
@@ -81,7 +81,7 @@ class Dataset:
         if len(self.classes) < 2:
             only = f"one class ({self.classes[0]})" if self.classes else "no class"
             raise UserError(
-                f"dataset {self.name!r} has {only}; expected at least 2 classes; if the data lack some, name all "
+                f"dataset {self.name!r} has {only}; expected at least 2 classes; if some have no samples, list all "
                 "classes with the option 'classes', for example classes: [ill, well]"
             )
         for part, samples in (("train", self.train), ("test", self.test)):
@@ -106,7 +106,7 @@ def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
 
 
 def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int], str] = "row {}".format) -> None:
-    """Refuse bad data, naming the first bad row; `row` names a row as the user counts rows."""
+    """Raise `UserError` for bad data, and name the first bad row. `row` turns an index into the user's words."""
     x, y = samples.x, samples.y
     if len(x) != len(y):
         raise UserError(f"{where}: {len(x)} inputs but {len(y)} labels; expected equal lengths")
@@ -122,7 +122,7 @@ def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int
 
 
 def option_names(loader: Callable[..., Dataset]) -> tuple[str, ...]:
-    """A loader's options are its keyword-only arguments."""
+    """Return a loader's options, which are its keyword-only arguments."""
     parameters = inspect.signature(loader).parameters.values()
     return tuple(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
 
@@ -130,21 +130,21 @@ def option_names(loader: Callable[..., Dataset]) -> tuple[str, ...]:
 def check_options(
     loader: Callable[..., Dataset], options: dict[str, Any], data: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return `options`, or refuse one that `loader` does not have; `also` are options that others have handled."""
+    """Return `options` if the loader has all of them. `also` are options that are handled elsewhere."""
     names = (*option_names(loader), *also)
     for option in options:
         if not names:
-            raise UserError(f"unknown option {option!r} of {data}, which has none")
+            raise UserError(f"unknown option {option!r}; {data} has no options")
         if option not in names:
             raise unknown(f"option of {data}:", option, names)
     return options
 
 
 def stratified_holdout(y: Index, fraction: float, where: str) -> tuple[Index, Index]:
-    """Indices of the training part and of the test part, each in ascending order.
+    """Return the indices of the training samples and of the test samples, each in ascending order.
 
-    The test part has `fraction` of each class, rounded. The choice depends on the labels alone and not on a seed, so
-    all seeds of an experiment are tested on the same samples, on every machine.
+    The test set has `fraction` of each class, rounded. It depends only on the labels, not on a seed, so all seeds of an
+    experiment are tested on the same samples, on every machine.
     """
     check_fraction(fraction)
     tested = np.zeros(len(y), dtype=bool)

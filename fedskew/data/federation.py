@@ -92,25 +92,25 @@ class Federation:
         return len(self.dataset.train) - int(self.sizes.sum())
 
     def vacant(self, client: int) -> tuple[int, ...]:
-        """Classes that the client has no samples of."""
-        return _where(self.label_counts[client] == 0)
+        """Classes without samples on this client."""
+        return _indices_where(self.label_counts[client] == 0)
 
     def minority(self, client: int) -> tuple[int, ...]:
         """Classes that make up some, but at most 1/classes, of the client's samples."""
         counts = self.label_counts[client]
-        return _where((counts > 0) & (counts * self.classes <= counts.sum()))
+        return _indices_where((counts > 0) & (counts * self.classes <= counts.sum()))
 
     def majority(self, client: int) -> tuple[int, ...]:
         """Classes that make up more than 1/classes of the client's samples (the rule in FedLMD's code)."""
         counts = self.label_counts[client]
-        return _where(counts * self.classes > counts.sum())
+        return _indices_where(counts * self.classes > counts.sum())
 
     def restrict(self, labels: Sequence[int]) -> Federation:
-        """The same clients with only their samples of these labels; a client may have none left."""
+        """Return the same clients with only their samples of these labels. A client may have none left."""
         kept = np.zeros(self.classes, np.bool_)
         for label in labels:
             if not 0 <= label < self.classes:
-                raise UserError(f"label {label}; expected 0 to {self.classes - 1}")
+                raise UserError(f"label is {label}; expected 0 to {self.classes - 1}")
             kept[label] = True
         samples = self._samples()
         keep = kept[self.dataset.train.y[samples]]
@@ -121,7 +121,7 @@ class Federation:
         return Federation(self.dataset, indices, partition, self.seed, self.client_names, self.notes)
 
     def resplit(self, seed: int) -> Federation:
-        """The same data, split by the same rule with another seed."""
+        """Split the same data by the same rule with another seed."""
         if seed == self.seed:
             return self
         params = dict(self.partition)
@@ -130,7 +130,7 @@ class Federation:
         return federation(self.dataset, make_partition(str(params.pop("name")), **params), seed)
 
     def save_split(self, path: str | os.PathLike[str]) -> None:
-        """Save the split with its hash; the partition `Saved(path)` restores it."""
+        """Save the split with its hash. The partition `Saved(path)` restores it."""
         write_split(path, self.indices, self.dataset.train.y, self.partition, self.seed)
 
     def _samples(self) -> IntArray:
@@ -164,5 +164,5 @@ def _frozen(array: IntArray) -> IntArray:
     return array
 
 
-def _where(mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+def _indices_where(mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(np.flatnonzero(mask).tolist())

@@ -1,4 +1,4 @@
-"""Image files to one uint8 array (n, channels, height, width)."""
+"""Decode image files into one uint8 array (n, channels, height, width)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Source = Path | bytes
 Size = tuple[int, int]
 """Height and width."""
 
-_BLOCK = 1024  # images decoded ahead: bounds both memory and the wait for an error
+_BLOCK = 1024  # number of images decoded ahead, which limits memory and the wait for an error
 _GREY_MODES = {"1", "L", "LA", "I", "I;16", "F"}
 
 
@@ -36,7 +36,9 @@ def parse_size(value: object) -> Size | None:
     else:
         parts = [value]
     if len(parts) not in (1, 2) or any(isinstance(p, bool) or not str(p).strip().isdigit() for p in parts):
-        raise UserError(f"image_size is {value!r}; expected a number of pixels such as 32, or height x width as 32x48")
+        raise UserError(
+            f"image_size is {value!r}; expected a number of pixels such as 32, or height x width such as 32x48"
+        )
     sides = [int(str(part)) for part in parts]
     if min(sides) < 1:
         raise UserError(f"image_size is {value!r}; expected at least 1 pixel")
@@ -49,9 +51,9 @@ def decode_all(
     size: Size | None = None,
     colour: bool | None = None,
 ) -> Pixels:
-    """Decode every image, at `size` or else at the size that all of them share.
+    """Decode every image and resize it to `size`. Without `size`, all images must have the same size.
 
-    If `colour` is None, the result is grey when every image is grey. `name` names an image's file or row in messages.
+    If `colour` is None, the result is grey if every image is grey. `name` returns an image's file or row, for messages.
     """
     pillow = _pillow()
     if not sources:
@@ -60,7 +62,7 @@ def decode_all(
     def decode(index: int) -> Pixels:
         source = sources[index]
         file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with _naming_unreadable(pillow, name(index)), pillow.Image.open(file) as image:
+        with _report_unreadable(pillow, name(index)), pillow.Image.open(file) as image:
             return _pixels(pillow, image, size, colour)
 
     first = decode(0)
@@ -72,7 +74,7 @@ def decode_all(
                 if image.shape[1:] != first.shape[1:]:
                     raise UserError(
                         f"{name(index)}: {image.shape[1]}x{image.shape[2]} pixels, but {name(0)} has "
-                        f"{first.shape[1]}x{first.shape[2]}; expected one size (or give image_size to resize all)"
+                        f"{first.shape[1]}x{first.shape[2]}; expected one size; set image_size to resize all"
                     )
                 if len(image) > out.shape[1]:
                     out = out.repeat(len(image), axis=1)
@@ -87,19 +89,19 @@ def same_channels(parts: Sequence[Pixels]) -> list[Pixels]:
 
 
 def is_image(value: object) -> bool:
-    """Whether this is a Pillow image."""
+    """Return whether this is a Pillow image."""
     return all(hasattr(value, name) for name in ("mode", "size", "convert"))
 
 
 def image_pixels(image: Any, name: str, size: Size | None = None, colour: bool | None = None) -> Pixels:
-    """The pixels (channels, height, width) of a Pillow image, upright and at `size`."""
+    """Return the pixels (channels, height, width) of a Pillow image, upright and at `size`."""
     pillow = _pillow()
-    with _naming_unreadable(pillow, name):
+    with _report_unreadable(pillow, name):
         return _pixels(pillow, image, size, colour)
 
 
 @contextmanager
-def _naming_unreadable(pillow: Any, name: str) -> Iterator[None]:
+def _report_unreadable(pillow: Any, name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SyntaxError, EOFError, pillow.Image.DecompressionBombError) as error:
@@ -118,7 +120,7 @@ def _pixels(pillow: Any, image: Any, size: Size | None, colour: bool | None) -> 
 
 
 def _to_8_bits(pillow: Any, image: Any, grey: bool) -> Any:
-    """Scale 16-bit grey as image viewers do; Pillow alone would clip it at 255."""
+    """Convert to 8 bits. 16-bit grey is scaled, as in image viewers, because Pillow would clip it at 255."""
     if image.mode.startswith("I"):
         image = pillow.Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     return image.convert("L" if grey else "RGB")

@@ -1,10 +1,10 @@
 """The loss terms of the papers, as pure functions of one client's batch.
 
 Each takes the logits `[B, C]` or features `[B, d]` of one batch and returns a scalar, the mean over the batch. Each is
-exact in float64 and has finite gradients in every edge case. None branches in Python on the value of a tensor, so
+exact in float64 and has finite gradients in every edge case. No loss branches in Python on the value of a tensor, so
 `torch.func.vmap` can map it over many clients.
 
-A target of `IGNORE` (−100, PyTorch's convention) marks a row that pads a short batch; every loss ignores it.
+A target of `IGNORE` (−100, PyTorch's convention) marks a row that pads a short batch. Every loss ignores such rows.
 `label_counts` holds the client's number of training samples per class. A class with count 0 is *vacant*, and a class
 above the mean count n/C is a *majority* class.
 """

@@ -1,6 +1,6 @@
 """Cross entropies: plain, smoothed, focal, calibrated by label counts, or over some of the classes.
 
-FedVLS adds its suppression of logits to the calibrated one.
+FedVLS's logit suppression is here, too, because it is added to the calibrated cross entropy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from fedskew.losses.masks import (
 SuppressVariant = Literal["lade", "paper"]
 """See `logit_suppression`."""
 GammaMode = Literal["paper", "normalised"]
+"""See `unbalanced_cross_entropy`."""
 VacantMode = Literal["exclude", "code"]
-"""Both: see `unbalanced_cross_entropy`."""
+"""See `unbalanced_cross_entropy`."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -42,14 +43,14 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0
 
 
 def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
-    """−(1 − p_y)^γ·log p_y: the focal loss, which gives less weight to samples that are classified well."""
+    """−(1 − p_y)^γ·log p_y: the focal loss, which gives less weight to well-classified samples."""
     log_p = logits.log_softmax(dim=-1).gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
-    wrong = (-torch.expm1(log_p)).clamp(min=1e-12)  # for γ < 1 the slope at 0 is infinite
+    wrong = (-torch.expm1(log_p)).clamp(min=1e-12)  # for γ < 1, the gradient at 0 would be infinite
     return batch_mean(-(wrong**gamma) * log_p, targets)
 
 
 def calibrated_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
-    """CE(z + log p, y), which takes vacant classes out of the softmax (FedVLS Eq. 2)."""
+    """CE(z + log p, y), which excludes vacant classes from the softmax (FedVLS Eq. 2)."""
     return cross_entropy(logits + class_probabilities(label_counts, logits).log(), targets)
 
 
@@ -68,7 +69,7 @@ def restricted_softmax_cross_entropy(
 ) -> Tensor:
     """CE(α_c·z_c, y) with α_c = α for vacant classes and 1 for present ones (FedRS).
 
-    With `soft`, α_c = α + (1 − α)·n_c/max n, as in the authors' later program.
+    With `soft`, α_c = α + (1 − α)·n_c/max n, as in the authors' later code.
     """
     counts = label_counts.to(logits.dtype)
     share = counts / counts.max() if soft else (counts > 0).to(logits.dtype)
@@ -82,11 +83,11 @@ def unbalanced_cross_entropy(
     gamma: GammaMode = "paper",
     vacant: VacantMode = "exclude",
 ) -> Tensor:
-    """CE(γ_c·z_c, y) over the classes that the client has (FedGR Eq. 3).
+    """CE(γ_c·z_c, y) over the client's classes (FedGR Eq. 3).
 
-    `gamma="paper"`: γ_c = n/n_c. `gamma="normalised"`: γ_c = n_min/n_c, at most 1, as in the published program.
-    `vacant="code"` keeps vacant classes in the softmax, with the program's γ (0.25·n_min/n_max, scaled like the
-    chosen γ).
+    `gamma="paper"`: γ_c = n/n_c. `gamma="normalised"`: γ_c = n_min/n_c, at most 1, as in the published code.
+    `vacant="code"` keeps vacant classes in the softmax, with that code's γ (0.25·n_min/n_max, scaled like the chosen
+    γ).
     """
     counts = label_counts.to(logits.dtype)
     present = counts > 0
@@ -100,13 +101,13 @@ def unbalanced_cross_entropy(
 
 
 def batch_class_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """CE with the softmax restricted to the classes that the batch has (BalanceFL); 0 if there is only one."""
+    """CE with the softmax restricted to the batch's classes (BalanceFL). It is 0 if there is only one."""
     present = class_masks(targets, logits.shape[-1]).any(dim=0)
     return cross_entropy(logits.masked_fill(~present, -math.inf), targets)
 
 
 def own_label_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
-    """CE with the softmax restricted to the classes that the client has (FedGC); 0 if there is only one."""
+    """CE with the softmax restricted to the client's classes (FedGC). It is 0 if there is only one."""
     return cross_entropy(logits.masked_fill(label_counts == 0, -math.inf), targets)
 
 
@@ -121,7 +122,7 @@ def logit_suppression(
     """Σ_c p(c)·ℓ_c, which lowers the logits of present classes on samples of other classes (FedVLS Eqs. 4–5).
 
     `paper`: ℓ_c is the log of the batch mean of 1[y ≠ c]·e^z_c, which has no lower bound. `lade`, as in the published
-    program: the logits are shifted by −log p(c) + log 1/C, and a sample of class c adds e⁰ instead of nothing, which
+    code: the logits are shifted by −log p(c) + log 1/C, and a sample of class c adds e⁰ instead of nothing, which
     bounds the term from below. A class without negatives in the batch is skipped (`paper`) or gives 0 (`lade`).
     """
     p = class_probabilities(label_counts, logits)

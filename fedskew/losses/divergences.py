@@ -25,7 +25,7 @@ from fedskew.losses.masks import (
 def vacant_distillation(
     logits: Tensor, teacher_logits: Tensor, label_counts: Tensor, targets: Tensor | None = None
 ) -> Tensor:
-    """KL(teacher ‖ student) over the vacant classes (FedVLS Eq. 3, with the sign that makes it a divergence).
+    """KL(teacher ‖ student) over the vacant classes (FedVLS Eq. 3, with its sign corrected).
 
     It is 0, with zero gradient, if fewer than two classes are vacant. `targets` only marks padded rows.
     """
@@ -35,8 +35,8 @@ def vacant_distillation(
 
 def distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """τ²·KL(teacher ‖ student) over all classes (FedAvg+KD). `targets` only marks padded rows."""
-    everything = torch.ones_like(logits, dtype=torch.bool)
-    divergence = restricted_kl(teacher_logits / temperature, logits / temperature, everything, everything)
+    all_classes = torch.ones_like(logits, dtype=torch.bool)
+    divergence = restricted_kl(teacher_logits / temperature, logits / temperature, all_classes, all_classes)
     return temperature**2 * batch_mean(divergence, targets)
 
 
@@ -57,7 +57,7 @@ def target_distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor,
 
 
 def _target_and_rest(logits: Tensor, targets: Tensor) -> Tensor:
-    """`[B, 2]`: a logit for the target and one for all other classes together, with the same probabilities."""
+    """Return two logits per sample, for the target and for all other classes together: `[B, 2]`."""
     target = logits.gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
     rest = logits.masked_fill(target_mask(logits, targets), -math.inf).logsumexp(dim=-1)
     return torch.stack([target, rest], dim=-1)
@@ -83,7 +83,7 @@ def label_masking_distillation(
     temperature: float = 1.0,
     majority_rule: MajorityRule = "code",
 ) -> Tensor:
-    """τ²·KL(teacher ‖ student), the teacher over the minority classes but y, the student over all classes but y.
+    """τ²·KL(teacher ‖ student), with the teacher over the minority classes except y and the student over all except y.
 
     FedLMD Eqs. 3–6. The term is 0 for a sample whose target is the only minority class.
     """
@@ -125,8 +125,8 @@ def partial_distillation(
     """KL(expert ‖ student) over the classes of a group, for samples confused within the group (PKD Eq. 1).
 
     Expert g, with logits `expert_logits[g]`, teaches a sample if its target and its wrong prediction both lie in group
-    g. If several groups qualify, the first does. `taught="all"` lets an expert teach every sample of its classes, and
-    `reverse` gives KL(student ‖ expert).
+    g. If several groups qualify, the first expert teaches. `taught="all"` lets an expert teach every sample of its
+    classes, and `reverse` gives KL(student ‖ expert).
     """
     active = active_experts(logits, targets, groups, taught)
     total = torch.zeros_like(logits[..., 0])
@@ -145,7 +145,7 @@ def partial_distillation(
 def active_experts(
     logits: Tensor, targets: Tensor, groups: Sequence[Sequence[int]], taught: Taught = "confused"
 ) -> Tensor:
-    """`[G, B]` booleans: which expert teaches which sample. At most one per sample, the first that qualifies."""
+    """Mark which expert teaches which sample: `[G, B]` booleans. A sample has at most one, the first that qualifies."""
     membership = torch.stack([group_mask(logits, group) for group in groups])
     qualifies = membership[:, class_index(targets)] & real_rows(targets)
     if taught == "confused":

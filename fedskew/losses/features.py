@@ -24,12 +24,12 @@ def model_contrast(
 
 
 def unit_vectors(features: Tensor) -> Tensor:
-    """The features at length 1; zero vectors stay zero."""
+    """Scale features to length 1. Zero vectors stay zero."""
     return torch.nn.functional.normalize(features.flatten(1), dim=-1, eps=1e-8)
 
 
 def decorrelation(features: Tensor, targets: Tensor) -> Tensor:
-    """The mean square of the off-diagonal entries of XᵀX, divided by N; X are the N standardised features (FedDecorr).
+    """The mean square of the off-diagonal entries of XᵀX, divided by N, for N standardised features X (FedDecorr).
 
     It is 0 for a batch of one. `targets` only marks padded rows.
     """
@@ -44,9 +44,9 @@ def class_decorrelation(features: Tensor, targets: Tensor) -> Tensor:
 
 
 def _off_diagonal(features: Tensor, alike: Tensor) -> Tensor:
-    """The mean square of the off-diagonal entries of XᵀX, summed over groups of rows, divided by the rows used.
+    """Sum the mean square of the off-diagonal entries of XᵀX over groups of rows, divided by the number of rows used.
 
-    `alike[B, B]` says which rows belong to the same group. Since ‖XᵀX‖ = ‖XXᵀ‖, no d×d matrix is needed.
+    `alike[B, B]` marks the rows of the same group. Since ‖XᵀX‖ = ‖XXᵀ‖, no d×d matrix is needed.
     """
     x, width = features.flatten(1), features[0].numel()
     together = alike.to(x.dtype)
@@ -66,7 +66,8 @@ def prototype_contrast(
 ) -> Tensor:
     """−log( Σ e^(cos/τ) over the prototypes of the sample's class / Σ e^(cos/τ) over all prototypes ) (FPL).
 
-    `known[C, P]` says which of `prototypes[C, P, d]` exist. A sample whose class has none counts as 0 in the mean.
+    `known[C, P]` marks the prototypes in `prototypes[C, P, d]` that exist. A sample without any for its class adds 0 to
+    the mean.
     """
     cosines = unit_vectors(features) @ unit_vectors(prototypes.detach().flatten(0, 1)).T / temperature
     own = (class_masks(targets, len(known)).unsqueeze(-1) & known).flatten(1)
@@ -75,7 +76,7 @@ def prototype_contrast(
 
 
 def prototype_distance(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """The mean square of f − m_y, where m_y is the mean prototype of the class (FPL); as in `prototype_contrast`."""
+    """The mean square of f − m_y, with m_y the class's mean prototype (FPL). Arguments as in `prototype_contrast`."""
     present = known.to(prototypes.dtype).unsqueeze(-1)
     means = (prototypes.detach() * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
     squares = (features.flatten(1) - means[class_index(targets)]).square().mean(dim=-1)
@@ -85,13 +86,13 @@ def prototype_distance(features: Tensor, targets: Tensor, prototypes: Tensor, kn
 def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
     """max(0, ‖g_c − g_c'‖ − ‖f̄_c − g_c'‖), averaged over classes c in the batch and c' ≠ c (FedMR's inter-class term).
 
-    `prototypes[C, d]` are the g_c, and `known[C]` says which exist. Pairs that lack one are left out.
+    `prototypes[C, d]` are the g_c, and `known[C]` marks those that exist. Pairs without both are left out.
     """
     x, g = features.flatten(1), prototypes.detach()
     members = class_masks(targets, len(known)).to(x.dtype)
     means = members.T @ x / members.sum(dim=0).clamp(min=1).unsqueeze(-1)
-    here = (members.sum(dim=0) > 0) & known
-    pairs = here.unsqueeze(-1) & known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
+    in_batch = (members.sum(dim=0) > 0) & known
+    pairs = in_batch.unsqueeze(-1) & known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
     shortfall = (_distances(g, g) - _distances(means, g)).clamp(min=0)
     return torch.where(pairs, shortfall, 0.0).sum() / pairs.sum().clamp(min=1)
 
@@ -103,26 +104,26 @@ def centre_cross_entropy(features: Tensor, targets: Tensor, centres: Tensor, max
     return cross_entropy(-_distances(x, g) - margin * class_masks(targets, len(g)), targets)
 
 
-def _distances(some: Tensor, others: Tensor) -> Tensor:
-    """‖a − b‖ for every pair, computed from inner products, so that no [C, C, d] tensor is needed.
+def _distances(points: Tensor, others: Tensor) -> Tensor:
+    """Return ‖a − b‖ for every pair. Inner products avoid a [C, C, d] tensor.
 
     The difference of squares loses digits, so it is computed in float64, to which TF32 does not apply. Points that
     coincide up to rounding have distance 0 and gradient 0.
     """
-    a, b = some.double(), others.double()
+    a, b = points.double(), others.double()
     lengths = a.square().sum(dim=-1, keepdim=True) + b.square().sum(dim=-1)
     squares = lengths - 2 * a @ b.T
-    rounding = max((16 * torch.finfo(some.dtype).eps) ** 2, 64 * torch.finfo(torch.float64).eps)
+    rounding = max((16 * torch.finfo(points.dtype).eps) ** 2, 64 * torch.finfo(torch.float64).eps)
     apart = squares > rounding * lengths
-    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0).to(some.dtype)
+    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0).to(points.dtype)
 
 
 def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -> Tensor:
     """FedGR's server regulariser −Σ_k Σ_{i∈Y_k} (log A + log R), without its weight λ (Eq. 9).
 
-    `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` says which labels it has. A
+    `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` marks its labels. A
     attracts row i of client k to the other participants' rows of label i, and R repels it from their rows of other
-    labels. In its own terms, a row is a constant. A label that no other participant has is not attracted. Without
+    labels. A row gets no gradient from its own terms. A label that no other participant has is not attracted. Without
     `attraction`, only −Σ log R remains, which is FedGC's regulariser.
     """
     clients, classes, _ = classifiers.shape

@@ -1,4 +1,4 @@
-"""What the losses share: masks of padded rows and of classes, and softmaxes over some of the classes."""
+"""Helpers of the losses: masks of padded rows and of classes, and softmaxes over some of the classes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ IGNORE = -100
 
 
 def real_rows(targets: Tensor) -> Tensor:
-    """`[B]` booleans: which rows are samples, not padding."""
+    """Mark the rows that are samples, not padding: `[B]` booleans."""
     return targets != IGNORE
 
 
 def class_index(targets: Tensor) -> Tensor:
-    """Targets that can index classes. Padded rows get class 0; `batch_mean` masks them out."""
+    """Make targets usable as class indices. Padded rows get class 0, and `batch_mean` ignores them."""
     return targets.clamp(min=0)
 
 
 def batch_mean(per_sample: Tensor, targets: Tensor | None) -> Tensor:
-    """The mean over the rows that are not padding."""
+    """Average over the rows that are not padding."""
     if targets is None:
         return per_sample.mean()
     real = real_rows(targets)
@@ -32,40 +32,40 @@ def batch_mean(per_sample: Tensor, targets: Tensor | None) -> Tensor:
 
 
 def class_masks(targets: Tensor, classes: int) -> Tensor:
-    """`[B, C]` booleans: the class of each row; all False for padding."""
+    """Mark the class of each row: `[B, C]` booleans, all False for padding."""
     return targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
 
 
 def target_mask(logits: Tensor, targets: Tensor) -> Tensor:
-    """`[B, C]` booleans: the target of each row; class 0 for padding."""
+    """Mark the target of each row: `[B, C]` booleans, with class 0 for padding."""
     classes = torch.arange(logits.shape[-1], device=logits.device)
     return classes == class_index(targets).unsqueeze(-1)
 
 
 def group_mask(logits: Tensor, group: Sequence[int]) -> Tensor:
-    """`[C]` booleans: which classes belong to the group.
+    """Mark the classes of the group: `[C]` booleans.
 
-    Indexing with a list would copy it from the host at every step, which a CUDA graph cannot repeat.
+    Indexing with a list would copy it from the host at every step, which a CUDA graph cannot replay.
     """
     classes = torch.arange(logits.shape[-1], device=logits.device)
     return torch.stack([classes == c for c in group]).any(dim=0)
 
 
 MajorityRule = Literal["code", "paper"]
-"""What makes a class a client's majority: see `majority_classes`."""
+"""When a class is a majority class: see `majority_classes`."""
 
 
 def class_probabilities(label_counts: Tensor, like: Tensor) -> Tensor:
-    """p(c) = n_c/n, in the dtype of `like`."""
+    """Return p(c) = n_c/n, in the dtype of `like`."""
     counts = label_counts.to(like.dtype)
     return counts / counts.sum()
 
 
 def majority_classes(label_counts: Tensor, rule: MajorityRule = "code") -> Tensor:
-    """`[C]` booleans: the client's majority classes.
+    """Mark the client's majority classes: `[C]` booleans.
 
-    `code`: n_c > n/C, with C all classes, as in FedLMD's program. `paper`: n_c ≥ n/C', with C' the classes that the
-    client has.
+    `code`: n_c > n/C, as in FedLMD's code; C is the number of all classes. `paper`: n_c ≥ n/C'; C' is the number of
+    classes that the client has.
     """
     counts = label_counts.to(torch.float64)
     if rule == "code":
@@ -75,13 +75,13 @@ def majority_classes(label_counts: Tensor, rule: MajorityRule = "code") -> Tenso
 
 
 def negative_log_likelihood(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    """The mean over the batch of −log p_y."""
+    """Average −log p_y over the batch."""
     picked = log_probabilities.gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
     return batch_mean(-picked, targets)
 
 
 def _log_softmax_over(logits: Tensor, support: Tensor) -> Tensor:
-    """Log-softmax restricted to `support`; 0 elsewhere.
+    """Compute the log-softmax restricted to `support`, and 0 elsewhere.
 
     Rows with an empty support get the full softmax, which keeps gradients finite. The caller must give them weight 0.
     """
@@ -91,7 +91,7 @@ def _log_softmax_over(logits: Tensor, support: Tensor) -> Tensor:
 
 
 def restricted_kl(teacher: Tensor, student: Tensor, teacher_support: Tensor, student_support: Tensor) -> Tensor:
-    """KL(teacher ‖ student) per sample, each softmax over its support; 0 where the teacher's support is empty."""
+    """Return KL(teacher ‖ student) per sample, each softmax over its support. It is 0 if the teacher's is empty."""
     log_p = _log_softmax_over(teacher.detach(), teacher_support)
     log_q = _log_softmax_over(student, student_support)
     divergence = torch.where(teacher_support, log_p.exp() * (log_p - log_q), 0.0).sum(dim=-1)
@@ -99,7 +99,7 @@ def restricted_kl(teacher: Tensor, student: Tensor, teacher_support: Tensor, stu
 
 
 def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
-    """Log-sum-exp of the masked values over all axes but the first; finite, but meaningless, for an empty mask."""
+    """Log-sum-exp of the masked values over all axes but the first. It is finite but meaningless for an empty mask."""
     mask = mask.flatten(1)
     safe = mask | ~mask.any(dim=1, keepdim=True)
     return values.flatten(1).masked_fill(~safe, -math.inf).logsumexp(dim=1)

@@ -1,4 +1,4 @@
-"""Methods: one short file each. Importing this package enters all of them in the catalogue."""
+"""Methods, one short file each. Importing this package registers all of them in the catalogue."""
 
 import sys
 from types import ModuleType
@@ -94,7 +94,7 @@ __all__ = [
 
 
 class _CallablePackage(ModuleType):
-    """Makes `fedskew.methods()` the list of methods: importing this package gives the public function's name to it."""
+    """Makes this package callable, because its name hides the public function `fedskew.methods()`."""
 
     def __call__(self, pattern: str = "*") -> MethodList:
         return methods(pattern)

@@ -1,13 +1,13 @@
-"""BalanceFL's feature augmentation: features of rare classes are perturbed with noise that varies as the features do.
+"""BalanceFL's feature augmentation: adds noise to the features of rare classes, with the covariance of the features.
 
 Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated learning", IPSN 2022.
 
     L = CE(head(f + m·ε), y),  ε ~ N(0, Σ),  m = 1 with probability 1 − n_y/max_c n_c, else 0
     Σ = Σ_c n_c·Cov_c / n, the mean covariance of the client's features within a class, by the received model
 
-The softmax is over the classes of the batch, as in the published program. BalanceFL's other parts (distillation,
+The softmax is over the classes of the batch, as in the published code. BalanceFL's other parts (distillation,
 entropy, balanced sampling) are not included. The noise is Σ_i ξ_i·(f_i − μ_{y_i})·√(n_y/((n_y − 1)·n)) with normal ξ,
-which has covariance Σ and needs no d×d matrix. As in the program, a client draws 500 noise vectors per round, and each
+which has covariance Σ and needs no d×d matrix. As in that code, a client draws 500 noise vectors per round, and each
 perturbed sample takes one of them.
 
 Sent to the server: the model.
@@ -35,10 +35,10 @@ from fedskew.randomness import fold, uniform
 @method("balancefl", paper="Shuai et al., IPSN 2022")
 @dataclass(frozen=True)
 class BalanceFL(Objective):
-    """Cross entropy on features that are perturbed with noise, more often for rarer classes."""
+    """Cross entropy on features with added noise, more often for rarer classes."""
 
     probability: tuple[float, ...] = ()
-    """The probability of noise, per class or one for all. Default: 1 − n_c/max n, which is 0 for balanced classes."""
+    """The probability of noise: one number, or one per class. Default: 1 − n_c/max n (0 for balanced classes)."""
     softmax: Literal["batch", "all"] = "batch"
     """Whether the softmax is over the classes of the batch or over all classes."""
     noises: int = 500
@@ -85,12 +85,12 @@ class BalanceFL(Objective):
 
 
 def _scales(counts: Tensor, like: Tensor) -> Tensor:
-    """√(n_c/((n_c − 1)·n)); 0 for a class with one sample, whose covariance counts as 0."""
+    """Return √(n_c/((n_c − 1)·n)). It is 0 for a class with one sample, which has no covariance."""
     n = counts.to(like.dtype)
     return torch.where(n > 1, n / ((n - 1).clamp(min=1) * n.sum().clamp(min=1)), 0.0).sqrt()
 
 
 def _normal(keys: Tensor, draws: Tensor, dtype: torch.dtype) -> Tensor:
-    """Normal random numbers from keys, by the Box–Muller transform."""
+    """Draw normal random numbers from keys, by the Box–Muller transform."""
     radius = (-2 * torch.log1p(-uniform(keys, 2 * draws).to(dtype))).sqrt()
     return radius * torch.cos(2 * math.pi * uniform(keys, 2 * draws + 1).to(dtype))

@@ -1,13 +1,13 @@
-"""Two reference bounds for federated methods: all data in one place, and every client on its own.
+"""Two reference bounds for federated methods: training on all data in one place, and each client training alone.
 
-    centralised  One model is trained by SGD on all clients' samples together. In each round it trains on as many
-                 samples, for as many epochs, as the round's clients would; it draws them from all clients' samples
+    centralised  One model is trained by SGD on the samples of all clients. Each round takes as many samples and
+                 epochs as the round's clients would
     local-only   Every client trains its own model in the rounds in which it is drawn, and nothing is averaged. The
-                 reported accuracy is the mean over all clients of their models' accuracy on the common test set
+                 reported accuracy is the mean of all clients' accuracies on the common test set
 
 Neither is a federated method: the first gives up privacy, the second gives up collaboration. Both have FedAvg's compute
-per round, its learning rates and its fresh optimiser in each round. Neither can be combined with other methods.
-`local-only` keeps every client's model and saves that of the client with most samples as the model of the run.
+per round, its learning rates and a fresh optimiser in each round. Neither can be combined with other methods.
+`local-only` keeps every client's model. The model saved with the run is that of the client with the most samples.
 
 Sent to the server: every sample with `centralised`, nothing with `local-only`.
 Extra compute: none.
@@ -28,7 +28,7 @@ from fedskew.methods.stages import Notes, Schedule, Stage
 @method("centralised", "centralized", paper="a reference bound, not a federated method")
 @dataclass(frozen=True)
 class Centralised(Schedule):
-    """One model on all the data, at FedAvg's compute: an upper bound for federated methods."""
+    """One model trained on all data, with FedAvg's compute: an upper bound for federated methods."""
 
     sends = "all its samples"
     reveals: ClassVar[Reveals] = "all labels"
@@ -41,7 +41,7 @@ class Centralised(Schedule):
 @method("local-only", paper="a reference bound, not a federated method")
 @dataclass(frozen=True)
 class LocalOnly(Schedule):
-    """Every client on its own, tested on all classes: what federated methods must beat."""
+    """Every client trains alone and is tested on all classes: the bound that federated methods must beat."""
 
     stands_alone = True
 

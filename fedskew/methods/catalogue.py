@@ -1,8 +1,8 @@
 """The catalogue of methods: their names, papers and parts, and what each sends, reveals and costs.
 
-A new method is a file beside this one, such as `fedprox.py`, and its import in `__init__.py`. `parts.py` explains
-the hooks. `@method("name")` enters a class with one part, `register` a method with several. A user's own method is also
-found without registration, as `package.module:Class`.
+To add a method, write a file like `fedprox.py` beside this one and import it in `__init__.py`. `parts.py` explains the
+hooks. `@method("name")` registers a method with one part, and `register` a method with several. Users can also name
+their own class without registering it, as `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Entry:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of its parts, in words; `bound` alone for a bound."""
+        """The kinds of its parts in words, or only `bound` for a reference bound."""
         return ("bound",) if self.stands_alone else tuple(_kind(part) for part in self.parts)
 
     @property
     def stands_alone(self) -> bool:
-        """Whether it is a reference bound, which cannot be combined with anything, rather than a federated method."""
+        """Whether it is a reference bound, not a federated method. Bounds cannot be combined with anything."""
         return any(issubclass(part, Schedule) and part.stands_alone for part in self.parts)
 
     @property
     def reveals(self) -> str:
         """What the server learns about a client's labels."""
-        learned = [what for part in self.parts if part.reveals != "nothing" for what in part.reveals.split(", ")]
+        learned = [item for part in self.parts if part.reveals != "nothing" for item in part.reveals.split(", ")]
         return ", ".join(dict.fromkeys(learned)) or "nothing"
 
     @property
@@ -75,15 +75,15 @@ def is_bound(name: str) -> bool:
 def register(
     name: str, *aliases: str, parts: tuple[type[Part], ...], paper: str, summary: str, document: str | None = None
 ) -> Entry:
-    """Enter a method with these parts in the catalogue, documented by `document`, or their module's docstring."""
+    """Add a method to the catalogue. Its documentation is `document`, or the docstring of the parts' module."""
     for part in parts:
-        check_class(part)
-    for spelled in (name, *aliases):
-        valid = spelled == spelled.strip().lower() != "" and not {"+", ":"} & set(spelled)
-        expect(valid, "a method's name", spelled, "lower-case text without + and :, which have a meaning")
+        check_named_part(part)
+    for n in (name, *aliases):
+        valid = n == n.strip().lower() != "" and not {"+", ":"} & set(n)
+        expect(valid, "a method's name", n, "lower-case text without + and :, which have a special meaning")
     taken = [n for n in (name, *aliases) if n in METHODS or n in _ALIASES]
     if taken:
-        raise UserError(f"method name {taken[0]!r} is taken; choose another")
+        raise UserError(f"method name {taken[0]!r} is already used; choose another")
     if document is None and parts:
         document = sys.modules[parts[0].__module__].__doc__
     entry = Entry(name, parts, paper, summary, aliases, (document or summary).strip())
@@ -93,13 +93,13 @@ def register(
 
 
 def method(name: str, *aliases: str, paper: str = "") -> Callable[[P], P]:
-    """Class decorator: enter this one part as a method. The first line of its docstring is the summary."""
+    """Register the decorated part as a method. The first line of its docstring is the summary."""
 
-    def enter(part: P) -> P:
+    def register_part(part: P) -> P:
         register(name, *aliases, parts=(part,), paper=paper, summary=_summary(part))
         return part
 
-    return enter
+    return register_part
 
 
 def find(name: str) -> Entry:
@@ -123,12 +123,12 @@ def _find_user_method(name: str) -> Entry:
         raise unknown(f"method in module {module.__name__!r}:", attribute, _parts_in(vars(module)))
     if not isinstance(found, type) or not issubclass(found, Part):
         raise UserError(f"method {name!r} is a {type(found).__name__}; expected a subclass of a part such as Objective")
-    check_class(found)
+    check_named_part(found)
     return Entry(name, (found,), paper="", summary=_summary(found))
 
 
 def _registered_by(module: str, name: str) -> Entry | None:
-    """Return the method of that name if a part of it is defined in the user's package."""
+    """Return the method called `name` if one of its parts is defined in the same package as `module`."""
     entry = METHODS.get(_ALIASES.get(name.lower(), name.lower()))
     package = module.partition(".")[0]
     return entry if entry and any(part.__module__.partition(".")[0] == package for part in entry.parts) else None
@@ -148,7 +148,7 @@ _REQUIRED_HOOKS: tuple[tuple[type[Part], str], ...] = (
 
 
 def check_part(part: type[Part]) -> None:
-    """Refuse a class that is not a kind of part, or that lacks the hook its kind requires."""
+    """Raise `UserError` unless the class is a kind of part and has the hook that its kind requires."""
     if not issubclass(part, Objective | Schedule | Regulariser | Solver | ServerRule):
         kinds = "an Objective, Schedule, Regulariser, Solver or ServerRule"
         raise UserError(f"{part.__name__} is not a part of a method; expected {kinds}")
@@ -157,15 +157,15 @@ def check_part(part: type[Part]) -> None:
             raise UserError(f"{part.__name__} has no {hook}(); a subclass of {kind.__name__} needs one")
 
 
-def check_class(part: type[Part]) -> None:
-    """Like `check_part`, for a class that is chosen by name: all its hyper-parameters must have defaults."""
+def check_named_part(part: type[Part]) -> None:
+    """Check a part that users choose by name. All its hyper-parameters must have defaults."""
     check_part(part)
     for parameter in fields(part):
         if parameter.default is MISSING and parameter.default_factory is MISSING:
-            raise UserError(f"hyper-parameter {parameter.name!r} of {part.__name__} has no default; expected one")
+            raise UserError(f"hyper-parameter {parameter.name!r} of {part.__name__} has no default; give it one")
 
 
-_KINDS: tuple[tuple[type[Part], str], ...] = (
+KINDS: tuple[tuple[type[Part], str], ...] = (
     (Objective, "objective"),
     (Schedule, "stages"),
     (Regulariser, "regulariser"),
@@ -175,7 +175,7 @@ _KINDS: tuple[tuple[type[Part], str], ...] = (
 
 
 def _kind(part: type[Part]) -> str:
-    return next(name for kind, name in _KINDS if issubclass(part, kind))
+    return next(name for kind, name in KINDS if issubclass(part, kind))
 
 
 def _summary(part: type[Part]) -> str:

@@ -1,4 +1,4 @@
-"""A client's mean feature per class, for methods that use it as a centre or send it to the server as a prototype."""
+"""A client's mean feature per class, which some methods use as a centre or send to the server as a prototype."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedskew.methods.regularisers import Regulariser
 
 
 def class_sums(seen: Seen, client: Client) -> Tensors:
-    """The sum and the number of the batch's features per class, for `opening` or `closing`."""
+    """Sum and count the batch's features per class, for `opening` or `closing`."""
     features = seen.out.known_features.flatten(1)
     members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
     return {"feature_sums": members.T @ features, "feature_counts": members.sum(dim=0)}
 
 
 def class_means(sums: Tensors) -> Tensor:
-    """`[C, d]`: the mean feature per class, from the sums over all batches; zeros for a vacant class."""
+    """Return the mean feature per class, `[C, d]`, from the sums over all batches. Zeros for a vacant class."""
     return sums["feature_sums"] / sums["feature_counts"].clamp(min=1).unsqueeze(-1)
 
 

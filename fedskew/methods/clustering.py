@@ -30,7 +30,7 @@ def finch(points: Points) -> Labels:
     """
     labels = _link_neighbours(points)
     while True:
-        coarser = _link_neighbours(_means(points, labels))[labels]
+        coarser = _link_neighbours(cluster_means(points, labels))[labels]
         if coarser.max() == 0:
             return labels
         labels = coarser
@@ -54,7 +54,7 @@ def _link_neighbours(points: Points) -> Labels:
         labels = smaller
 
 
-def _means(points: Points, labels: Labels) -> Points:
+def cluster_means(points: Points, labels: Labels) -> Points:
     return np.stack([points[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
 
 
@@ -63,9 +63,9 @@ def cluster_by_labels(
 ) -> list[list[int]]:
     """Cluster the clients by their label distributions and return the clients of each cluster.
 
-    This is k-means, the best of ten k-means++ starts. Clients without samples are in no cluster. With `largest`, no
-    cluster has more than `largest` times its even share of the clients: the clients farthest from the centre of a full
-    cluster go to the nearest one with room.
+    Runs k-means from ten k-means++ starts and keeps the best result. Clients without samples are in no cluster. With
+    `largest`, no cluster has more than `largest` times its even share of the clients: the clients farthest from the
+    centre of a full cluster go to the nearest one with room.
     """
     populated = np.flatnonzero(label_counts.sum(axis=1))
     points = label_counts[populated] / label_counts[populated].sum(axis=1, keepdims=True)
@@ -79,7 +79,7 @@ def cluster_by_labels(
 
 
 def _k_means(points: Points, k: int, room: int, start: int) -> Labels:
-    """Lloyd's algorithm, until no point moves."""
+    """Run Lloyd's algorithm until no point moves."""
     centres = _k_means_plus_plus(points, k, start)
     labels = _assign(points, centres, room)
     for _ in range(_STEPS):
@@ -92,7 +92,7 @@ def _k_means(points: Points, k: int, room: int, start: int) -> Labels:
 
 
 def _k_means_plus_plus(points: Points, k: int, start: int) -> Points:
-    """Choose points as centres, each with a probability proportional to its squared distance from those before."""
+    """Draw points as centres, with probability proportional to the squared distance to the nearest centre so far."""
     rng = generator(0, "k-means", start)
     centres = [points[rng.integers(len(points))]]
     while len(centres) < k:
@@ -117,7 +117,7 @@ def _assign(points: Points, centres: Points, room: int) -> Labels:
 
 
 def _inertia(points: Points, labels: Labels, k: int) -> float:
-    """The sum of squared distances to the means of the clusters."""
+    """Sum the squared distances of the points to the means of their clusters."""
     groups = [points[labels == cluster] for cluster in range(k)]
     return float(sum(((group - group.mean(axis=0)) ** 2).sum() for group in groups if len(group)))
 

@@ -5,41 +5,41 @@ Two methods combine unless both set the same part, so the tables list kinds of m
 
 from __future__ import annotations
 
-from fedskew.methods.catalogue import METHODS, Entry
+from fedskew.methods.catalogue import KINDS, METHODS, Entry
 
 BOUND = "bound"
-_ORDER = ("objective", "stages", "regulariser", "solver", "server rule")
+_ORDER = [name for _, name in KINDS]
 
 
 def kind(entry: Entry) -> str:
-    """The parts that the method sets, in words, such as `objective and server rule`."""
+    """Name the parts that the method sets, such as `objective and server rule`."""
     if entry.stands_alone:
         return BOUND
     return " and ".join(sorted(set(entry.kinds), key=_ORDER.index)) or "nothing"
 
 
 def clash(first: str, second: str) -> str:
-    """Why methods of these two kinds do not combine; empty if they do."""
+    """Explain why methods of these two kinds do not combine. Empty if they do."""
     if BOUND in (first, second):
-        return "a bound stands alone"
+        return "bounds do not combine"
     both = _slots(first) & _slots(second)
     return f"both set the {' and the '.join(sorted(both))}" if both else ""
 
 
 def _slots(kind: str) -> set[str]:
-    """The parts that a kind sets. Stages take the place of the objective."""
+    """Return the slots that a kind fills. Stages fill the slot of the objective."""
     if kind == "nothing":
         return set()
     return {"objective" if part == "stages" else part for part in kind.split(" and ")}
 
 
 def _sort_key(kind: str) -> tuple[bool, int, int, str]:
-    """Kinds that set one part come first, bounds last."""
+    """Sort kinds that set one part first and bounds last."""
     return kind == BOUND, kind.count(" and "), _ORDER.index(kind) if kind in _ORDER else -1, kind
 
 
-def table() -> str:
-    """Return both tables as Markdown: the methods of each kind, and which kinds combine."""
+def markdown_tables() -> str:
+    """Return two tables: the methods of each kind, and which kinds combine."""
     kinds: dict[str, list[str]] = {}
     for name, entry in sorted(METHODS.items()):
         kinds.setdefault(kind(entry), []).append(name)

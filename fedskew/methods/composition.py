@@ -1,6 +1,6 @@
 """Composition: `fedlmd+fedprox+fedavgm` is FedLMD's objective, FedProx's solver and FedAvgM's server rule.
 
-`make_method` turns such a name, or a part that the user made, into a `Method` with one part in each slot.
+`make_method` turns such a name, or a user's part, into a `Method` with one part in each slot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedskew.errors import UserError, nearest
+from fedskew.errors import UserError, did_you_mean, unknown_parameter
 from fedskew.methods.catalogue import METHODS, Entry, check_part, find
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver
@@ -24,7 +24,7 @@ from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 
 @dataclass(frozen=True)
 class Method:
-    """A complete method. What its name does not set is FedAvg's."""
+    """A complete method. Slots that its name does not set have FedAvg's parts."""
 
     name: str
     objective: Objective | Schedule = field(default_factory=CrossEntropy)
@@ -33,7 +33,7 @@ class Method:
     regulariser: Regulariser | None = None
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
-        """Return the stages known so far, which is a single one for a method without a schedule."""
+        """Return the stages known so far. A method without a schedule has one stage."""
         if isinstance(self.objective, Schedule):
             return [self._regularise(stage) for stage in self.objective.stages(rounds, local_epochs, notes)]
         return [self._regularise(Stage("train", rounds, self.objective))]
@@ -54,7 +54,7 @@ class Method:
 
     @property
     def members(self) -> tuple[Part, ...]:
-        """The parts, with those that composition joined taken apart."""
+        """The parts, with composed parts split into their members."""
         return tuple(member for part in self.parts for member in part.members)
 
     @property
@@ -117,7 +117,7 @@ def _sort_entries(entries: list[Entry]) -> list[Entry]:
 
 
 def combined_entry(name: str) -> Entry:
-    """Return one entry for the methods joined by + in `name`: what they set, send, reveal and cost together."""
+    """Return one entry that describes the combination of the methods joined by + in `name`."""
     method = make_method(name)  # refuses methods that do not combine
     entries = _sort_entries([find(part) for part in name.split("+")])
     return Entry(
@@ -139,11 +139,11 @@ def _refuse_combined_bound(entries: list[Entry], name: str) -> None:
 
 
 def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:
-    """Make a method of a method or part that the user made, with its hyper-parameters set."""
+    """Make a method from a user's `Method` or part, which already has its hyper-parameters."""
     if not isinstance(given, Method | Part):
         raise UserError(f"method {given!r}; expected a name, or an object such as FedVLS(distill_weight=0.5)")
     if params:
-        raise UserError(f"parameter {next(iter(params))!r} is for a method given by name; set it on the object")
+        raise UserError(f"parameter {next(iter(params))!r} was given beside a method object; set it on the object")
     if isinstance(given, Method):
         return given
     check_part(type(given))
@@ -168,10 +168,7 @@ def _set_parameters(name: str, chosen: dict[str, tuple[Entry, Part]], params: di
         ]
         if not slots:
             known = [f.name for _, part in chosen.values() for f in fields(part)]
-            hint = nearest(bare, known)
-            meant = f" did you mean {hint!r}?" if hint else ""
-            listed = ", ".join(known) or "none"
-            raise UserError(f"method {name!r} has no parameter {key!r};{meant} its parameters: {listed}")
+            raise unknown_parameter(f"method {name!r}", key, known)
         if len(slots) > 1:
             owners = [chosen[slot][0].name for slot in slots]
             raise UserError(f"parameter {key!r} belongs to {' and '.join(owners)}; write {owners[0]}.{bare}")
@@ -180,14 +177,14 @@ def _set_parameters(name: str, chosen: dict[str, tuple[Entry, Part]], params: di
 
 
 def _coerce(part: Part, name: str, value: Any) -> Any:
-    """Convert `value` to the type that the part's field declares, or raise a UserError that says what was expected."""
+    """Convert `value` to the declared type of the part's field, or raise a `UserError`."""
     kind: type = type(part)
     return _convert(_field_types(kind)[name], value, f"parameter {name!r}")
 
 
 @cache
 def _field_types(part: type) -> dict[str, Any]:
-    """The declared types of a part's fields. Cached, because Python evaluates the annotations on every call."""
+    """Return the declared types of a part's fields. Cached, because Python evaluates the annotations on every call."""
     return get_type_hints(part)
 
 
@@ -200,9 +197,8 @@ def _convert(kind: Any, value: Any, what: str) -> Any:
     if origin is Literal:
         if value in args:
             return value
-        hint = nearest(str(value), [str(a) for a in args])
-        meant = f"; did you mean {hint!r}?" if hint else ""
-        raise UserError(f"{what} is {value!r}; expected one of {', '.join(map(repr, args))}{meant}")
+        hint = did_you_mean(str(value), map(str, args))
+        raise UserError(f"{what} is {value!r}; expected one of {', '.join(map(repr, args))}{hint and ';' + hint}")
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(args[0], v, what) for v in value)
     if kind is bool and isinstance(value, bool):

@@ -5,9 +5,9 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
     client   v ← v − η·∇CE(v), for E epochs over its samples, from v = w
     server   w ← Σ a_k·w_k,  a_k = n_k/Σ n (average=samples) or 1/K (average=uniform)
 
-Other methods use these parts where they do not bring their own.
+Methods without their own objective, solver or server rule use these.
 
-Sent to the server: the model and the number of its samples.
+Sent to the server: the model and its number of samples.
 Extra compute: none. Other methods' costs are relative to this one.
 """
 
@@ -37,7 +37,7 @@ class SGD(Solver):
 
 @dataclass(frozen=True)
 class Mean(ServerRule):
-    """w ← Σ a_k·w_k over the participants, with a_k = n_k/Σn or 1/K as the run's `average` says."""
+    """w ← Σ a_k·w_k over the participants. The run's `average` sets a_k = n_k/Σn or 1/K."""
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         return updates.mean(), state

@@ -4,7 +4,7 @@ Hsu et al., "Measuring the effects of non-identical data distribution for federa
 
     m ← β·m + (w − w̄),  w ← w − η_g·m
 
-where w̄ is FedAvg's mean.
+w̄ is FedAvg's mean.
 
 Sent to the server: the model.
 Extra compute: none on the client.
@@ -36,7 +36,7 @@ class FedAvgM(ServerRule):
             0 <= self.server_momentum < 1,
             "server_momentum",
             self.server_momentum,
-            "a number from 0 to below 1",
+            "a number ≥ 0 and < 1",
         )
         expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
 

@@ -1,4 +1,4 @@
-"""FedConcat: clients with similar labels train an encoder together, and one head learns on all encoders concatenated.
+"""FedConcat: clients with similar labels train an encoder together, and one head learns on the concatenated encoders.
 
 Diao et al., "Exploiting label skews in federated learning with model concatenation", AAAI 2024.
 
@@ -7,7 +7,7 @@ Diao et al., "Exploiting label skews in federated learning with model concatenat
     3. head       FedAvg of one linear head on the frozen, concatenated encoders: a few batches per client and round,
                   with equal weights for all clients
 
-The final model has one encoder per cluster, and inference costs as much.
+The final model has one encoder per cluster, so inference takes one forward pass per cluster.
 
 Sent to the server: its label counts once, then the model; in the last stage only the head.
 Extra compute: in the last stage one forward pass of every encoder per sample.
@@ -37,18 +37,19 @@ class FedConcat(Schedule):
     clusters: int = 5
     """The number of clusters; at most the number of clients with different label distributions."""
     encoder_rounds: int | None = None
-    """Rounds per cluster; default: the run's rounds. The clusters share a round's clients between them, so that all
-    encoders together cost as much as FedAvg."""
+    """Rounds per cluster; default: the run's rounds. The clusters share a round's number of clients, so all encoders
+    together cost as much as FedAvg."""
     head_rounds: int | None = None
-    """Rounds of the head; default: the run's rounds. The published program has 50 for the encoders and 1000 for the
+    """Rounds of the head; default: the run's rounds. The published code has 50 for the encoders and 1000 for the
     head."""
     head_batches: int = 3
     """Batches per client in a round of the head."""
     head_start: Literal["random", "joined"] = "random"
-    """At random, or as the concatenation of the clusters' heads, as in the published program for many classes."""
+    """Whether the head starts with random weights or as the concatenation of the clusters' heads. The published code
+    concatenates them if there are many classes."""
     largest: float | None = None
-    """The largest size of a cluster, relative to an even share of the clients; default: no limit. The published program
-    has 1.2 for many classes."""
+    """The maximum size of a cluster, relative to an even share of the clients; default: no limit. The published code
+    has 1.2 if there are many classes."""
 
     sends = "label counts once"
     reveals: ClassVar[Reveals] = "label counts"

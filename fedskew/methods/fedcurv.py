@@ -29,10 +29,10 @@ _SUMS = ("fisher", "fisher_centre")
 @method("fedcurv", paper="Shoham et al., 2019")
 @dataclass(frozen=True)
 class FedCurv(Solver):
-    """The gradient, and a pull towards the other clients' models, weighted by their Fisher information."""
+    """The gradient plus a pull towards the other clients' models, weighted by their Fisher information."""
 
     curvature_weight: float = 1.0
-    """λ; in FedLMD's tables mostly 1, and 2 for the most skewed splits."""
+    """λ; FedLMD's tables mostly use 1, and 2 for the most skewed splits."""
 
     sends = "change of Fisher information (two models)"
     extra_compute = "1 forward and backward of each sample per round"
@@ -76,6 +76,6 @@ class FedCurv(Solver):
 
 
 def _others(sums: str, client: Client) -> Tensors:
-    """The server's sum without this client's share."""
+    """Subtract this client's share from the server's sum."""
     own = unpack(sums, client.state)
     return {name: t - own[name] for name, t in unpack(sums, client.downlink).items()}

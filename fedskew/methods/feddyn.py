@@ -5,8 +5,8 @@ Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
     client   direction = ∇L(v) − h_k + α·(v − w);  h_k ← h_k − α·(w_k − w)
     server   h ← h − (1/K)·Σ_S (w_k − w);          w ← Σ a_k·w_k − h
 
-K is the number of clients, and S are the participants. This h is the paper's h divided by α, so that the server need
-not know α.
+K is the number of clients, and S are the participants. This h is the paper's h divided by α, so the server does not
+need to know α.
 
 Sent to the server: the model.
 Extra compute: negligible.
@@ -25,7 +25,7 @@ from fedskew.methods.parts import Client, Gradient, ServerRule, Solver, Tensors,
 
 @dataclass(frozen=True)
 class DynamicRegularisation(Solver):
-    """The gradient minus the client's linear term, and a pull towards the received model."""
+    """The gradient, minus the client's linear term, plus a pull towards the received model."""
 
     alpha: float = 0.1
 
@@ -53,8 +53,8 @@ class CorrectedMean(ServerRule):
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         mean, correction = updates.mean(), unpack("correction", state)
-        moves = {name: d.mean(dim=0) for name, d in updates.changes(sent).items()}
-        correction = {name: h - updates.participation * moves[name] for name, h in correction.items()}
+        updates_mean = {name: d.mean(dim=0) for name, d in updates.changes(sent).items()}
+        correction = {name: h - updates.participation * updates_mean[name] for name, h in correction.items()}
         return {name: w - correction[name] for name, w in mean.items()}, {**state, **pack("correction", correction)}
 
 

@@ -1,10 +1,10 @@
-"""FedExP: the server extrapolates; its step is longer if the clients' updates disagree more.
+"""FedExP: the server extrapolates, with longer steps if the clients' updates disagree more.
 
 Jhunjhunwala et al., "FedExP: speeding up federated averaging via extrapolation", ICLR 2023.
 
     Δ_k = w_k − w,  Δ = Σ a_k·Δ_k,  η_g = max(1, Σ a_k·‖Δ_k‖² / (2·(‖Δ‖² + ε))),  w ← w + η_g·Δ
 
-over the parameters. Buffers are averaged.
+The norms are over the parameters only. Buffers are averaged.
 
 Sent to the server: the model.
 Extra compute: none on the client.

@@ -1,15 +1,15 @@
-"""FedGC: clients train only the rows of their own labels, and the server drives rows of different labels apart.
+"""FedGC: clients train only the head's rows of their labels, and the server pushes rows of different labels apart.
 
 Niu and Deng, "Federated learning for face recognition with gradient correction", AAAI 2022.
 
     client   L = CE(z, y) over the client's labels
     server   U^k ← U^k − λ·η·∇_{U^k} Reg,  Reg = −Σ_k Σ_{i∈Y_k} log R
-             then the encoder is averaged over all participants, and each row of the head over those that have its
-             label. A row whose label no participant has stays unchanged
+             then the encoder is averaged over all participants, and each row of the head over the participants that
+             have its label. A row stays unchanged if no participant has its label
 
-U^k are the rows of client k's head. R is FedGR's repulsion (fedgr.py), which was modelled on FedGC: row i of client k
-against the other clients' rows of other labels. In the paper no two clients share a label, so every row has one owner.
-Where labels overlap, the mean over the owners gives one common model.
+U^k are the rows of client k's head. R is FedGR's repulsion (fedgr.py), which was modelled on FedGC. It compares row i
+of client k with the other clients' rows of other labels. In the paper no two clients share a label, so every row has
+one owner. If clients share labels, the mean over a row's owners gives one common model.
 
 Sent to the server: the model and which labels it has.
 Extra compute: one gradient step on the participants' heads, on the server.
@@ -38,7 +38,7 @@ class OwnLabels(Objective):
 
 @dataclass(frozen=True)
 class GradientCorrection(Gravitation):
-    """Rows of different labels repel; each row is averaged over the participants that have its label."""
+    """Repels rows of different labels, then averages each row over the participants that have its label."""
 
     attracts = False
 
@@ -52,7 +52,7 @@ class GradientCorrection(Gravitation):
 
 
 def _mean_over_owners(stacked: Tensor, sent: Tensor, weights: Tensor) -> Tensor:
-    """The weighted mean of each row. `weights[K, C]` is 0 where a client does not have the label."""
+    """Return the weighted mean of each row. `weights[K, C]` is 0 where a client does not have the label."""
     total = weights.sum(dim=0)
     shape = (*weights.shape, *[1] * (stacked.dim() - 2))
     mean = (weights.view(shape) * stacked).sum(dim=0) / total.clamp(min=1e-12).view(shape[1:])
@@ -63,5 +63,5 @@ register(
     "fedgc",
     parts=(OwnLabels, GradientCorrection),
     paper="Niu and Deng, AAAI 2022",
-    summary="Cross entropy over the client's labels, and rows of different labels driven apart on the server.",
+    summary="Cross entropy over the client's labels, and rows of different labels pushed apart on the server.",
 )

@@ -1,4 +1,4 @@
-"""FedGF: sharpness-aware local steps. The more the clients drift, the more the perturbed point moves to a global one.
+"""FedGF: sharpness-aware local steps. The more the clients drift, the closer the perturbed point is to a global one.
 
 Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML 2024.
 
@@ -7,8 +7,8 @@ Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML
              c = the share of the last W rounds in which mean_k ‖w_old − w_k‖ > T_D
 
 In the first round c = 0, which is FedSAM. During the first W rounds, c is the share of the rounds so far. How far
-clients drift depends on how long they train. Unless T_D is given, it is the published value for the published training
-(0.3 for 8 steps of 0.01), scaled to the length of this run's local training.
+clients drift depends on how long they train. So T_D is by default the published value (0.3 for 8 steps with a learning
+rate of 0.01), scaled to the length of this run's local training.
 
 Sent to the server: the model and its number of steps.
 Extra compute: one more forward and backward pass.
@@ -50,14 +50,15 @@ class InterpolatedPerturbation(FedSAM):
 
 @dataclass(frozen=True)
 class PerturbedMean(ServerRule):
-    """The mean of the models, a perturbed copy of it, and how often the clients drifted far."""
+    """The mean of the models. The server also keeps a perturbed copy, and which rounds had a large drift."""
 
     global_rho: float = 0.1
     """ρ_g."""
     threshold: float | None = None
-    """T_D (c_o in the FedVLS paper): a larger mean drift counts. Default: 3.75 × lr × the mean number of steps."""
+    """T_D (c_o in the FedVLS paper): the mean drift above which a round counts. Default: 3.75 × lr × the mean number of
+    steps."""
     window: int = 30
-    """W."""
+    """W, in rounds."""
 
     sends = "local steps (one number)"
     needs_sgd = True

@@ -1,12 +1,12 @@
-"""FedGR: an unbalanced softmax on the client, a gravitation regulariser on the server.
+"""FedGR: an unbalanced softmax on the client and a gravitation regulariser on the server.
 
 Guo et al., "FedGR: federated learning with gravitation regulation for double imbalance distribution", DASFAA 2023.
 
     client   L = CE(γ_c·z_c, y) over the client's labels, γ_c ∝ 1/n_c                                  Eq. 3
     server   U^k ← U^k − λ·η·∇_{U^k} Reg,  Reg = −Σ_k Σ_{i∈Y_k} (log A + log R),  then the mean        Eq. 9
 
-U^k are the rows of client k's head. A attracts rows of the same label, and R repels rows of different labels. A bias of
-the head counts as one more column of its rows.
+U^k are the rows of client k's head. A attracts rows of the same label, and R repels rows of different labels. The
+head's bias, if any, counts as one more column.
 
 Sent to the server: the model and which labels it has.
 Extra compute: one gradient step on the participants' heads, on the server.
@@ -43,13 +43,13 @@ _PAPER = "Guo et al., DASFAA 2023"
 @method("fedgr-client", paper=_PAPER)
 @dataclass(frozen=True)
 class UnbalancedSoftmax(Objective):
-    """FedGR's client alone: cross entropy over the client's labels, with the logits of rare ones scaled up."""
+    """FedGR's client only: cross entropy over the client's labels, with the logits of rare labels scaled up."""
 
     gamma: GammaMode = "normalised"
-    """`normalised`: γ_c = n_min/n_c, at most 1, as in the published program. `paper`: n/n_c, which diverges
-    (docs/fidelity.md)."""
+    """`normalised`: γ_c = n_min/n_c, at most 1, as in the published code. `paper`: n/n_c, with which training
+    diverges (docs/fidelity.md)."""
     vacant: VacantMode = "exclude"
-    """Whether vacant classes are excluded from the softmax, or kept with a small γ as in the published program."""
+    """Whether vacant classes are excluded from the softmax, or kept with a small γ as in the published code."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         return unbalanced_cross_entropy(out.logits, y, client.label_counts, self.gamma, self.vacant)
@@ -58,18 +58,18 @@ class UnbalancedSoftmax(Objective):
 @method("fedgr-server", paper=_PAPER)
 @dataclass(frozen=True)
 class Gravitation(ServerRule):
-    """FedGR's server alone: rows of the same label attract, rows of different labels repel, then the mean."""
+    """FedGR's server only: heads' rows attract if they have the same label and repel otherwise, then the mean."""
 
     gravity: float = 0.5
     """λ."""
     reduction: Literal["sum", "mean"] = "sum"
-    """Sum or mean of the regulariser's terms, one per participant and label. The paper has the sum."""
+    """Sum or mean of the regulariser's terms, one per participant and label. The paper uses the sum."""
 
     sends = "label presence"
     reveals: ClassVar[Reveals] = "label presence"
 
     attracts: ClassVar[bool] = True
-    """Whether rows of the same label attract. FedGC has repulsion only."""
+    """Whether rows of the same label attract. FedGC has only repulsion."""
 
     def __post_init__(self) -> None:
         expect(self.gravity >= 0, "gravity", self.gravity, "a number ≥ 0")
@@ -85,7 +85,7 @@ class Gravitation(ServerRule):
 
     def correct_heads(self, updates: Updates) -> Tensors:
         """Return the participants' heads after one gradient step on the regulariser."""
-        head: list[str] = [name for name in ("head.weight", "head.bias") if name in updates.params]
+        head = [name for name in ("head.weight", "head.bias") if name in updates.params]
         present = updates.uplink["label_presence"]
         with torch.enable_grad():
             leaves = {name: updates.params[name].detach().requires_grad_() for name in head}

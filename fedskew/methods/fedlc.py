@@ -1,11 +1,11 @@
-"""FedLC: logits calibrated by a margin that is larger for rarer classes.
+"""FedLC: calibrates the logits by a margin that is larger for rarer classes.
 
 Zhang et al., "Federated learning with label distribution skew via logits calibration", ICML 2022.
 
     L = CE(z_c − τ·n_c^(−1/4), y)
 
-with the full sum in the denominator; the paper's sum over c ≠ y collapses (docs/fidelity.md). A vacant class has an
-infinite margin and drops out.
+The softmax is over all classes. The paper's sum over c ≠ y makes training collapse (docs/fidelity.md). A vacant class
+has an infinite margin and drops out.
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: none.

@@ -1,11 +1,11 @@
-"""FedLF: logits scaled by how common their class is, and features near the centre of their class and decorrelated.
+"""FedLF: scales logits by how common their class is, pulls features to their class's centre, and decorrelates them.
 
 Lu et al., "FedLF: adaptive logit adjustment and feature optimization in federated long-tailed learning", ACML 2024.
 
     L = CE(α_c·z_c, y) + λ₁·CE(−d_c, y) + λ₂·(1/N)·mean_{i≠j} (XᵀX)_{ij}²
     α_c = α + (1 − α)·n_c/max n,  d_c = ‖f − μ_c‖ + m·1[c = y],  m = min(max_{c,c'} ‖μ_c − μ_c'‖, 100)
 
-μ_c is the client's mean feature of class c by the received model, and 0 for a vacant class. X are the batch's N
+μ_c is the client's mean feature of class c under the received model, and 0 for a vacant class. X are the batch's N
 features, standardised. The first term is FedRS's with `soft`, and the last is FedDecorr's (docs/fidelity.md).
 
 Sent to the server: the model. Label counts and centres stay on the client.
@@ -28,16 +28,16 @@ from fedskew.methods.parts import Client, Objective, Outputs, Seen, Tensors
 @method("fedlf", paper="Lu et al., ACML 2024")
 @dataclass(frozen=True)
 class FedLF(Objective):
-    """Cross entropy with the logits of rare classes scaled down, and features near their centre and decorrelated."""
+    """Cross entropy with the logits of rare classes scaled down, and features that are centred and decorrelated."""
 
     alpha: float = 0.25
-    """The scale of a vacant class's logits; with 1, nothing is scaled."""
+    """The scale of a vacant class's logits. With 1, nothing is scaled."""
     centre_weight: float = 0.01
     """λ₁."""
     decorrelation_weight: float = 0.01
     """λ₂."""
     max_margin: float = 100.0
-    """The largest m."""
+    """The maximum of m."""
 
     needs_features = True
     extra_compute = "1 forward of each sample per round"

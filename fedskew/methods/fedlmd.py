@@ -1,4 +1,4 @@
-"""FedLMD: distil only the minority labels. FedLMD-Tf: the same without a teacher. FedLMD-switch: first Tf, then FedLMD.
+"""FedLMD: distils only the minority labels. FedLMD-Tf has no teacher. FedLMD-switch starts with Tf, then uses FedLMD.
 
 Lu et al., "Federated learning with label-masking distillation", ACM Multimedia 2023.
 
@@ -26,34 +26,22 @@ from fedskew.losses import (
     teacher_free_label_masking,
 )
 from fedskew.methods.catalogue import method
-from fedskew.methods.parts import Client, Mode, Objective, Outputs
+from fedskew.methods.fedkd import FedKD
+from fedskew.methods.parts import Client, Mode, Outputs
 from fedskew.methods.stages import Notes, Schedule, Stage
 
 _PAPER = "Lu et al., ACM MM 2023"
 
 
-def _check(beta: float, temperature: float) -> None:
-    expect(beta >= 0, "beta", beta, "a number ≥ 0")
-    expect(temperature > 0, "temperature", temperature, "a number > 0")
-
-
 @method("fedlmd", paper=_PAPER)
 @dataclass(frozen=True)
-class FedLMD(Objective):
-    """Cross entropy and distillation over the minority labels."""
+class FedLMD(FedKD):
+    """Cross entropy and distillation over the minority labels.
 
-    beta: float = 1.0
-    """The paper has 2, with temperature 3, for CIFAR-10 at Dirichlet 0.05 and CIFAR-100 with 10 shards."""
-    temperature: float = 1.0
+    The paper has beta 2 and temperature 3 for CIFAR-10 at Dirichlet 0.05 and for CIFAR-100 with 10 shards.
+    """
+
     majority_rule: MajorityRule = "code"
-
-    extra_compute = "1 teacher forward"
-
-    def __post_init__(self) -> None:
-        _check(self.beta, self.temperature)
-
-    def companions(self) -> dict[str, Mode]:
-        return {"teacher": "eval"}
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         distilled = label_masking_distillation(
@@ -64,15 +52,13 @@ class FedLMD(Objective):
 
 @method("fedlmd-tf", paper=_PAPER)
 @dataclass(frozen=True)
-class FedLMDTf(Objective):
-    """FedLMD without a teacher: the minority labels are kept at equal probabilities."""
+class FedLMDTf(FedLMD):
+    """FedLMD without a teacher: keeps the minority labels at equal probabilities."""
 
-    beta: float = 1.0
-    temperature: float = 1.0
-    majority_rule: MajorityRule = "code"
+    extra_compute = ""
 
-    def __post_init__(self) -> None:
-        _check(self.beta, self.temperature)
+    def companions(self) -> dict[str, Mode]:
+        return {}
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         masked = teacher_free_label_masking(out.logits, y, client.label_counts, self.temperature, self.majority_rule)
@@ -82,7 +68,7 @@ class FedLMDTf(Objective):
 @method("fedlmd-switch", paper=_PAPER)
 @dataclass(frozen=True)
 class FedLMDSwitch(Schedule):
-    """FedLMD-Tf for the first rounds, while the teacher is poor, then FedLMD."""
+    """FedLMD-Tf for the first rounds, while the teacher is weak, then FedLMD."""
 
     switch_round: int | None = None
     """The number of rounds with FedLMD-Tf; default: half of the run."""
@@ -93,13 +79,9 @@ class FedLMDSwitch(Schedule):
     extra_compute = "1 teacher forward after the switch"
 
     def __post_init__(self) -> None:
-        _check(self.beta, self.temperature)
-        expect(
-            self.switch_round is None or self.switch_round >= 0,
-            "switch_round",
-            self.switch_round,
-            "a whole number ≥ 0",
-        )
+        FedLMD(self.beta, self.temperature)  # checks both
+        valid = self.switch_round is None or self.switch_round >= 0
+        expect(valid, "switch_round", self.switch_round, "a whole number ≥ 0")
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
         switch = min(rounds // 2 if self.switch_round is None else self.switch_round, rounds)

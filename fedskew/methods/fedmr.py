@@ -1,16 +1,16 @@
-"""FedMR: features that are decorrelated within a class and keep a margin from other classes.
+"""FedMR: decorrelates features within a class and keeps them at a margin from other classes.
 
 Fan et al., "Federated learning under partially class-disjoint data via manifold reshaping", TMLR 2023.
 
-    L_intra = (1/N)·Σ_c mean_{i≠j} (X_cᵀX_c)_{ij}²        X_c: the standardised features of class c, if two or more
+    L_intra = (1/N)·Σ_c mean_{i≠j} (X_cᵀX_c)_{ij}²   X_c: the standardised features of class c, if it has two or more
     L_inter = mean over c in the batch, c' ≠ c, of max(0, ‖g_c − g_c'‖ − ‖f̄_c − g_c'‖)
     fedmr        L = base + μ·L_intra
     fedmr-inter  L = base + μ·L_intra + ν·L_inter
 
 f̄_c is the mean feature of class c in the batch. g_c is the global prototype of class c: the mean of the mean features
 of the last round's participants that have the class. If none has it, the previous prototype stays. The base is cross
-entropy, or the loss of the objective that FedMR is combined with. The authors' program has only L_intra; L_inter is
-our reading of the paper's text, a margin between classes (docs/fidelity.md).
+entropy, or the loss of the objective that FedMR is combined with. The authors' code has only L_intra. L_inter, a
+margin between classes, is our reading of the paper's text (docs/fidelity.md).
 
 Sent to the server: the model; with L_inter also the mean feature of each of its classes.
 Extra compute: negligible; with L_inter one forward pass of each sample per round.
@@ -74,10 +74,10 @@ class FedMRInter(SendsClassMeans):
         return self.mu * class_decorrelation(features, y) + self.nu * margin
 
     def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:
-        sent, had = updates.uplink["prototypes"], updates.uplink["prototype_known"]
-        number = had.sum(dim=0).unsqueeze(-1)
-        means = (sent * had.unsqueeze(-1)).sum(dim=0) / number.clamp(min=1)
+        sent, known = updates.uplink["prototypes"], updates.uplink["prototype_known"]
+        owners = known.sum(dim=0).unsqueeze(-1)
+        means = (sent * known.unsqueeze(-1)).sum(dim=0) / owners.clamp(min=1)
         return {
-            "prototypes": torch.where(number > 0, means, server_state["prototypes"]),
-            "prototype_known": server_state["prototype_known"] | had.any(dim=0),
+            "prototypes": torch.where(owners > 0, means, server_state["prototypes"]),
+            "prototype_known": server_state["prototype_known"] | known.any(dim=0),
         }

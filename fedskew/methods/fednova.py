@@ -1,11 +1,11 @@
-"""FedNova: updates are divided by the number of local steps, so that clients with more steps do not bias the objective.
+"""FedNova: divides updates by the number of local steps, so that clients with more steps do not bias the objective.
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020.
 
     d_k = (w − w_k)/‖A_k‖₁,  w ← w − (Σ a_k·‖A_k‖₁)·Σ a_k·d_k
 
-‖A_k‖₁ is the number of local steps; with momentum, the length of the path along a constant gradient. A client that
-takes no step has d_k = 0.
+‖A_k‖₁ is the number of local steps or, with momentum, the number of steps without momentum that would move as far. A
+client that takes no step has d_k = 0.
 
 Sent to the server: the model and ‖A_k‖₁.
 Extra compute: none.
@@ -32,7 +32,7 @@ class FedNova(ServerRule):
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         steps = updates.uplink["local_steps"].to(updates.weights.dtype)
-        common = updates.weights @ steps
-        scales = updates.weights * common / steps.clamp(min=1)
+        mean_steps = updates.weights @ steps
+        scales = updates.weights * mean_steps / steps.clamp(min=1)
         update = weighted_mean(updates.changes(sent), scales)
         return {name: w + update[name] for name, w in sent.items()}, state

@@ -8,7 +8,7 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021.
     FedAdam     v ← β₂·v + (1 − β₂)·Δ²
     w ← w + η_g·m / (√v + τ)
 
-for each coordinate, with m = 0 and v = τ² before the first round.
+Each coordinate has its own m and v. Before the first round, m = 0 and v = τ².
 
 Sent to the server: the model.
 Extra compute: none on the client.
@@ -30,7 +30,7 @@ _PAPER = "Reddi et al., ICLR 2021"
 
 @dataclass(frozen=True)
 class _Adaptive(ServerRule):
-    """What the three have in common. They differ in the second moment."""
+    """The common base of the three methods, which differ in the second moment."""
 
     server_lr: float = 0.01
     """η_g."""
@@ -41,7 +41,7 @@ class _Adaptive(ServerRule):
     def __post_init__(self) -> None:
         expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
         expect(self.tau > 0, "tau", self.tau, "a number > 0")
-        expect(0 <= self.beta1 < 1, "beta1", self.beta1, "a number from 0 to below 1")
+        expect(0 <= self.beta1 < 1, "beta1", self.beta1, "a number ≥ 0 and < 1")
 
     def server_state(self, params: Tensors) -> Tensors:
         first = {name: torch.zeros_like(p) for name, p in params.items()}
@@ -57,7 +57,7 @@ class _Adaptive(ServerRule):
         return stepped, {**state, **pack("first_moment", first), **pack("second_moment", second)}
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """Return the next v, given the last one and the squared mean update Δ²."""
+        """Return the next v from the current v and the squared mean update Δ²."""
         raise NotImplementedError
 
 
@@ -80,7 +80,7 @@ class _DecayingMoment(_Adaptive):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect(0 <= self.beta2 < 1, "beta2", self.beta2, "a number from 0 to below 1")
+        expect(0 <= self.beta2 < 1, "beta2", self.beta2, "a number ≥ 0 and < 1")
 
 
 @method("fedyogi", paper=_PAPER)

@@ -4,7 +4,7 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 
     L = CE + (μ/2)·‖v − w‖²,  hence  direction = ∇CE(v) + μ·(v − w)
 
-over the trainable parameters.
+The norm is over the trainable parameters.
 
 Sent to the server: the model.
 Extra compute: negligible.
@@ -25,7 +25,7 @@ class FedProx(Solver):
     """SGD with a proximal pull towards the received model."""
 
     mu: float = 0.01
-    """0.01 in the FedVLS paper, 0.5 in FedLMD's."""
+    """The FedVLS paper uses 0.01, and FedLMD's 0.5."""
 
     def __post_init__(self) -> None:
         expect(self.mu >= 0, "mu", self.mu, "a number ≥ 0")

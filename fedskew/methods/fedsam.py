@@ -1,13 +1,13 @@
-"""FedSAM: local steps along the gradient at the worst nearby point. MoFedSAM: the same with the last round's direction.
+"""FedSAM: local steps along the gradient at the worst nearby point. MoFedSAM also adds the last round's direction.
 
 Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022.
 
     FedSAM    direction = g̃ = ∇L(v + ρ·g/‖g‖),  g = ∇L(v), with the norm over all parameters together
     MoFedSAM  direction = β·g̃ + (1 − β)·Δ,  Δ ← Σ a_k·(w − w_k)/(J_k·η) on the server, 0 before the first round
 
-J_k is the client's number of steps; with momentum, the length of the path along a constant gradient.
+J_k is the client's number of steps or, with momentum, the number of steps without momentum that would move as far.
 
-Sent to the server: the model, and for MoFedSAM J_k.
+Sent to the server: the model, and J_k for MoFedSAM.
 Extra compute: one more forward and backward pass.
 """
 
@@ -36,7 +36,7 @@ _PAPER = "Qu et al., ICML 2022"
 
 
 def ascend(params: Tensors, grads: Tensors, rho: float) -> Tensors:
-    """Return the point at distance ρ along the gradient; for a zero gradient, the point itself."""
+    """Return the point at distance ρ along the gradient, or the same point if the gradient is zero."""
     norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt().clamp(min=1e-12)
     return {name: v + rho * grads[name] / norm for name, v in params.items()}
 
@@ -63,14 +63,14 @@ class FedSAM(Solver):
 
 @dataclass(frozen=True)
 class SharpnessAwareMomentum(FedSAM):
-    """A sharpness-aware gradient, mixed with the mean direction of the last round."""
+    """A sharpness-aware gradient mixed with the last round's mean direction."""
 
     beta: float = 0.1
     """β, the weight of the client's gradient."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect(0 < self.beta <= 1, "beta", self.beta, "a number above 0 to 1")
+        expect(0 < self.beta <= 1, "beta", self.beta, "a number > 0 and ≤ 1")
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
         own, common = super().direction(gradient, params, client), unpack("common_direction", client.downlink)

@@ -1,4 +1,4 @@
-"""FedVLS (also published as FedED): keep the vacant classes, hold back the majority classes.
+"""FedVLS (also published as FedED): preserves vacant classes by distillation and holds majority classes back.
 
 Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 2025.
 
@@ -6,8 +6,9 @@ Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 
       + λ · KL(q^g ‖ q) over the vacant classes                 vacant-class distillation, Eq. 3
       + w · Σ_c p(c)·log mean_n 1[y_n≠c]·e^{z_{n,c}}            logit suppression, Eqs. 4–5
 
-p(c) is the client's share of class c, and the teacher is the received global model. The paper prints w = 1, with which
-the loss has no minimum. Its program has w = 0.005 and a variant of the last term with a lower bound (docs/fidelity.md).
+p(c) is the client's share of class c, and the teacher is the received global model. With the
+paper's w = 1, the loss has no minimum. The published code has w = 0.005 and a variant of the last term with a lower
+bound (docs/fidelity.md).
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: one forward pass of the teacher.
@@ -36,7 +37,7 @@ class FedVLS(Objective):
     """w."""
     suppress_variant: SuppressVariant = "lade"
     teacher_mode: Mode = "train"
-    """`train`: the teacher's BatchNorm uses the batch's statistics, as in the published program."""
+    """`train`: the teacher's BatchNorm uses the batch's statistics, as in the published code."""
 
     extra_compute = "1 teacher forward"
 

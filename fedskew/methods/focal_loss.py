@@ -1,4 +1,4 @@
-"""Focal loss: samples that are classified well count less.
+"""Focal loss: well-classified samples count less.
 
 Lin et al., "Focal loss for dense object detection", ICCV 2017; a baseline in PKD's paper.
 
@@ -23,7 +23,7 @@ from fedskew.methods.parts import Client, Objective, Outputs
 @method("focal-loss", paper="Lin et al., ICCV 2017")
 @dataclass(frozen=True)
 class FocalLoss(Objective):
-    """Cross entropy with less weight on samples that are classified well."""
+    """Cross entropy with less weight on well-classified samples."""
 
     gamma: float = 2.0
 

@@ -1,4 +1,4 @@
-"""FPL: features near the prototypes of their class. A class can have several prototypes.
+"""FPL: pulls features towards the prototypes of their class. A class can have several prototypes.
 
 Huang et al., "Rethinking federated learning with domain shift: a prototype view", CVPR 2023.
 
@@ -6,10 +6,9 @@ Huang et al., "Rethinking federated learning with domain shift: a prototype view
     server   P_c: the participants' mean features of class c, clustered by FINCH; the mean of each cluster
              m_c: the mean of P_c
 
-The base is cross entropy, or the loss of the objective that FPL is combined with. Samples of a class that no
-participant of the last round had get no term, and neither does any sample in the first round. A client's prototypes
-are its mean features at the end of its round; the published program accumulates them during the last epoch, while the
-model changes.
+The base is cross entropy, or the loss of the objective that FPL is combined with. The other terms are 0 in the first
+round, and for classes that no participant of the last round had. A client's prototypes are its mean features at the end
+of its round. The published code accumulates them during the last epoch, while the model changes.
 
 Sent to the server: the model and the mean feature of each of its classes.
 Extra compute: one forward pass of each sample per round.
@@ -27,17 +26,17 @@ from fedskew.errors import expect
 from fedskew.losses import prototype_contrast, prototype_distance
 from fedskew.methods.catalogue import method
 from fedskew.methods.class_means import SendsClassMeans
-from fedskew.methods.clustering import finch
+from fedskew.methods.clustering import cluster_means, finch
 from fedskew.methods.parts import Client, Outputs, Tensors, Updates
 
 
 @method("fpl", paper="Huang et al., CVPR 2023")
 @dataclass(frozen=True)
 class FPL(SendsClassMeans):
-    """Features close to the prototypes of their class, which are clustered over clients."""
+    """Pulls features towards the prototypes of their class, which are clustered over clients."""
 
     temperature: float = 0.02
-    """τ; published with lr 0.01 and all clients in every round. Other settings may need a higher one
+    """τ; the published value, for lr 0.01 and all clients in every round. Other settings may need a higher value
     (docs/fidelity.md)."""
 
     def __post_init__(self) -> None:
@@ -58,12 +57,12 @@ class FPL(SendsClassMeans):
 
     def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:
         sent, known = (updates.uplink[name].cpu().numpy() for name in ("prototypes", "prototype_known"))
-        clusters = [_cluster_means(sent[known[:, c], c].astype(np.float64)) for c in range(sent.shape[1])]
+        merged = [_merge_prototypes(sent[known[:, c], c].astype(np.float64)) for c in range(sent.shape[1])]
         before = server_state["prototypes"]
-        width = max([before.shape[1], *(1 << (len(means) - 1).bit_length() for means in clusters if len(means))])
-        table = np.zeros((len(clusters), width, sent.shape[-1]))
+        width = max([before.shape[1], *(1 << (len(means) - 1).bit_length() for means in merged if len(means))])
+        table = np.zeros((len(merged), width, sent.shape[-1]))
         exists = np.zeros(table.shape[:2], dtype=bool)
-        for label, means in enumerate(clusters):
+        for label, means in enumerate(merged):
             table[label, : len(means)], exists[label, : len(means)] = means, True
         return {
             "prototypes": torch.from_numpy(table).to(before),
@@ -71,9 +70,6 @@ class FPL(SendsClassMeans):
         }
 
 
-def _cluster_means(points: np.ndarray) -> np.ndarray:
-    """[clusters, d]: the mean of each cluster; empty for no points."""
-    if not len(points):
-        return points
-    labels = finch(points)
-    return np.stack([points[labels == label].mean(axis=0) for label in np.unique(labels)])
+def _merge_prototypes(points: np.ndarray) -> np.ndarray:
+    """Return the means of FINCH's clusters: [clusters, d], or no rows for no points."""
+    return cluster_means(points, finch(points)) if len(points) else points

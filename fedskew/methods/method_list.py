@@ -19,7 +19,7 @@ def methods(pattern: str = "*") -> MethodList:
 
 
 class MethodList(Sequence[Entry]):
-    """Methods by name: `for entry in methods()`, `methods()["fedvls"]`, `"fedvls" in methods()`."""
+    """A list of methods: `for entry in methods()`, `methods()["fedvls"]`, `"fedvls" in methods()`."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = list(entries)
@@ -49,9 +49,9 @@ class MethodList(Sequence[Entry]):
         return html_table(self._records()) if self._entries else "no methods"
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with one row per method."""
+        """Return a pandas DataFrame with one row per method."""
         if not self._entries:
-            raise UserError("no method matches; expected at least one for a table")
+            raise UserError("no method matches; a table needs at least one")
         return data_frame(self._records())
 
     def _records(self) -> list[dict[str, object]]:
@@ -76,7 +76,7 @@ class MethodList(Sequence[Entry]):
 
 
 def needs(entry: Entry) -> str:
-    """What a method needs besides a model and a loss: features, a teacher, state at the clients, stages."""
+    """List what a method needs besides a model and a loss: stages, features, a teacher, state at the clients."""
     found = [need for part in entry.parts for need in _part_needs(part)]
     return ", ".join(dict.fromkeys(found)) or "nothing"
 

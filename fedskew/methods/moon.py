@@ -1,11 +1,11 @@
-"""MOON: features close to the global model's and far from those of the client's previous model.
+"""MOON: keeps features close to the global model's and far from those of the client's previous model.
 
 Li et al., "Model-contrastive federated learning", CVPR 2021.
 
     L = CE + μ·ℓ,  ℓ = −log( e^{cos(h, h^g)/τ} / (e^{cos(h, h^g)/τ} + e^{cos(h, h^prev)/τ}) )
 
 h, h^g and h^prev are the inputs of the head in the model being trained, in the received model, and in the model that
-this client trained when it last took part. Before that there is no previous model, and ℓ has no gradient.
+this client trained when it last took part. In a client's first round there is no previous model, and ℓ has no gradient.
 
 Sent to the server: the model. The client keeps one model.
 Extra compute: two forward passes of frozen models.
@@ -26,14 +26,14 @@ from fedskew.methods.parts import Client, Mode, Objective, Outputs, Tensors, Tra
 @method("moon", paper="Li et al., CVPR 2021")
 @dataclass(frozen=True)
 class MOON(Objective):
-    """Cross entropy and a contrast with the features of the global and of the client's previous model."""
+    """Cross entropy and a contrast between the features of the global and of the client's previous model."""
 
     mu: float = 0.01
-    """0.01 in the FedVLS paper, 0.1 in FedLMD's."""
+    """The FedVLS paper uses 0.01, and FedLMD's 0.1."""
     temperature: float = 0.5
-    """0.5 in the FedVLS paper, mostly 1 in FedLMD's."""
+    """The FedVLS paper uses 0.5, and FedLMD's mostly 1."""
     teacher_mode: Mode = "train"
-    """The mode of both frozen models. A client does not keep the BatchNorm statistics of its previous model."""
+    """The BatchNorm mode of both frozen models. A client does not keep the running statistics of its previous model."""
 
     needs_features = True
     extra_compute = "2 teacher forwards"

@@ -16,9 +16,9 @@ does.
 The hooks of a part, in the order of a round:
 
     server   downlink                                     what the server sends besides the model
-    client   opening                                      a pass over the client's data by the received model
+    client   opening                                      a pass of the received model over the client's data
              loss, term, direction                        local training, batch by batch
-             closing                                      a pass over the client's data by the trained model
+             closing                                      a pass of the trained model over the client's data
              uplink, next_state                           what the client sends besides the model, and what it keeps
     server   aggregate, next_server_state                 the next global model, and what the server keeps
 
@@ -38,11 +38,11 @@ from torch import Tensor
 from fedskew.errors import UserError
 
 Tensors = dict[str, Tensor]
-"""Named tensors: the parameters of a model, state, or anything that clients and server send each other."""
+"""Named tensors: a model's parameters, a state, or a message between client and server."""
 
 Half = Literal["first", "second"]
 SGD_OPTIMIZERS = ("sgd", "nesterov")
-"""The local optimisers whose steps are sums of gradients."""
+"""The local optimisers whose steps are weighted sums of gradients."""
 
 
 class Gradient(Protocol):
@@ -93,7 +93,7 @@ class Outputs:
 
     @property
     def known_features(self) -> Tensor:
-        """The features, never None; for parts that declare `needs_features`."""
+        """The features, for parts that declare `needs_features`. Raises `UserError` if there are none."""
         if self.features is None:
             raise UserError("the method needs features; expected a model that is a fedskew.Classifier(encoder, head)")
         return self.features
@@ -153,7 +153,7 @@ class Trained:
     def effective_steps(self) -> Tensor:
         """‖A‖₁: the number of steps without momentum that would move as far along a constant gradient.
 
-        Only SGD has such a number, with or without Nesterov's momentum. Adam's steps do not grow with the gradient.
+        Only SGD, including Nesterov momentum, has such a number. Adam's steps do not grow with the gradient.
         """
         if self.optimizer not in SGD_OPTIMIZERS:
             raise UserError(f"effective_steps() needs SGD, not {self.optimizer!r}; declare `needs_sgd = True`")
@@ -168,25 +168,25 @@ class Updates:
 
     params: Tensors
     weights: Tensor
-    """[K]: each participant's weight in a mean; they sum to 1."""
+    """[K]: each participant's weight in the mean. The weights sum to 1."""
     uplink: Tensors
     """What the clients sent besides their models: the results of `Part.uplink`, stacked."""
     lr: float
     """The clients' learning rate in this round."""
     participation: float
-    """The participants' share of all clients in the federation."""
+    """The fraction of the federation's clients that took part."""
 
     def mean(self) -> Tensors:
-        """FedAvg's weighted mean of the participants' models."""
+        """Return FedAvg's weighted mean of the participants' models."""
         return weighted_mean(self.params, self.weights)
 
     def changes(self, sent: Tensors) -> Tensors:
-        """Each participant's update: its model minus the model it was sent."""
+        """Return each participant's update: its trained model minus `sent`, the model that it received."""
         return {name: self.params[name] - w for name, w in sent.items()}
 
 
 def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
-    """Σ_k a_k·w_k for each tensor. Integer tensors (BatchNorm's counters) are rounded."""
+    """Return Σ_k a_k·w_k for each tensor. Integer tensors (BatchNorm's counters) are rounded."""
     in_dtype = {dtype: weights.to(dtype) for dtype in {t.dtype for t in stacked.values()} if dtype.is_floating_point}
 
     def mean(tensor: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
 
 
 def squared_norms(stacked: Mapping[str, Tensor]) -> Tensor:
-    """[K], in float64: each participant's ‖·‖² over all its tensors."""
+    """Return each participant's ‖·‖² over all its tensors: [K], in float64."""
     rows = [t.double().reshape(len(t), t.shape[1:].numel()) for t in stacked.values()]
     return torch.stack([r.square().sum(dim=1) for r in rows]).sum(dim=0)
 
@@ -211,7 +211,7 @@ class Part:
     reveals: ClassVar[Reveals] = "nothing"
     """What the server learns about a client's labels, besides the model and the number of samples."""
     sends: ClassVar[str] = ""
-    """What the client sends besides the model, in words. A Flower site withholds what is sent but not declared."""
+    """What the client sends besides the model, in words. A Flower site does not send what is not declared here."""
     extra_compute: ClassVar[str] = ""
     """What a local step costs besides one forward and one backward pass, in words."""
     needs_sgd: ClassVar[bool] = False
@@ -221,42 +221,42 @@ class Part:
 
     @property
     def members(self) -> tuple[Part, ...]:
-        """The parts that composition joined into this one; by default only the part itself."""
+        """The parts that this one is composed of; by default only itself."""
         return (self,)
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
         """Raise `UserError` if the part cannot work with this model or number of classes. Called before training."""
 
     def client_state(self, params: Tensors) -> Tensors:  # noqa: ARG002
-        """The state of a client before its first round."""
+        """Return a client's state before its first round."""
         return {}
 
     def server_state(self, params: Tensors) -> Tensors:  # noqa: ARG002
-        """The state of the server before the first round."""
+        """Return the server's state before the first round."""
         return {}
 
     def downlink(self, server_state: Tensors) -> Tensors:  # noqa: ARG002
-        """What the server sends to clients besides the model; they find it in `client.downlink`."""
+        """Return what the server sends besides the model. Clients find it in `client.downlink`."""
         return {}
 
     def opening(self, seen: Seen, client: Client) -> Tensors:  # noqa: ARG002
-        """Statistics of one batch by the received model. Their sums over all batches are `client.opening`."""
+        """Return statistics of one batch under the received model. `client.opening` is their sum over all batches."""
         return {}
 
     def closing(self, seen: Seen, client: Client) -> Tensors:  # noqa: ARG002
-        """Statistics of one batch by the trained model. Their sums over all batches are `trained.closing`."""
+        """Return statistics of one batch under the trained model. `trained.closing` is their sum over all batches."""
         return {}
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
-        """What the client sends besides the model; the server finds it in `updates.uplink`, stacked."""
+        """Return what the client sends besides the model. The server finds it in `updates.uplink`, stacked."""
         return {}
 
     def next_state(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
-        """The client's state after the round."""
+        """Return the client's state after the round."""
         return {}
 
     def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:  # noqa: ARG002
-        """What the server keeps for this part after the round, whichever server rule is used."""
+        """Return what the server keeps for this part after the round. It is called with every server rule."""
         return {}
 
 
@@ -280,18 +280,18 @@ class Objective(Part):
         return {}
 
     def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:  # noqa: ARG002
-        """Return what the head receives in training instead of the features; `key` is the random key of the step.
+        """Return the head's input during training, in place of the features. `key` is the random key of the step.
 
         Only for objectives with `needs_features`. `out.features` in the loss remains the encoder's output.
         """
         return features
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:  # noqa: ARG002
-        """Counts of one batch. They are summed over the round and recorded."""
+        """Return counts for one batch. The run records their sums over the round."""
         return {}
 
     def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:  # noqa: ARG002
-        """Forward passes of the companions in a round that visits `visits` samples, for the recorded computation."""
+        """Return how many samples pass through companions in a round of `visits` samples, for the recorded cost."""
         return visits * len(self.companions())
 
 
@@ -300,11 +300,14 @@ class Solver(Part):
     """The direction of a local step. The engine clips it, adds weight decay and hands it to the local optimiser."""
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
-        """Return what the optimiser uses in place of the gradient at `params`; `gradient` may be called repeatedly."""
+        """Return the direction that the optimiser uses in place of the gradient at `params`.
+
+        `gradient` may be called several times.
+        """
         return gradient(params)
 
     def gradients(self) -> int:
-        """The number of gradients per step, for the recorded computation."""
+        """Return the number of gradients per step, for the recorded cost."""
         return 1
 
 
@@ -313,12 +316,12 @@ class ServerRule(Part):
     """How the clients' models become the next global model. BatchNorm's statistics are always averaged."""
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Return the next global parameters and the next server state; `sent` are the current global parameters."""
+        """Return the next global parameters and the next server state. `sent` are the current parameters."""
         raise NotImplementedError
 
 
 def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) -> None:
-    """For `Part.check`: refuse a model whose last layer is not a linear layer `head` with one row per class."""
+    """Raise `UserError`, in `Part.check`, unless the model ends in a linear layer `head` with one row per class."""
     rows = params.get("head.weight")
     if rows is None or rows.dim() != 2 or len(rows) != classes:
         raise UserError(f"{method} needs a model that ends in a linear layer 'head'; choose one of fedskew's models")
@@ -336,11 +339,11 @@ def server_step(
 
 
 Hook = Literal["opening", "closing", "perturbed"]
-"""The hooks that cost something even if they do nothing; the engines skip them unless a part overrides them."""
+"""The hooks that take time even if they do nothing. Engines skip them unless a part overrides them."""
 
 
 def uses_hook(part: Part, hook: Hook) -> bool:
-    """Whether the part, or one of its members, overrides this hook."""
+    """Return whether the part, or one of its members, overrides this hook."""
     return any(_overrides(member, hook) for member in part.members)
 
 
@@ -349,10 +352,10 @@ def _overrides(part: Part, hook: Hook) -> bool:
     return getattr(type(part), hook, None) not in (None, getattr(base, hook))
 
 
-def pass_visits(parts: Sequence[Part]) -> float:
-    """The cost per sample of the passes over a client's data, in units of one local step on that sample.
+def data_pass_cost(parts: Sequence[Part]) -> float:
+    """Return the cost per sample of the opening and closing passes, relative to a local step on one sample.
 
-    A local step is a forward and a backward pass, and a forward pass is a third of it.
+    A local step is a forward and a backward pass, and the forward pass is a third of it.
     """
     members = [member for part in parts for member in part.members]
     closing = [member for member in members if _overrides(member, "closing")]

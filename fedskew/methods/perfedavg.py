@@ -1,4 +1,4 @@
-"""PerFedAvg: a model from which one step on a client's data leads to a good model of that client.
+"""PerFedAvg: trains a model that one step on a client's data turns into a good model for that client.
 
 Fallah et al., "Personalized federated learning with theoretical guarantees: a model-agnostic meta-learning approach",
 NeurIPS 2020.
@@ -7,12 +7,12 @@ NeurIPS 2020.
     first-order   direction = d
     hessian-free  direction = d − α·(∇L(v + δ·d; B₁) − ∇L(v − δ·d; B₁))/(2δ)
 
-B₁ and B₂ are the two halves of the batch; a batch of one sample is both. The recorded loss is that of the whole batch
-at v. The model that is tested and saved is the global one, without a personal step.
+B₁ and B₂ are the two halves of the batch. If it has one sample, both are that sample. The recorded loss is that of the
+whole batch at v. The global model is evaluated and saved, without a personal step.
 
 Sent to the server: the model.
-Extra compute: one more forward and backward pass, or three for hessian-free. Each pass runs on the whole batch, for
-BatchNorm, and ignores half of the labels.
+Extra compute: one more forward and backward pass, or three for hessian-free. Each pass runs on the whole batch, as
+BatchNorm requires, and ignores half of the labels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedskew.methods.catalogue import method
 from fedskew.methods.parts import Client, Gradient, Solver, Tensors
 
 
-def _moved(params: Tensors, along: Tensors, length: float) -> Tensors:
+def _move(params: Tensors, along: Tensors, length: float) -> Tensors:
     return {name: v + length * along[name] for name, v in params.items()}
 
 
@@ -50,10 +50,10 @@ class PerFedAvg(Solver):
         return 2 if self.variant == "first-order" else 4
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
-        trial = _moved(params, gradient(params, "first"), -self.alpha)
+        trial = _move(params, gradient(params, "first"), -self.alpha)
         after = gradient(trial, "second")
         if self.variant == "first-order":
             return after
-        ahead, behind = (gradient(_moved(params, after, sign * self.delta), "first") for sign in (1, -1))
+        ahead, behind = (gradient(_move(params, after, sign * self.delta), "first") for sign in (1, -1))
         scale = self.alpha / (2 * self.delta)
         return {name: d - scale * (ahead[name] - behind[name]) for name, d in after.items()}

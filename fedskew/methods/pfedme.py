@@ -1,11 +1,11 @@
-"""pFedMe: personal models near the global one, by Moreau envelopes.
+"""pFedMe: trains personal models near the global one, by Moreau envelopes.
 
 T Dinh et al., "Personalized federated learning with Moreau envelopes", NeurIPS 2020.
 
     client   θ starts at v, then κ times on the same batch: θ ← θ − η_p·(∇L(θ) + λ·(θ − v));  direction = λ·(v − θ)
     server   w ← (1 − β)·w + β·Σ a_k·w_k
 
-The model that is tested and saved is the global model w. The personal models θ exist only within a step.
+The global model w is evaluated and saved. The personal models θ exist only within a step.
 
 Sent to the server: the model.
 Extra compute: κ − 1 more forward and backward passes.

@@ -1,4 +1,4 @@
-"""PKD: experts for groups of classes that are confused with one another, distilled into the global model.
+"""PKD: trains experts for groups of classes that are confused with one another, and distils them into the global model.
 
 Gan et al., "Partial knowledge distillation for alleviating the inherent inter-class discrepancy in federated
 learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
@@ -10,7 +10,7 @@ learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
                    label and wrong prediction lie in one group
 
 Sent to the server: the model, and once its class-to-class mean probabilities and label counts, unless the groups are
-given. A client that trains an expert has at least one of its labels.
+given. A client that trains an expert reveals that it has a label of the expert's group.
 Extra compute: the experts' training, and one forward pass of an expert for every distilled sample.
 """
 
@@ -47,7 +47,7 @@ class GroupCrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class PartialDistillation(Objective):
-    """Cross entropy, and distillation from an expert for samples that are confused within its group."""
+    """Cross entropy, and distillation from an expert for samples confused within its group."""
 
     groups: Groups = ()
     distill_weight: float = 1.0
@@ -69,7 +69,7 @@ class PartialDistillation(Objective):
         return cross_entropy(out.logits, y) + self.distill_weight * scale * distilled
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:
-        """The number of distilled samples, in all and per expert."""
+        """Count the distilled samples, in total and per expert."""
         taught = active_experts(out.logits, y, self.groups, self.taught).sum(dim=-1)
         return {"distilled": taught.sum(), **{f"expert {i}": taught[i] for i in range(len(self.groups))}}
 
@@ -86,7 +86,7 @@ class PKD(Schedule):
     """λ; the paper's value for CIFAR-10 is 0.5."""
     temperature: float = 3.0
     warmup_rounds: int = 10
-    """Rounds before the experts; at most half of the run."""
+    """Rounds before the experts; at most half of the run's rounds."""
     expert_rounds: int = 25
     """Rounds per expert, in addition to the run's rounds; at most the run's rounds."""
     expert_epochs: int | None = None
@@ -94,18 +94,18 @@ class PKD(Schedule):
     groups: Groups = ()
     """Groups of weak classes, such as [[0, 6], [2, 4, 6]]; default: found after the warm-up."""
     group_threshold: float = 2.0
-    """A pair of classes is confused if it is this many standard deviations above the mean pair."""
+    """Two classes are confused if their mutual probability is this many standard deviations above the mean pair's."""
     max_groups: int = 10
-    """The largest number of groups; the most confused ones are kept."""
+    """The maximum number of groups. The most confused ones are kept."""
     temperature_squared: bool = False
     """Multiply the distillation by T², which the paper does not mention."""
     reverse: bool = False
-    """KL(student ‖ expert), as the paper's Eq. 1 is printed."""
+    """Use KL(student ‖ expert), as printed in the paper's Eq. 1."""
     mean_over: MeanOver = "batch"
     """Whether to average the distillation over the whole batch or over the distilled samples."""
     taught: Taught = "confused"
-    """`confused`: distil samples mistaken for another class of their group, as the paper's text says. `all`: distil all
-    samples of the group's classes, as the computation in its Table III implies for clients with one class."""
+    """`confused`: distil samples mistaken for another class of their group, as in the paper's text. `all`: distil all
+    samples of the group's classes, as its Table III implies for clients with one class."""
 
     sends = "class-to-class mean probabilities once"
     reveals: ClassVar[Reveals] = "label counts"
@@ -172,18 +172,18 @@ class PKD(Schedule):
 
 
 def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: int = 10) -> Groups:
-    """Return at most `most` groups of confused classes: maximal cliques of the pairs that stand out.
+    """Return up to `most` groups of confused classes: the maximal cliques of pairs that are confused unusually often.
 
-    Cliques, not connected components: Shirt is confused with T-shirt and with Coat, which are not confused with each
-    other. If no pair stands out, the most confused pair is the only group. If no pair has a finite probability (one
-    class only, or a model that diverged), there is no group.
+    Connected components would be too large: Shirt is confused with T-shirt and with Coat, which are not confused with
+    each other. If no pair stands out, the most confused pair is the only group. If no pair has a finite probability
+    (a single class, or a model that diverged), there is no group.
     """
     mutual, classes = mutual_probability(probability), len(probability)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes) if np.isfinite(mutual[i, j])]
     if not pairs:
         return ()
     strength = np.array([mutual[pair] for pair in pairs])
-    standing_out = strength > stands_out_above(probability, threshold)
+    standing_out = strength > confusion_threshold(probability, threshold)
     if not standing_out.any():
         standing_out = np.arange(len(pairs)) == strength.argmax()
     neighbours: dict[int, set[int]] = {c: set() for c in range(classes)}
@@ -196,27 +196,27 @@ def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: in
 
 
 def mutual_probability(probability: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """How likely two classes are mistaken for each other: the mean of both directions."""
+    """Return how likely two classes are mistaken for each other: the mean of both directions."""
     mutual: npt.NDArray[np.float64] = (probability + probability.T) / 2
     return mutual
 
 
-def stands_out_above(probability: npt.NDArray[np.float64], threshold: float) -> float:
-    """The mutual probability above which a pair is confused: `threshold` standard deviations above the mean pair."""
+def confusion_threshold(probability: npt.NDArray[np.float64], threshold: float) -> float:
+    """Return the mutual probability above which a pair stands out: `threshold` standard deviations above the mean."""
     mutual = mutual_probability(probability)[np.triu_indices(len(probability), 1)]
     known = mutual[np.isfinite(mutual)]
     return float(known.mean() + threshold * known.std())
 
 
 def _confusion_within(clique: tuple[int, ...], mutual: npt.NDArray[np.float64]) -> float:
-    """The mean mutual probability of a clique's pairs."""
+    """Return the mean mutual probability of a clique's pairs."""
     return float(np.mean([mutual[i, j] for i in clique for j in clique if i < j]))
 
 
 def _maximal_cliques(
     neighbours: dict[int, set[int]], clique: frozenset[int], candidates: set[int], excluded: set[int]
 ) -> list[tuple[int, ...]]:
-    """Return the maximal cliques of two or more classes, by the Bron–Kerbosch algorithm."""
+    """Find the maximal cliques of two or more classes, by the Bron–Kerbosch algorithm."""
     if not candidates and not excluded:
         return [tuple(sorted(clique))] if len(clique) > 1 else []
     found = []

@@ -13,7 +13,7 @@ from fedskew.methods.parts import Client, Mode, Objective, Outputs, Part, Tensor
 
 @dataclass(frozen=True)
 class Regulariser(Part):
-    """A term added to the loss of any objective; without an objective, to cross entropy."""
+    """A term added to the loss of any objective, or to cross entropy if no objective is chosen."""
 
     needs_features: ClassVar[bool] = False
     """Whether the term uses features. Then the model must be a `Classifier(encoder, head)`."""
@@ -25,7 +25,7 @@ class Regulariser(Part):
 
 @dataclass(frozen=True)
 class Regularised(Objective):
-    """An objective and the regulariser that is added to it. `members` are both, so that each keeps its hooks."""
+    """An objective with a regulariser added. Both are `members`, so the other hooks of both are called."""
 
     objective: Objective
     regulariser: Regulariser

@@ -1,4 +1,4 @@
-"""Robust server rules, which a few outlying clients cannot move far: median, trimmed mean, norm clipping.
+"""Robust server rules: median, trimmed mean and norm clipping. A few outlying clients cannot move their result far.
 
 Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018 (the first two);
 Sun et al., "Can you really backdoor federated learning?", 2019 (clipping, here without its noise).
@@ -7,8 +7,8 @@ Sun et al., "Can you really backdoor federated learning?", 2019 (clipping, here 
     trimmed-mean   w ← the mean for each coordinate, without the ⌊β·M⌋ smallest and largest of its M values
     norm-clipping  w ← w + Σ a_k·Δ_k·min(1, S/‖Δ_k‖), Δ_k = w_k − w
 
-The first two give every participant the same weight, whatever its number of samples. With β = 0.1, nothing is trimmed
-in rounds of fewer than ten participants. Buffers are averaged as usual.
+The first two give every participant the same weight, regardless of its number of samples. With β = 0.1, nothing is
+trimmed in rounds of fewer than ten participants. Buffers are averaged as usual.
 
 Sent to the server: the model.
 Extra compute: none on the client.
@@ -28,7 +28,7 @@ _YIN = "Yin et al., ICML 2018"
 
 
 def _without_extremes(stacked: Tensor, at_each_end: int) -> Tensor:
-    """The mean for each coordinate, without its `at_each_end` smallest and largest values."""
+    """Return the coordinate-wise mean without the `at_each_end` smallest and largest values."""
     kept = stacked.sort(dim=0).values[at_each_end : len(stacked) - at_each_end]
     return kept.mean(dim=0)
 
@@ -46,13 +46,13 @@ class Median(ServerRule):
 @method("trimmed-mean", paper=_YIN)
 @dataclass(frozen=True)
 class TrimmedMean(ServerRule):
-    """The coordinate-wise mean without the extremes."""
+    """The coordinate-wise mean without the smallest and largest values."""
 
     trim: float = 0.1
-    """β, the share of participants left out at each end. With fewer than 1/trim participants, none is."""
+    """β, the share of participants left out at each end. With fewer than 1/trim participants, none are."""
 
     def __post_init__(self) -> None:
-        expect(0 <= self.trim < 0.5, "trim", self.trim, "a number from 0 to below 0.5")
+        expect(0 <= self.trim < 0.5, "trim", self.trim, "a number ≥ 0 and < 0.5")
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         at_each_end = int(self.trim * len(updates.weights) + 1e-9)  # in floats, 0.29·100 is slightly less than 29
@@ -65,7 +65,7 @@ class NormClipping(ServerRule):
     """The weighted mean of updates whose norm is clipped."""
 
     max_norm: float = 10.0
-    """S, for the whole update of a client. Usual norms depend on the model, the learning rate and the local steps."""
+    """S, for the whole update of a client. Typical norms depend on the model, the learning rate and the local steps."""
 
     def __post_init__(self) -> None:
         expect(self.max_norm > 0, "max_norm", self.max_norm, "a number > 0")

@@ -1,11 +1,11 @@
-"""SCAFFOLD: control variates against client drift.
+"""SCAFFOLD: control variates that correct client drift.
 
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, option II.
 
     client   direction = ∇CE(v) − c_k + c;  c_k⁺ = c_k − c + (w − w_k)/(J·η)
     server   w ← w + η_g·mean(w_k − w);     c ← c + (|S|/K)·mean(c_k⁺ − c_k)
 
-J is the number of local steps; with momentum, the length of the path along a constant gradient.
+J is the number of local steps or, with momentum, the number of steps without momentum that would move as far.
 
 Sent to the server: the model and the change of its control variate.
 Extra compute: negligible.
@@ -38,7 +38,7 @@ def _zeros(params: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class ControlVariates(Solver):
-    """The gradient, minus the client's control variate, plus the server's."""
+    """The gradient minus the client's control variate plus the server's."""
 
     sends = "control variate (one model)"
     needs_sgd = True

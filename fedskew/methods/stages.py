@@ -1,4 +1,4 @@
-"""Methods in stages: a `Schedule` lists `Stage`s, and may decide on later stages from a `Survey` of the clients.
+"""Methods in stages: a `Schedule` lists `Stage`s, and may base later stages on a `Survey` of the clients.
 
 PKD (pkd.py) warms up, trains one expert per group of confused classes, and distils. FedConcat (fedconcat.py) trains one
 encoder per cluster of clients, and then a head on all of them.
@@ -21,13 +21,13 @@ class Survey:
     """What all clients report about their training data at the end of a stage that has a `survey`."""
 
     label_counts: npt.NDArray[np.int64]
-    """[clients, C]: the number of samples per class of each client."""
+    """[clients, C]: each client's number of samples per class."""
     probability: npt.NDArray[np.float64] | None = None
     """[C, C]: for each true class (row), the mean predicted probability of every class; NaN for a class without
     samples. None in a survey of labels."""
 
-    def recorded(self) -> dict[str, Any]:
-        """What the run records of the survey: the mean probabilities, but no client's label counts."""
+    def to_record(self) -> dict[str, Any]:
+        """Return what the run records of the survey: the mean probabilities, but no client's label counts."""
         if self.probability is None:
             return {}
         rows = [[float(f"{p:.6g}") if np.isfinite(p) else None for p in row] for row in self.probability]
@@ -36,7 +36,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Stage:
-    """A number of rounds with one objective."""
+    """Consecutive rounds with one objective."""
 
     name: str
     """The stage's name in the records of the run."""
@@ -47,11 +47,11 @@ class Stage:
     concatenates: tuple[str, ...] = ()
     """Train only a head on the frozen, concatenated encoders of these models. The result becomes `model`."""
     new_head: bool = False
-    """Whether that head starts at random. Otherwise it starts as the concatenation of the models' heads."""
+    """Whether that head starts with random weights. Otherwise it starts as the concatenation of the models' heads."""
     labels: tuple[int, ...] | None = None
     """Train only on samples with these labels. Clients without any do not take part."""
     clients: tuple[int, ...] | None = None
-    """Draw participants from these clients only: per round their share of `clients_per_round`, at least one."""
+    """Draw participants only from these clients. Each round draws their share of `clients_per_round`, at least one."""
     cohort: Literal["clients", "pooled", "alone"] = "clients"
     """Who trains in a round.
 
@@ -72,12 +72,12 @@ class Stage:
 
 
 Notes = dict[str, Any]
-"""What a schedule has concluded so far. It is JSON, and checkpoints save it."""
+"""The conclusions of a schedule so far, as JSON values. Checkpoints save them."""
 
 
 @dataclass(frozen=True)
 class Schedule(Part):
-    """A method in stages, in place of an objective."""
+    """Divides a run into stages, each with its own objective. Takes the place of an objective in a method."""
 
     needs_features: ClassVar[bool] = False
     """As in `Objective`."""
@@ -89,5 +89,5 @@ class Schedule(Part):
         raise NotImplementedError
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
-        """Draw conclusions from the survey at the end of `stage`; they are added to `notes`."""
+        """Draw conclusions from the survey at the end of `stage`. They are added to `notes`."""
         return {}

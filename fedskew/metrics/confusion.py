@@ -1,7 +1,7 @@
 """The confusion matrix, and every classification metric as a function of it.
 
-Rows are true classes, columns predictions. Matrices add up over batches and clients, so the sum over parts
-gives the metrics of the whole without keeping any prediction.
+Rows are true classes, and columns are predictions. Matrices add up over batches and clients, so the metrics of the
+whole need no stored predictions.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ Confusion = npt.NDArray[np.int64]
 
 
 def confusion_matrix(y_true: npt.ArrayLike, y_pred: npt.ArrayLike, classes: int) -> Confusion:
-    """How many samples of each class (row) were predicted as each class (column)."""
+    """Count how many samples of each class (row) were predicted as each class (column)."""
     true, predicted = np.asarray(y_true), np.asarray(y_pred)
     if true.shape != predicted.shape or true.ndim != 1:
-        raise ValueError(f"labels of shape {true.shape} and predictions of shape {predicted.shape}")
+        raise ValueError(
+            f"labels have shape {true.shape} and predictions {predicted.shape}; expected one axis each, of equal length"
+        )
     for name, values in (("label", true), ("prediction", predicted)):
         if len(values) and not (values.min() >= 0 and values.max() < classes):
             raise ValueError(f"a {name} is outside 0 to {classes - 1}")
@@ -31,21 +33,21 @@ def confusion_matrix(y_true: npt.ArrayLike, y_pred: npt.ArrayLike, classes: int)
 
 
 def accuracy(confusion: Confusion) -> float:
-    """The share of samples predicted correctly."""
+    """Return the share of samples predicted correctly."""
     return int(np.trace(confusion)) / int(confusion.sum())
 
 
 MEASURES = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class", "class_gap")
-"""The metrics of an evaluation that are single numbers, as properties of `Evaluation`.
+"""The metrics of an evaluation that are single numbers. Each is a property of `Evaluation`.
 
-A new one is a property and a name here: then it is in rounds.jsonl, in `to_frame()` and in the trackers.
+To add one, write the property and list it here. It then appears in rounds.jsonl, in `to_frame()` and in the trackers.
 """
 LOST = 0.05
 """A class counts as lost if its accuracy is below this."""
 
 
 def lost_classes(class_accuracy: Iterable[float | None]) -> list[int]:
-    """The classes that a model no longer recognises."""
+    """Return the classes that count as lost."""
     return [c for c, a in enumerate(class_accuracy) if a is not None and a < LOST]
 
 
@@ -55,17 +57,17 @@ class Evaluation:
 
     confusion: Confusion
     totals: tuple[int, int] | None = None
-    """Samples predicted right and samples tested, where only these are known, as from sites that report no results by
-    class. The matrix is then zero, and metrics by class are NaN."""
+    """The numbers of correctly predicted and of tested samples, if only these are known, because a site reports no
+    results by class. The matrix is then zero, and metrics by class are NaN."""
 
     def __post_init__(self) -> None:
         matrix = np.array(self.confusion, dtype=np.int64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"a confusion matrix is square, not of shape {matrix.shape}")
+            raise ValueError(f"the confusion matrix has shape {matrix.shape}; expected a square")
         if self.totals is not None and (matrix.any() or not 0 <= self.totals[0] <= self.totals[1] != 0):
-            raise ValueError(f"totals {self.totals} are not a number of right samples among those tested")
+            raise ValueError(f"totals are {self.totals}; expected numbers of correct and of tested samples")
         if matrix.min(initial=0) < 0 or (matrix.sum() == 0 and self.totals is None):
-            raise ValueError("a confusion matrix counts at least one sample and has no negative cell")
+            raise ValueError("the confusion matrix is empty or has a negative cell; expected counts of samples")
         matrix.flags.writeable = False
         object.__setattr__(self, "confusion", matrix)
 
@@ -97,12 +99,12 @@ class Evaluation:
 
     @property
     def micro_f1(self) -> float:
-        """F1 of the pooled counts of all classes; with one label per sample it is the accuracy."""
+        """F1 of the pooled counts of all classes. With one label per sample, it is the accuracy."""
         return self.accuracy
 
     @property
     def class_accuracy(self) -> tuple[float | None, ...]:
-        """The share of each class's samples predicted correctly; None for a class without test samples."""
+        """The share of each class's samples predicted correctly, or None for a class without test samples."""
         counts = zip(np.diag(self.confusion).tolist(), self.confusion.sum(axis=1).tolist(), strict=True)
         return tuple(right / total if total else None for right, total in counts)
 
@@ -112,7 +114,7 @@ class Evaluation:
 
     @property
     def mean_class(self) -> float:
-        """Mean accuracy over the classes: the accuracy if all classes had equally many samples."""
+        """Mean accuracy over the classes: the accuracy if all classes had the same number of samples."""
         return float(np.nanmean(np.array(self.class_accuracy, float))) if self._tested_classes else float("nan")
 
     @property
@@ -129,7 +131,7 @@ class Evaluation:
         return [a for a in self.class_accuracy if a is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """All metrics for readers, and the matrix or the totals that they come from."""
+        """Return all metrics, and the matrix or the totals that they are computed from."""
         values = {name: getattr(self, name) for name in MEASURES}
         if self.totals is not None:
             values = {name: finite_or_none(value) for name, value in values.items()} | {"totals": list(self.totals)}
@@ -137,6 +139,6 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
-        """The inverse of `to_json`. Only the matrix and the totals are read: everything else follows from them."""
+        """The inverse of `to_json`. It reads only the matrix and the totals, which determine all metrics."""
         totals = data.get("totals")
         return cls(np.asarray(data["confusion"], dtype=np.int64), (totals[0], totals[1]) if totals else None)

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 
 def drift_diversity(updates: Iterable[npt.ArrayLike]) -> float:
-    """Σ‖mᵢ‖² / ‖Σmᵢ‖² over the rows mᵢ = (client's model − the model it was sent).
+    """Return Σ‖mᵢ‖² / ‖Σmᵢ‖² over the updates mᵢ (a client's model minus the model that it was sent).
 
-    1/K for K identical updates, 1 for orthogonal ones, large when they cancel, infinite when their sum is
-    zero. Rows are read one at a time in float64, so that large models need no second copy.
+    It is 1/K for K identical updates, 1 for orthogonal ones, large if they cancel, and infinite if their sum is zero.
+    Updates are read one at a time in float64, so large models need no second copy.
     """
     squares, total = 0.0, np.zeros(())
     for update in updates:
@@ -25,5 +25,5 @@ def drift_diversity(updates: Iterable[npt.ArrayLike]) -> float:
 
 
 def finite_or_none(value: float) -> float | None:
-    """JSON has no infinity and no NaN: they become null."""
+    """Return None for infinity and NaN, which JSON does not have."""
     return value if math.isfinite(value) else None

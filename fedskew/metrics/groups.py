@@ -1,4 +1,4 @@
-"""Accuracy over groups of classes, such as those that are vacant, minority or majority on a client."""
+"""Accuracy over groups of classes, such as a client's vacant, minority and majority classes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def group_accuracy(
     class_accuracy: Sequence[float | None] | npt.NDArray[np.float64],
     groups: Mapping[str, Sequence[int]],
 ) -> dict[str, float | None]:
-    """Mean class accuracy over each group; None for a group without any tested class.
+    """Average the class accuracies in each group. The mean is None for a group without any tested class.
 
-    The mean is over classes, not samples, so that a client's score does not depend on the balance of the test set.
+    The mean is over classes, not samples, so a client's score does not depend on the balance of the test set.
     """
     accuracies = np.array(class_accuracy, dtype=np.float64)
     means: dict[str, float | None] = {}

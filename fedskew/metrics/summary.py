@@ -1,6 +1,6 @@
 """Summaries of a learning curve: best, last, mean of the last rounds, rounds to a target, speed-up.
 
-A curve is the evaluated (round, accuracy) pairs in order of rounds; round 0 is the initial model.
+A curve is a list of (round, accuracy) pairs of the evaluations, in order. Round 0 is the initial model.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 
 class Attained(NamedTuple):
-    """An accuracy and the round that attained it."""
+    """An accuracy and the round that reached it."""
 
     round: int
     accuracy: float
 
 
 class MeanOfLast(NamedTuple):
-    """A mean accuracy and the evaluated rounds it was taken over."""
+    """A mean accuracy and the evaluated rounds that it covers."""
 
     accuracy: float
     first_round: int
@@ -49,40 +49,40 @@ Curve = Sequence[tuple[int, float]]
 
 
 def best(curve: Curve) -> Attained:
-    """The highest accuracy and the first round that attained it."""
-    round_, accuracy = max(_checked(curve), key=lambda point: point[1])
+    """Return the highest accuracy and the first round that reached it."""
+    round_, accuracy = max(_non_empty(curve), key=lambda point: point[1])
     return Attained(round_, accuracy)
 
 
 def last(curve: Curve) -> Attained:
-    """The accuracy of the last evaluation."""
-    return Attained(*_checked(curve)[-1])
+    """Return the accuracy of the last evaluation."""
+    return Attained(*_non_empty(curve)[-1])
 
 
 def mean_of_last(curve: Curve, rounds: int) -> MeanOfLast:
-    """Mean over the evaluations that fall in the last `rounds` rounds.
+    """Average the evaluations in the last `rounds` rounds.
 
-    Rounds and not evaluations are counted: the last 50 rounds evaluated every 10 are 5 numbers. The initial
+    This counts rounds, not evaluations: the last 50 rounds, evaluated every 10 rounds, give 5 accuracies. The initial
     model counts only if nothing else was evaluated.
     """
     if rounds < 1:
-        raise ValueError(f"mean of the last {rounds} rounds")
-    end = _checked(curve)[-1][0]
+        raise ValueError(f"rounds is {rounds}; expected at least 1")
+    end = _non_empty(curve)[-1][0]
     tail = [point for point in curve if point[0] > max(end - rounds, 0)] or [curve[-1]]
     mean = math.fsum(accuracy for _, accuracy in tail) / len(tail)
     return MeanOfLast(mean, tail[0][0], end, len(tail))
 
 
 def first_round_reaching(curve: Curve, target: float) -> int | None:
-    """The first evaluated round with at least the target accuracy."""
+    """Return the first evaluated round with at least the target accuracy."""
     return next((round_ for round_, accuracy in curve if accuracy >= target), None)
 
 
 def speed_up(baseline: Curve, method: Curve) -> float:
-    """How much sooner the method attains the baseline's best accuracy (FedLMD's definition).
+    """Return how much sooner the method reaches the baseline's best accuracy (FedLMD's definition).
 
-    (round at which the baseline first attains its best) / (round at which the method does); 1 if it never
-    does. Round 0, the untrained model, counts as round 1.
+    This is the baseline's first round with that accuracy, divided by the method's, or 1 if the method never reaches it.
+    Round 0, the untrained model, counts as round 1.
     """
     target = best(baseline)
     reached = first_round_reaching(method, target.accuracy)
@@ -90,9 +90,9 @@ def speed_up(baseline: Curve, method: Curve) -> float:
 
 
 def mean_std(values: Sequence[float]) -> MeanStd:
-    """Mean and sample standard deviation, usually over seeds: the spread to expect of further seeds."""
+    """Return the mean and the sample standard deviation, usually over seeds: the spread to expect of further seeds."""
     if not values:
-        raise ValueError("mean of no values")
+        raise ValueError("no values to average")
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return MeanStd(mean, math.nan)
@@ -100,7 +100,7 @@ def mean_std(values: Sequence[float]) -> MeanStd:
 
 
 def population_mean_std(values: Sequence[float]) -> MeanStd:
-    """Mean and population standard deviation, as the programs of papers print them."""
+    """Return the mean and the population standard deviation, as in the papers' code."""
     found = mean_std(values)
     spread = 0.0 if len(values) == 1 else found.std * math.sqrt((len(values) - 1) / len(values))
     return MeanStd(found.mean, spread)
@@ -126,7 +126,7 @@ class CurveSummary:
         return cls(Attained(**data["best"]), Attained(**data["last"]), MeanOfLast(**data["mean_last"]))
 
 
-def _checked(curve: Curve) -> Curve:
+def _non_empty(curve: Curve) -> Curve:
     if not curve:
-        raise ValueError("an empty curve")
+        raise ValueError("the curve is empty")
     return curve

@@ -1,4 +1,4 @@
-"""Models by name, and models of the user. Each of ours is an encoder and a head."""
+"""The catalogue's models, each an encoder and a head, and users' own models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of a model: an encoder computes features, and a head computes logits from them."""
+"""The structure of a model: an encoder computes features, and a head computes logits from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Classifier(nn.Module):
 
 
 def has_features(model: nn.Module) -> TypeGuard[Classifier]:
-    """Whether the model is a `Classifier` whose logits are `head(encoder(x))`, not a subclass that differs."""
+    """Return whether the logits are `head(encoder(x))`. A subclass of `Classifier` may compute them otherwise."""
     return isinstance(model, Classifier) and type(model).forward is Classifier.forward
 
 
@@ -35,7 +35,7 @@ class Inputs:
     """The shape of one sample: (channels, height, width), (features,), or (length,) for text."""
     classes: int
     vocabulary: int = 0
-    """The number of tokens, for text."""
+    """The number of different tokens, for text."""
 
 
 Factory = Callable[[Inputs], nn.Module]

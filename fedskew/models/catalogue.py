@@ -38,7 +38,7 @@ class ModelEntry:
 
     @property
     def takes(self) -> str:
-        """The inputs that the model accepts, in words."""
+        """The accepted inputs, in words."""
         size = f" of at least {self.smallest_side}×{self.smallest_side}" if self.smallest_side > 1 else ""
         words = {
             "image": f"images (channels, height, width){size}",
@@ -73,7 +73,7 @@ MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def make_model(name: str, inputs: Inputs, seed: int = 0) -> nn.Module:
-    """Make the model called `name`, or that of a user's `package.module:factory`, with initial weights from `seed`."""
+    """Make the model called `name`, or call a user's `package.module:factory`, with initial weights from `seed`."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         factory = custom_factory(name) if ":" in name else _fitting_factory(name, inputs)
         # Seed after importing a user's module, which may draw random numbers. Do not use torch.manual_seed, which
@@ -83,21 +83,21 @@ def make_model(name: str, inputs: Inputs, seed: int = 0) -> nn.Module:
 
 
 def input_kind(inputs: Inputs) -> InputKind:
-    """The kind of data, judged by the shape of a sample."""
+    """Infer the kind of data from the shape of a sample."""
     if len(inputs.shape) == 3:
         return "image"
     return "text" if inputs.vocabulary else "table"
 
 
 def fits(entry: ModelEntry, inputs: Inputs) -> bool:
-    """Whether the model accepts these inputs."""
+    """Return whether the model accepts these inputs."""
     kind = input_kind(inputs)
     large_enough = kind != "image" or min(inputs.shape[1:]) >= entry.smallest_side
     return kind in entry.kinds and large_enough
 
 
 def _fitting_factory(name: str, inputs: Inputs) -> Factory:
-    """Return the model's factory, or refuse inputs that the model does not accept."""
+    """Return the model's factory. Raise `UserError` if the model does not accept these inputs."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     entry = MODELS[name]
@@ -111,5 +111,5 @@ def _fitting_factory(name: str, inputs: Inputs) -> Factory:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """The number of parameters, without buffers."""
+    """Count the parameters, without buffers."""
     return sum(parameter.numel() for parameter in model.parameters())

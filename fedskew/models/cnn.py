@@ -1,4 +1,4 @@
-"""Plain convolutional networks with 5×5 kernels: FedLMD's CNNs, PKD's ConvNet-S and ConvNet-L."""
+"""Plain convolutional networks with 5×5 kernels: FedLMD's CNN, PKD's ConvNet-S and ConvNet-L."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _HIDDEN = 512
 
 
 def cnn(inputs: Inputs) -> Classifier:
-    """FedLMD's CNN ("fedavgnet"); on 28×28 grey images it is PKD's ConvNet-S."""
+    """Make FedLMD's CNN ("fedavgnet"). On 28×28 grey images it is PKD's ConvNet-S."""
     return convnet(inputs, widths=(32, 64))
 
 
 def convnet_l(inputs: Inputs) -> Classifier:
-    """PKD's ConvNet-L: ConvNet-S with one more convolution. The paper does not give its width."""
+    """Make PKD's ConvNet-L: ConvNet-S with one more convolution. The paper does not give its width."""
     return convnet(inputs, widths=(32, 64, 128))
 
 
 def convnet(inputs: Inputs, widths: Sequence[int]) -> Classifier:
-    """For each width a 5×5 convolution and 2×2 max-pooling, then one hidden layer."""
+    """Make a network with a 5×5 convolution and 2×2 max-pooling per width, then one hidden layer."""
     channels, height, width = inputs.shape
     layers: list[nn.Module] = []
     for out in widths:

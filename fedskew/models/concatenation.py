@@ -1,4 +1,4 @@
-"""FedConcat's final model: several frozen encoders, whose features are concatenated, and one head."""
+"""FedConcat's final model: one head on the concatenated features of several frozen encoders."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class ConcatenatedEncoders(nn.Module):
 def concatenate(models: Sequence[nn.Module], head_seed: int | None = None) -> Classifier:
     """Make one classifier on the concatenated encoders of all models.
 
-    Without a seed, its head is the concatenation of their heads, so that its logits are the sum of theirs. With a seed,
-    its head is a new one.
+    Without a seed, its head is the concatenation of their heads, so its logits are the sum of theirs. With a seed, its
+    head starts with random weights.
     """
     heads = [_linear_head(model) for model in models]
     weight, bias = heads[0].weight, heads[0].bias
@@ -51,12 +51,12 @@ def concatenate(models: Sequence[nn.Module], head_seed: int | None = None) -> Cl
 
 
 def count_encoders(model: nn.Module) -> int:
-    """The number of concatenated encoders; 0 for any other model."""
+    """Count the concatenated encoders. It is 0 for any other model."""
     return len(model.encoder.encoders) if has_features(model) and _is_concatenation(model.encoder) else 0
 
 
 def with_encoders(model: nn.Module, encoders: int) -> nn.Module:
-    """Return the concatenation of `encoders` such models, as a frame for saved tensors; with 0, the model itself."""
+    """Return a model that can load a saved concatenation of `encoders` models, or `model` itself if `encoders` is 0."""
     return concatenate([model] * encoders) if encoders else model
 
 
@@ -66,5 +66,5 @@ def _is_concatenation(encoder: nn.Module) -> TypeGuard[ConcatenatedEncoders]:
 
 def _linear_head(model: nn.Module) -> nn.Linear:
     if not has_features(model) or not isinstance(model.head, nn.Linear):
-        raise TypeError(f"a {type(model).__name__}; only classifiers with a linear head can be concatenated")
+        raise TypeError(f"cannot concatenate a {type(model).__name__}; expected a Classifier with a linear head")
     return model.head

@@ -1,4 +1,4 @@
-"""Models of the user, named `package.module:factory` or given as objects."""
+"""Users' own models, named `package.module:factory` or passed as objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedskew.user_code import current_directory_importable, describe, import_use
 
 
 def custom_factory(name: str) -> Factory:
-    """Return the user's factory. The model that it makes is checked on two samples of zeros."""
+    """Return a factory that calls the user's factory and checks its model on two samples of zeros."""
     user_factory = _find_factory(name)
 
     def factory(inputs: Inputs) -> nn.Module:
@@ -31,7 +31,7 @@ def custom_factory(name: str) -> Factory:
 
 
 def check_model(model: object, inputs: Inputs) -> None:
-    """Refuse, before training, an object that is not a model or does not accept these inputs."""
+    """Raise `UserError` if the object is not a model, or does not accept these inputs."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model is {model!r}; expected a model's name or a torch.nn.Module")
     name = type(model).__name__
@@ -46,13 +46,15 @@ def _find_factory(name: str) -> Callable[..., object]:
     if factory is None:
         raise unknown(f"factory in module {module.__name__!r}:", attribute, _factories(module))
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise UserError(f"model {name!r} is a {type(factory).__name__}; expected a function or class that returns one")
+        raise UserError(
+            f"model {name!r} is a {type(factory).__name__}; expected a function or class that returns a model"
+        )
     found: Callable[..., object] = factory
     return found
 
 
 def _factories(module: ModuleType) -> list[str]:
-    """The functions and classes that the user's module defines, as suggestions."""
+    """List the functions and classes that the user's module defines, as suggestions."""
     return [
         name
         for name, value in vars(module).items()
@@ -69,7 +71,7 @@ def _call(factory: Callable[..., object], name: str, inputs: Inputs) -> object:
 
 
 def _takes_inputs(factory: Callable[..., object]) -> bool:
-    """Whether the factory needs an argument, or accepts one called `inputs`."""
+    """Return whether the factory requires an argument, or accepts one called `inputs`."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except ValueError:  # builtins without a signature
@@ -91,6 +93,6 @@ def _check_output(model: nn.Module, name: str, inputs: Inputs) -> None:
         for module, training in modes.items():
             module.training = training
     expected = (2, inputs.classes)
-    made = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if made != expected:
-        raise UserError(f"model {name!r} returns {made} for a batch of 2; expected {expected}, samples × classes")
+    returned = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if returned != expected:
+        raise UserError(f"model {name!r} returns {returned} for a batch of 2; expected {expected}, samples × classes")

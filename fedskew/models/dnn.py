@@ -1,4 +1,4 @@
-"""The dense network of FedVLS on MNIST: 784-200-200-C."""
+"""FedVLS's dense network for MNIST: 784-200-200-C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedskew.models.base import Classifier, Inputs
 
 
 def dnn(inputs: Inputs, width: int = 200) -> Classifier:
-    """Two hidden layers on the flattened sample, whatever its size."""
+    """Make a network with two hidden layers on the flattened sample, which may have any size."""
     encoder = nn.Sequential(
         nn.Flatten(),
         nn.Linear(prod(inputs.shape), width),

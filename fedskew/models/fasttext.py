@@ -12,13 +12,13 @@ _PADDING = 0
 
 
 def fasttext(inputs: Inputs) -> Classifier:
-    """PFLlib's text model, with the sizes in FedVLS's program. No paper here specifies a text model."""
+    """Make PFLlib's text model, with the sizes in FedVLS's code. None of the papers specifies a text model."""
     encoder = nn.Sequential(MeanEmbedding(inputs.vocabulary, _WIDTH), nn.Linear(_WIDTH, _WIDTH))
     return Classifier(encoder, nn.Linear(_WIDTH, inputs.classes))
 
 
 class MeanEmbedding(nn.Module):
-    """The mean embedding of a text's tokens, without padding; zero for a text without tokens."""
+    """Averages the embeddings of a text's tokens, without padding. A text without tokens gives zeros."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()

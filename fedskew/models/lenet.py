@@ -8,12 +8,12 @@ from fedskew.models.base import Classifier, Inputs
 
 
 def lenet5(inputs: Inputs) -> Classifier:
-    """LeNet-5. The first convolution pads MNIST's 28×28 to LeNet's 32×32."""
+    """Make LeNet-5. The first convolution pads MNIST's 28×28 to LeNet's 32×32."""
     return _lenet(inputs, padding=2)
 
 
 def simple_cnn(inputs: Inputs) -> Classifier:
-    """NIID-Bench's "simple-cnn": no padding."""
+    """Make NIID-Bench's "simple-cnn", which does not pad."""
     return _lenet(inputs, padding=0)
 
 

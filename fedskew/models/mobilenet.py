@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from fedskew.models.base import Classifier, Inputs
 
 _BLOCKS = (
-    # expansion, channels, repeats, stride of the first
+    # expansion, channels, repeats, stride of the first repeat
     (1, 16, 1, 1),
     (6, 24, 2, 1),
     (6, 32, 3, 2),
@@ -20,7 +20,7 @@ _FEATURES = 1280
 
 
 def mobilenetv2(inputs: Inputs) -> Classifier:
-    """MobileNetV2 with stride 1 in the stem, ReLU instead of ReLU6 and global average pooling."""
+    """Make MobileNetV2 with stride 1 in the stem, ReLU instead of ReLU6 and global average pooling."""
     before = 32
     layers = [*_conv_norm(inputs.shape[0], before, kernel=3), nn.ReLU()]
     for expansion, after, repeats, first_stride in _BLOCKS:
@@ -32,7 +32,7 @@ def mobilenetv2(inputs: Inputs) -> Classifier:
 
 
 class InvertedResidual(nn.Module):
-    """Expand, convolve each channel, project. The input is added if the stride is 1."""
+    """Expands, convolves each channel, and projects. With stride 1, the input is added."""
 
     def __init__(self, before: int, after: int, expansion: int, stride: int) -> None:
         super().__init__()

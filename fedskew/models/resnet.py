@@ -18,18 +18,18 @@ Shortcut = Callable[[int, int, int, Norm], nn.Module]
 
 
 def resnet18(inputs: Inputs) -> Classifier:
-    """ResNet-18 with the stem for small images: 3×3, stride 1."""
+    """Make ResNet-18 with a stem for small images: 3×3, stride 1."""
     return _resnet(inputs, _WIDE, blocks=2, shortcut=projection)
 
 
 def resnet10(inputs: Inputs) -> Classifier:
-    """FedNTD's ResNet-10: one block per stage. BatchNorm uses the batch's statistics in evaluation, too."""
+    """Make FedNTD's ResNet-10: one block per stage, and BatchNorm uses the batch's statistics even in evaluation."""
     norm = partial(nn.BatchNorm2d, track_running_stats=False)
     return _resnet(inputs, _WIDE, blocks=1, shortcut=projection, norm=norm)
 
 
 def resnet18_imagenet(inputs: Inputs) -> Classifier:
-    """torchvision's ResNet-18 with its ImageNet stem, as FedVLS's program applies it to small images."""
+    """Make torchvision's ResNet-18 with its ImageNet stem, which FedVLS's code applies to small images."""
     stem = [
         nn.Conv2d(inputs.shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(64),
@@ -44,22 +44,22 @@ def resnet18_imagenet(inputs: Inputs) -> Classifier:
 
 
 def resnet32(inputs: Inputs) -> Classifier:
-    """The CIFAR ResNet with five blocks per stage and shortcuts without parameters (option A)."""
-    return _kaiming(_resnet(inputs, _NARROW, blocks=5, shortcut=ZeroPadded))
+    """Make the CIFAR ResNet with five blocks per stage and shortcuts without parameters (option A)."""
+    return _kaiming_init(_resnet(inputs, _NARROW, blocks=5, shortcut=ZeroPadded))
 
 
 def resnet8(inputs: Inputs) -> Classifier:
-    """The CIFAR ResNet with one block per stage and shortcuts without parameters (option A)."""
-    return _kaiming(_resnet(inputs, _NARROW, blocks=1, shortcut=ZeroPadded))
+    """Make the CIFAR ResNet with one block per stage and shortcuts without parameters (option A)."""
+    return _kaiming_init(_resnet(inputs, _NARROW, blocks=1, shortcut=ZeroPadded))
 
 
 def resnet8_b(inputs: Inputs) -> Classifier:
-    """The CIFAR ResNet with one block per stage and convolutional shortcuts (option B)."""
-    return _kaiming(_resnet(inputs, _NARROW, blocks=1, shortcut=projection))
+    """Make the CIFAR ResNet with one block per stage and convolutional shortcuts (option B)."""
+    return _kaiming_init(_resnet(inputs, _NARROW, blocks=1, shortcut=projection))
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions, added to a shortcut of their input."""
+    """Two 3×3 convolutions and a shortcut from their input to their sum."""
 
     def __init__(self, before: int, after: int, stride: int, shortcut: Shortcut, norm: Norm) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class BasicBlock(nn.Module):
 
 
 class ZeroPadded(nn.Module):
-    """Option A: every stride-th pixel, with zeros on both sides for the additional channels."""
+    """Option A: keeps every stride-th pixel and adds channels of zeros on both sides."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         del norm  # this shortcut has no statistics
@@ -94,7 +94,7 @@ class ZeroPadded(nn.Module):
 
 
 def projection(before: int, after: int, stride: int, norm: Norm) -> nn.Module:
-    """Option B: a 1×1 convolution."""
+    """Make the shortcut of option B: a 1×1 convolution."""
     return nn.Sequential(nn.Conv2d(before, after, kernel_size=1, stride=stride, bias=False), norm(after))
 
 
@@ -122,7 +122,7 @@ def _small_stem(channels: int, width: int, norm: Norm) -> list[nn.Module]:
     return [conv, norm(width), nn.ReLU()]
 
 
-def _kaiming(model: Classifier) -> Classifier:
+def _kaiming_init(model: Classifier) -> Classifier:
     """Initialise convolutions and head as the CIFAR ResNets do."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):

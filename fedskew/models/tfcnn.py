@@ -1,4 +1,4 @@
-"""TFCNN, the network of FedGR: three 3×3 convolutions."""
+"""TFCNN, FedGR's network: three 3×3 convolutions."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from fedskew.models.base import Classifier, Inputs
 
 
 def tfcnn(inputs: Inputs) -> Classifier:
-    """TFCNN with a head without bias, for which FedGR is defined."""
+    """Make TFCNN with a head without bias, as in FedGR's definition."""
     layers, features = _convolutions(inputs)
     return Classifier(nn.Sequential(*layers), nn.Linear(features, inputs.classes, bias=False))
 
 
 def tfcnn_128(inputs: Inputs) -> Classifier:
-    """The usual TFCNN: a hidden layer of 128 units and a head with bias."""
+    """Make the usual TFCNN: a hidden layer of 128 units and a head with bias."""
     layers, features = _convolutions(inputs)
     encoder = nn.Sequential(*layers, nn.Linear(features, 128), nn.ReLU())
     return Classifier(encoder, nn.Linear(128, inputs.classes))
 
 
 def _convolutions(inputs: Inputs) -> tuple[list[nn.Module], int]:
-    """The layers up to the flat feature vector, and its length."""
+    """Return the layers up to the flat feature vector, and its length."""
     channels, height, width = inputs.shape
     layers: list[nn.Module] = []
     for before, after in ((channels, 32), (32, 64), (64, 64)):

@@ -10,7 +10,7 @@ _HIDDEN = 512
 
 
 def vgg9(inputs: Inputs) -> Classifier:
-    """Six convolutions, three linear layers, with light dropout between them."""
+    """Make VGG-9: six convolutions and three linear layers, with light dropout between them."""
     channels, height, width = inputs.shape
     encoder = nn.Sequential(
         *_stage(channels, 32, 64),
@@ -26,7 +26,7 @@ def vgg9(inputs: Inputs) -> Classifier:
 
 
 def vgg11(inputs: Inputs) -> Classifier:
-    """Eight convolutions and three linear layers."""
+    """Make VGG-11: eight convolutions and three linear layers."""
     channels, height, width = inputs.shape
     encoder = nn.Sequential(
         *_stage(channels, 64),
@@ -41,7 +41,7 @@ def vgg11(inputs: Inputs) -> Classifier:
 
 
 def _stage(channels: int, *widths: int) -> list[nn.Module]:
-    """3×3 convolutions of these widths, then 2×2 max-pooling."""
+    """Return 3×3 convolutions of these widths, then 2×2 max-pooling."""
     layers: list[nn.Module] = []
     for before, after in zip((channels, *widths), widths, strict=False):
         layers += [nn.Conv2d(before, after, kernel_size=3, padding=1), nn.ReLU()]

@@ -25,7 +25,7 @@ MISTAKES = {
     "run --data nowhere/x.csv": "does not exist",
     "run --data-dir /nowhere --data mnist": "/nowhere",
     "run --partition dirichle": "did you mean 'dirichlet'?",
-    "run --partition shards --beta 0.1": "it takes: clients, shards",
+    "run --partition shards --beta 0.1": "its parameters: clients, shards",
     "run --partition counts": "needs 'path'",
     "run --lr abc": "lr is 'abc'",
     "run --lr nan": "lr is 'nan'",

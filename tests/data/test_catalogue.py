@@ -372,9 +372,9 @@ def test_the_vocabulary_keeps_the_most_frequent_words(cache: Path, tmp_path: Pat
     ("name", "options", "complaint"),
     [
         ("ag_news", {"lenght": 3}, r"unknown option of ag_news: 'lenght'; did you mean 'length'"),
-        ("ag_news", {"length": 0}, r"length is 0; expected a whole number of at least 1"),
+        ("ag_news", {"length": 0}, r"length is 0; expected a whole number ≥ 1"),
         ("ag_news", {"vocabulary": 1.5}, r"vocabulary is 1.5; expected a whole number"),
-        ("digits", {"length": 3}, r"unknown option 'length' of digits, which has none"),
+        ("digits", {"length": 3}, r"unknown option 'length'; digits has no options"),
         ("mnst", {}, r"unknown dataset or path 'mnst'; did you mean 'mnist'"),
         ("no/such/file", {}, r"'no/such/file' does not exist; expected a file, a folder or one of digits"),
         ("file.npz", {}, r"'file.npz' does not exist"),

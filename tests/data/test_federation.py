@@ -60,7 +60,7 @@ def test_restriction_keeps_clients_and_drops_other_labels(seed: int, labels: set
 
 
 def test_restriction_refuses_an_unknown_label() -> None:
-    with pytest.raises(UserError, match="label 5; expected 0 to 4"):
+    with pytest.raises(UserError, match="label is 5; expected 0 to 4"):
         federation(TOY, IID(2)).restrict([0, 5])
 
 

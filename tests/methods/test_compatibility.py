@@ -14,7 +14,7 @@ from method_cases import by_kind
 from fedskew.cli import main
 from fedskew.errors import UserError
 from fedskew.methods import METHODS, make_method
-from fedskew.methods.compatibility import clash, kind, table
+from fedskew.methods.compatibility import clash, kind, markdown_tables
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
 
@@ -32,12 +32,12 @@ def accepted(*names: str) -> bool:
 def test_the_page_matches_the_catalogue() -> None:
     found = re.search(r"<!-- combinations -->\n(.*)<!-- end -->", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
-    assert found[1] == table(), "write what `fedskew methods --combinations` prints into docs/combinations.md"
+    assert found[1] == markdown_tables(), "write what `fedskew methods --combinations` prints into docs/combinations.md"
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert not main(["methods", "--combinations"])
-    assert capsys.readouterr().out == table()
+    assert capsys.readouterr().out == markdown_tables()
 
 
 def test_a_pair_is_accepted_if_the_table_says_so() -> None:

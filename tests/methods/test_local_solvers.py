@@ -356,7 +356,7 @@ def test_the_teacher_runs_once_per_step_whatever_the_number_of_gradients() -> No
     ("name", "params", "expected"),
     [
         ("fedsam", {"rho": -1}, "rho is -1.0; expected a number ≥ 0"),
-        ("mofedsam", {"beta": 0}, "beta is 0.0; expected a number above 0 to 1"),
+        ("mofedsam", {"beta": 0}, "beta is 0.0; expected a number > 0 and ≤ 1"),
         ("mofedsam", {"rho": -1}, "rho is -1.0; expected a number ≥ 0"),
         ("feddyn", {"alpha": 0}, "alpha is 0.0; expected a number > 0"),
         ("fedgf", {"window": 0}, "window is 0; expected a whole number ≥ 1"),

@@ -12,7 +12,7 @@ from toy_runs import use_engine
 from fedskew.errors import UserError
 from fedskew.methods import METHODS, Objective, Part, Schedule, Solver, find, make_method, matching_entries, register
 from fedskew.methods.catalogue import _ALIASES
-from fedskew.methods.parts import pass_visits
+from fedskew.methods.parts import data_pass_cost
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
@@ -110,7 +110,7 @@ PASSES = {1 / 3: "1 forward of each sample per round", 1.0: "1 forward and backw
 def test_extra_compute_counts_the_forward_passes(name: str) -> None:
     entry = find(name)
     objectives = [part() for part in entry.parts if issubclass(part, Objective)]
-    over_data = pass_visits([part() for part in entry.parts])
+    over_data = data_pass_cost([part() for part in entry.parts])
     if over_data:
         assert entry.extra_compute == PASSES[over_data]
     elif objectives:
@@ -146,7 +146,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "feded"])
 def test_a_name_that_is_taken_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name!r} is taken"):
+    with pytest.raises(UserError, match=f"{name!r} is already used"):
         register(name, parts=(), paper="-", summary="-")
 
 
@@ -180,4 +180,4 @@ def test_a_part_that_is_no_known_kind_is_refused() -> None:
     ],
 )
 def test_parts_share_a_pass_but_opening_and_closing_do_not(method: str, visits: float) -> None:
-    assert pass_visits(make_method(method).members) == pytest.approx(visits)
+    assert data_pass_cost(make_method(method).members) == pytest.approx(visits)

@@ -272,10 +272,10 @@ def test_the_server_keeps_state_that_the_rule_does_not_return() -> None:
     [
         ("fedadam", {"server_lr": 0}, "server_lr is 0.0; expected a number > 0"),
         ("fedyogi", {"tau": 0}, "tau is 0.0; expected a number > 0"),
-        ("fedadagrad", {"beta1": 1}, "beta1 is 1.0; expected a number from 0 to below 1"),
-        ("fedadam", {"beta2": -0.1}, "beta2 is -0.1; expected a number from 0 to below 1"),
+        ("fedadagrad", {"beta1": 1}, "beta1 is 1.0; expected a number ≥ 0 and < 1"),
+        ("fedadam", {"beta2": -0.1}, "beta2 is -0.1; expected a number ≥ 0 and < 1"),
         ("fedexp", {"epsilon": 0}, "epsilon is 0.0; expected a number > 0"),
-        ("trimmed-mean", {"trim": 0.5}, "trim is 0.5; expected a number from 0 to below 0.5"),
+        ("trimmed-mean", {"trim": 0.5}, "trim is 0.5; expected a number ≥ 0 and < 0.5"),
         ("norm-clipping", {"max_norm": 0}, "max_norm is 0.0; expected a number > 0"),
     ],
 )

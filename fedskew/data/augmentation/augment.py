@@ -23,7 +23,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 Shape = tuple[int, ...]
 
-# The draws under a sample's key that each augmentation uses; the ranges do not overlap.
+# The first random draw that each augmentation uses under a sample's key. Their ranges do not overlap.
 _CROP_DRAWS = 0
 _FLIP_DRAW = 2
 _CUTOUT_DRAWS = 3
@@ -34,7 +34,7 @@ _CUTOUT_SIZE = 16
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Steps for raw images and steps for normalised images, each in the order of the names."""
+    """Steps for raw images and steps for normalised images, in the order of the names."""
 
     names: tuple[str, ...] = ()
     raw: tuple[Step, ...] = ()
@@ -42,15 +42,15 @@ class Augmentation:
 
     @property
     def moves_pixels_only(self) -> bool:
-        """Whether pixels are only moved or erased. No new values are computed, so compiled code gives the same bits."""
+        """Whether the steps only move or erase pixels. Compiled code then gives the same bits."""
         return all(isinstance(step, Crop | Flip | Cutout) for step in (*self.raw, *self.normalised))
 
     def before(self, images: Tensor, keys: Tensor) -> Tensor:
-        """Augment uint8 images [N, C, H, W], not yet normalised, under keys int64 [N]."""
+        """Augment raw uint8 images [N, C, H, W] with random numbers from the int64 keys [N]."""
         return _apply(self.raw, images, keys)
 
     def after(self, images: Tensor, keys: Tensor) -> Tensor:
-        """Augment the same images after normalisation, under the same keys."""
+        """Augment the same images after normalisation, with the same keys."""
         return _apply(self.normalised, images, keys)
 
 
@@ -62,7 +62,7 @@ def _apply(steps: Sequence[Step], images: Tensor, keys: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Crop:
-    """Pad on every side, then crop to the original size at a random position."""
+    """Pads every side, then crops to the original size at a random position."""
 
     padding: int
     mode: Literal["zero", "reflect"]
@@ -85,7 +85,7 @@ def _reflect(position: Tensor, length: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Flip:
-    """Mirror left and right, for half of the images."""
+    """Mirrors half of the images left to right."""
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         flipped = draw_uniforms(keys, _FLIP_DRAW, 1) < 0.5
@@ -94,7 +94,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Cutout:
-    """Set a square around a random pixel to 0, the mean of normalised images. The border may cut it off."""
+    """Sets a square around a random pixel to 0, the mean of normalised images. The border may cut the square off."""
 
     size: int
 
@@ -114,7 +114,7 @@ class Cutout:
 
 @dataclass(frozen=True)
 class AugmentationEntry:
-    """An augmentation by name: how to make it for images of a shape, and which images it accepts."""
+    """An augmentation in the catalogue: how to make it, and which images it accepts."""
 
     name: str
     description: str
@@ -131,11 +131,11 @@ def _reflect_crop(shape: Shape) -> Crop:
 
 _ENTRIES = (
     AugmentationEntry("crop", "zero-pad by 4, random crop", lambda _: Crop(padding=4, mode="zero")),
-    AugmentationEntry("crop-reflect", "reflect by 4 (8 from 64×64 on), random crop", _reflect_crop, smallest_side=5),
-    AugmentationEntry("flip", "mirror left and right for half of the images", lambda _: Flip()),
+    AugmentationEntry("crop-reflect", "reflect by 4 (by 8 from 64×64), random crop", _reflect_crop, smallest_side=5),
+    AugmentationEntry("flip", "mirror half of the images left to right", lambda _: Flip()),
     AugmentationEntry(
         "cutout",
-        "erase a 16×16 square around any pixel",
+        "erase a 16×16 square around a random pixel",
         lambda _: Cutout(_CUTOUT_SIZE),
         smallest_side=_CUTOUT_SIZE + 1,
         normalised=True,
@@ -153,11 +153,11 @@ AUGMENTATIONS: dict[str, AugmentationEntry] = {entry.name: entry for entry in _E
 
 
 def make_augmentation(names: Sequence[str], image_shape: Shape) -> Augmentation:
-    """Make the augmentations of these names, in this order, for samples of this shape (channels, height, width)."""
+    """Make the augmentations with these names, in this order, for images of this shape (channels, height, width)."""
     for name in names:
         if name not in AUGMENTATIONS:
             raise unknown("augmentation", name, AUGMENTATIONS)
-    _check_together(names)
+    _check_combination(names)
     entries = [AUGMENTATIONS[name] for name in names]
     for entry in entries:
         _check_shape(entry, image_shape)
@@ -168,10 +168,10 @@ def make_augmentation(names: Sequence[str], image_shape: Shape) -> Augmentation:
     )
 
 
-def _check_together(names: Sequence[str]) -> None:
-    """Refuse an augmentation given twice, and two crops, which would draw the same offsets."""
+def _check_combination(names: Sequence[str]) -> None:
+    """Raise `UserError` for repeated augmentations, and for two crops, which would use the same random numbers."""
     if len(set(names)) < len(names) or {"crop", "crop-reflect"} <= set(names):
-        raise UserError(f"augmentations {', '.join(names)}: expected each at most once, and one kind of crop")
+        raise UserError(f"augmentations {', '.join(names)}: expected each at most once, and at most one crop")
 
 
 def _check_shape(entry: AugmentationEntry, shape: Shape) -> None:

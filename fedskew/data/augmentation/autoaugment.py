@@ -81,12 +81,12 @@ class AutoAugment:
 
 @cache
 def _policy_tensor(device: torch.device) -> Tensor:
-    """The policy as a tensor [25, 2, 4], cached per device: copying it for every batch would stall the GPU."""
+    """Return the policy as a tensor [25, 2, 4]. It is cached, because a copy per batch would stall the GPU."""
     return torch.tensor([[_policy_row(*step) for step in pair] for pair in POLICY], device=device)
 
 
 def _policy_row(operation: int, probability: float, magnitude_bin: int) -> tuple[float, float, float, float]:
-    """Operation, probability, and the start and width of the bin of magnitudes."""
+    """Return the operation, its probability, and the start and width of its bin of magnitudes."""
     low, high = _RANGES.get(operation, (0.0, 0.0))
     width = (high - low) / _BINS
     return float(operation), probability, low + width * magnitude_bin, width

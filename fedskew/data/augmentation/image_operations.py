@@ -1,8 +1,9 @@
-"""The fourteen image operations of AutoAugment, one per image of a batch.
+"""The fourteen image operations of AutoAugment. Each image of a batch can have a different one.
 
-They give the same pixels as Pillow (ImageOps, ImageEnhance, and Image.transform with nearest neighbours and black
-outside). An operation moves pixels, maps the levels of each channel through a table, or blends the image with a changed
-copy. A batch passes through these three kinds once; each kind changes only the images that have such an operation.
+They give the same pixels as Pillow (ImageOps, ImageEnhance, and Image.transform with nearest neighbours and a black
+background). An operation moves pixels, maps the levels of each channel through a table, or blends the image with a
+changed copy. A batch passes once through each of these three kinds, which changes only the images with such an
+operation.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ POSTERIZE, SOLARIZE, AUTO_CONTRAST, EQUALIZE, INVERT, BRIGHTNESS, CONTRAST = ran
 COLOR, SHARPNESS = range(13, 15)
 
 SMALLEST_SIDE = 3
-"""Sharpness needs a pixel with neighbours on all sides."""
+"""The smallest side for sharpness, which needs a pixel with neighbours on all sides."""
 
 _LEVELS = 256
 _GREY_WEIGHTS = (19595, 38470, 7471)  # of red, green and blue, in 1/65536, as Pillow converts to grey
 
 
 def apply_operations(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
-    """Apply to each uint8 image of [N, 1 or 3, H, W] its operation, an int64 of [N], with its magnitude."""
+    """Apply one operation to each image. Images are uint8 [N, 1 or 3, H, W], and operations are int64 [N]."""
     images = _move_pixels(images, operations, magnitudes)
     images = _map_levels(images, operations, magnitudes)
     return _blend_with_copy(images, operations, magnitudes)
@@ -50,13 +51,13 @@ def _move_pixels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tens
     y0 = only(TRANSLATE_Y) * height + (height + sine * width - cosine * height) / 2
     return pick(
         images,
-        rows=_linear(yx, yy, y0, height, width),
-        columns=_linear(xx, xy, x0, height, width),
+        rows=_affine(yx, yy, y0, height, width),
+        columns=_affine(xx, xy, x0, height, width),
     )
 
 
-def _linear(per_column: Tensor, per_row: Tensor, start: Tensor, height: int, width: int) -> Tensor:
-    """The integer part of the map at each pixel's centre, in Pillow's 16.16 fixed point: [N, H, W]."""
+def _affine(per_column: Tensor, per_row: Tensor, start: Tensor, height: int, width: int) -> Tensor:
+    """Return the integer part of an affine map at each pixel's centre, in Pillow's 16.16 fixed point: [N, H, W]."""
     column = torch.arange(width, device=start.device)
     row = torch.arange(height, device=start.device).unsqueeze(1)
     centre = start + (per_column + per_row) / 2
@@ -93,7 +94,7 @@ def _posterize(level: Tensor, bits: Tensor) -> Tensor:
 
 
 def _stretch(level: Tensor, images: Tensor) -> Tensor:
-    """Each channel's darkest level becomes 0 and its brightest 255."""
+    """Stretch each channel's levels, so that the darkest becomes 0 and the brightest 255."""
     darkest = images.flatten(2).amin(2, keepdim=True).double()
     brightest = images.flatten(2).amax(2, keepdim=True).double()
     scale = 255 / (brightest - darkest).clamp(min=1)
@@ -113,7 +114,7 @@ def _equalize(level: Tensor, images: Tensor) -> Tensor:
 
 
 def _histogram(images: Tensor) -> Tensor:
-    """Number of pixels at each level: [N, C, 256]."""
+    """Count the pixels at each level: [N, C, 256]."""
     channels = images.shape[0] * images.shape[1]
     start = torch.arange(channels, device=images.device).unsqueeze(1) * _LEVELS
     index = (images.flatten(2).flatten(0, 1) + start).flatten()
@@ -122,14 +123,14 @@ def _histogram(images: Tensor) -> Tensor:
 
 
 def _mean_grey(images: Tensor) -> Tensor:
-    """The mean of the grey image, rounded: [N, 1, 1]."""
+    """Return the mean of the grey image, rounded: [N, 1, 1]."""
     pixels = images.shape[-2] * images.shape[-1]
     total = _grey(images).sum(dim=(2, 3)).unsqueeze(2)
     return (2 * total + pixels) // (2 * pixels)
 
 
 def _blend_with_copy(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
-    """Apply colour and sharpness: 0 gives the grey or smooth copy, 1 the image itself, more an exaggeration."""
+    """Apply colour and sharpness. Magnitude 0 gives the grey or smooth copy, 1 the image, and more exaggerates it."""
     color = (operations == COLOR)[:, None, None, None]
     sharpness = (operations == SHARPNESS)[:, None, None, None]
     copy = torch.where(color, _grey(images), torch.where(sharpness, _smooth(images), images))
@@ -142,7 +143,7 @@ def _blend(copy: Tensor, image: Tensor, factor: Tensor) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Luminance, [N, 1, H, W]; a grey image stays as it is."""
+    """Return the luminance, [N, 1, H, W]. Grey images are not changed."""
     if images.shape[1] == 1:
         return images.to(torch.int64)
     red, green, blue = (images[:, i : i + 1].to(torch.int64) * w for i, w in enumerate(_GREY_WEIGHTS))

@@ -1,4 +1,4 @@
-"""What the augmentations share: random numbers under each sample's key, and gathering of pixels per sample."""
+"""Helpers of the augmentations: random numbers from each sample's key, and gathering of pixels per sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedskew.randomness import uniform
 
 
 def draw_uniforms(keys: Tensor, first: int, count: int) -> Tensor:
-    """Draws number `first` to `first + count - 1` under each key, uniform in [0, 1): [N, count]."""
+    """Return draws `first` to `first + count - 1` of each key, uniform in [0, 1): [N, count]."""
     numbers = torch.arange(first, first + count, device=keys.device)
     return uniform(keys.unsqueeze(1), numbers)
 

@@ -1,4 +1,4 @@
-"""A user's arrays: tables and images, the order of their axes, and `.npz` files."""
+"""Users' arrays: tables and images, the order of their axes, and `.npz` files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAYOUTS = ("nchw", "nhwc")
 def load_npz(
     path: Path, *, test_fraction: float | None = None, layout: str | None = None, classes: object = None
 ) -> Dataset:
-    """Load `x_train, y_train, x_test, y_test`, or `x, y`; optionally `classes`, the class names."""
+    """Load the arrays `x_train, y_train, x_test, y_test`, or `x, y`. The array `classes` may hold the class names."""
     arrays = _read(path)
     names = [("x_train", "y_train"), ("x_test", "y_test")] if "x_train" in arrays else [("x", "y")]
     missing = [name for pair in names for name in pair if name not in arrays]
@@ -42,10 +42,11 @@ def array_dataset(
     test_fraction: float | None,
     layout: str | None,
 ) -> Dataset:
-    """Make a dataset from inputs and labels (with what to call each of them): one part, or train and test.
+    """Make a dataset from one part, or from a training and a test part.
 
-    Inputs of two dimensions are a table, of three grey images (n, height, width). Of four dimensions, the axis of
-    size 1, 3 or 4 holds the channels; `layout` ("nchw" or "nhwc") decides where both or neither could.
+    Each part is (inputs, labels, name of the inputs, name of the labels), with the names for error messages. Inputs
+    with two dimensions are a table, and with three dimensions grey images (n, height, width). With four dimensions, the
+    axis of size 1, 3 or 4 holds the channels. If both or neither axis could, `layout` ("nchw" or "nhwc") decides.
     """
     labels = [read_labels(y, where, "row {}".format) for _, y, _, where in arrays]
     where = [name for _, _, name, _ in arrays]
@@ -55,7 +56,7 @@ def array_dataset(
 
 
 def check_inputs(arrays: Sequence[Array], where: Sequence[str], layout: str | None) -> tuple[Kind, list[Array]]:
-    """Read numbers as a table, or as uint8 images (n, channels, height, width); all arrays are read alike."""
+    """Convert numbers to a table, or to uint8 images (n, channels, height, width). All arrays must have one form."""
     for array, name in zip(arrays, where, strict=True):
         if array.dtype.kind not in "biuf":
             raise UserError(f"{name}: values of type {array.dtype}; expected numbers")
@@ -77,7 +78,7 @@ def _channel_order(images: Array, where: str, layout: str | None) -> str:
     first, last = images.shape[1] in _CHANNELS, images.shape[3] in _CHANNELS
     if first == last:
         which = "both axes 1 and 3 could be" if first else "neither axis 1 nor axis 3 can be"
-        raise UserError(f"{where}: shape {images.shape}, where {which} the channels; set layout to nchw or nhwc")
+        raise UserError(f"{where}: shape {images.shape}; {which} the channels; set layout to nchw or nhwc")
     return "nchw" if first else "nhwc"
 
 
@@ -88,7 +89,7 @@ def _channels_first(images: npt.NDArray[np.uint8], order: str) -> npt.NDArray[np
 
 
 def _as_bytes(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
-    """Read whole numbers as levels from 0 to 255, and floats as 0 to 1, or as 0 to 255 if any exceeds 1."""
+    """Convert pixels to uint8. Floats range from 0 to 1, or to 255 if any exceeds 1. Whole numbers range to 255."""
     for array, name in zip(arrays, where, strict=True):
         if array.dtype == np.uint8:
             continue
@@ -96,7 +97,7 @@ def _as_bytes(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray
         bad = np.flatnonzero(~((flat >= 0) & (flat <= 255)).all(axis=1))  # NaN fails both
         if len(bad):
             raise UserError(
-                f"{name}: NaN, negative or over 255 in row {bad[0]}; expected pixels in 0 to 1 or 0 to 255 "
+                f"{name}: a pixel in row {bad[0]} is NaN, negative or above 255; expected 0 to 1 or 0 to 255 "
                 "(fedskew normalises images itself)"
             )
     floats = arrays[0].dtype.kind == "f"

@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs as read (uint8 images, a table of numbers, or a list of texts), and their labels."""
+    """Inputs before any preparation (uint8 images, a table of numbers, or a list of texts), and their labels."""
 
     x: Array | list[str]
     labels: Labels
@@ -64,7 +64,7 @@ def _train_and_test(
 ) -> tuple[tuple[Array | list[str], IntArray], tuple[Array | list[str], IntArray]]:
     if len(parts) == 2:
         if fraction is not None:
-            raise UserError(f"{parts[1].where} is a test set already; leave test_fraction out")
+            raise UserError(f"{parts[1].where} is the test set; leave out test_fraction")
         return (parts[0].x, numbers[0]), (parts[1].x, numbers[1])
     x, y = parts[0].x, numbers[0]
     train, test = stratified_holdout(y, TEST_FRACTION if fraction is None else fraction, parts[0].where)
@@ -85,7 +85,7 @@ def _standardise(train: Array, test: Array) -> tuple[Array, Array, tuple[tuple[f
 
 
 def _channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of images scaled to [0, 1]. Histograms avoid a float copy."""
+    """Return each channel's mean and standard deviation, for images scaled to [0, 1]. Histograms avoid a float copy."""
     levels = np.arange(256) / 255
     means, stds = [], []
     for channel in range(images.shape[1]):

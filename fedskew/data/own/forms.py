@@ -1,4 +1,4 @@
-"""A user's own data by path: finds out its form and loads it."""
+"""Load a user's data by path, after detecting its format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_own(path: Path, options: dict[str, Any]) -> Dataset:
         return load_tables(path.resolve().name, tables, **check_options(load_tables, options, str(path)))
     if path.is_dir():
         return load_image_folder(path, **check_options(load_image_folder, options, str(path)))
-    raise UserError(f"{path}: unknown form of data; expected {_FORMS}")
+    raise UserError(f"{path}: unknown data format; expected {_FORMS}")
 
 
 def load_image_folder(
@@ -48,9 +48,9 @@ def load_image_folder(
     found_names = tuple(sorted({name for half in halves for name in class_folders(half)}))
     names = class_list(classes) or found_names
     if not found_names:
-        raise UserError(f"{folder}: no sub-folders, so the class list is empty; expected {_FORMS}")
+        raise UserError(f"{folder}: no sub-folders, so there are no classes; expected {_FORMS}")
     if unlisted := [name for name in found_names if name not in names]:
-        raise UserError(f"{folder}: folder {unlisted[0]!r} is not in the list of classes; expected {', '.join(names)}")
+        raise UserError(f"{folder}: folder {unlisted[0]!r} is not a listed class; expected {', '.join(names)}")
     images = [labelled_images(half, names) for half in halves]
     samples = [read_images(found, str(half), size) for found, half in zip(images, halves, strict=True)]
     pixels = same_channels([part.x.astype(np.uint8, copy=False) for part in samples])

@@ -1,4 +1,4 @@
-"""A user's labels, as numbers or as names, to class numbers."""
+"""Convert users' labels, which are numbers or names, to class numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedskew.errors import UserError
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels as read: int64 or str. `row` names a row in a message."""
+    """Labels before they are encoded: int64 or str. `row` describes a row in messages."""
 
     values: npt.NDArray[np.generic]
     where: str
@@ -25,13 +25,13 @@ class Labels:
 
 
 def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> Labels:
-    """Read whole numbers (of any dtype) or strings; refuse anything else, naming the first such row."""
+    """Read whole numbers (of any dtype) or strings. Otherwise raise `UserError`, which names the first bad row."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
         raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample")
     if values.dtype.kind == "O":
-        values = _unboxed(values, where, row)
+        values = _unbox(values, where, row)
     if values.dtype.kind == "S":
         values = np.char.decode(values.astype(np.bytes_), "utf-8", "replace")
     if values.dtype.kind == "U":
@@ -46,8 +46,8 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     return Labels(values.astype(np.int64), where, row)
 
 
-def _unboxed(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:
-    """An array of Python objects, as pandas gives it, as strings or numbers."""
+def _unbox(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:
+    """Convert an array of Python objects, as in pandas, to strings or numbers."""
     missing = np.array([value is None or value != value for value in values], dtype=bool)
     if missing.any():
         raise UserError(f"{where}: no label in {row(int(missing.argmax()))}; expected one for every sample")
@@ -62,7 +62,7 @@ def _unboxed(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) ->
 
 
 def class_list(option: object) -> tuple[str, ...] | None:
-    """The option `classes`, as a list of names or as text with commas. The data may lack some of the classes."""
+    """Parse the option `classes`: a list of names, or text with commas. Classes may have no samples."""
     if option is None:
         return None
     names = option.split(",") if isinstance(option, str) else option
@@ -85,7 +85,7 @@ def encode_labels(
     if len(kinds) > 1:
         raise UserError(
             f"{parts[0].where} and {parts[1].where}: labels are numbers in one and strings in the other; "
-            "expected the same"
+            "expected one kind"
         )
     found = np.unique(np.concatenate([part.values for part in parts]))
     return tuple(str(value) for value in found), [np.searchsorted(found, part.values) for part in parts]

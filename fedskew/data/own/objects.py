@@ -1,6 +1,6 @@
-"""A user's data as Python objects: arrays, a pandas DataFrame, a torch Dataset or a Hugging Face Dataset.
+"""Load a user's data from Python objects: arrays, a pandas DataFrame, a torch Dataset or a Hugging Face Dataset.
 
-pandas and Hugging Face's datasets need not be installed: their objects are known by their attributes.
+pandas and Hugging Face's datasets are recognised by their attributes, so they do not have to be installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMMON_OPTIONS = ("name", "test")
 
 
 def load_object(data: object, options: dict[str, Any]) -> Dataset:
-    """Load `data`; `options` are `name`, `test` (a test part of the same form) and those of the data's form."""
+    """Load `data`. `options` are `name`, `test` (a test set of the same form) and those of the data's form."""
     train, test = _parts(data, options.get("test"))
     parts = [train] if test is None else [train, test]
     pairs = _is_pair(train)
@@ -45,7 +45,7 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
     content: list[Any]
     if pairs and _is_frame(train[0]):
         if "label" in rest:
-            raise UserError(f"label is {rest['label']!r}, but the labels are y of the pair (x, y); leave label out")
+            raise UserError(f"label is {rest['label']!r}, but the labels are y of the pair (x, y); leave out label")
         loader, content = load_tables, [_frame_table(x, y, at) for (x, y), at in zip(parts, where, strict=False)]
         rest["label"] = next(reversed(content[0].columns))
     elif _is_frame(train) or _is_hugging_face(train):
@@ -67,7 +67,7 @@ def load_arrays(
     classes: object = None,
     columns: Sequence[str] | None = None,
 ) -> Dataset:
-    """Load arrays x and y; `columns` are the names of a table's features."""
+    """Load arrays x and y. `columns` are the names of a table's features."""
     parts = [
         (_array(x, f"{part}x"), _labels(y, f"{part}y"), f"{part}x", f"{part}y")
         for (x, y), part in zip(pairs, ("", "test "), strict=False)
@@ -111,7 +111,7 @@ def load_samples(
 
 
 def _parts(data: Any, test: Any) -> tuple[Any, Any]:
-    """The training part and the test part, which may be None."""
+    """Return the training part and the test part, which may be None."""
     if isinstance(data, Mapping):
         data, test = _splits(data, test)
     _check_form(data)
@@ -120,22 +120,22 @@ def _parts(data: Any, test: Any) -> tuple[Any, Any]:
         forms = (_is_frame, _is_hugging_face, _is_pair)
         if any(form(data) != form(test) for form in forms):
             raise UserError(
-                f"test is of type {type(test).__name__}; expected {type(data).__name__}, as the training part"
+                f"test is of type {type(test).__name__}; expected {type(data).__name__}, like the training part"
             )
     return data, test
 
 
 def _splits(data: Mapping[Any, Any], test: Any) -> tuple[Any, Any]:
-    """The parts of a DatasetDict, or of another mapping from names of splits to data."""
+    """Return the parts of a DatasetDict, or of another mapping from split names to data."""
     kind, splits = type(data).__name__, list(data)
     if len(splits) == 1:
         return data[splits[0]], test
     if "train" not in splits:
         raise UserError(f"{kind}: splits {', '.join(map(str, splits)) or '(none)'}; expected one named train")
-    own = next((name for name in TEST_SPLITS if name in splits), None)
-    if own is not None and test is not None:
-        raise UserError(f"{kind} has a split {own!r}; leave test out")
-    return data["train"], test if own is None else data[own]
+    test_split = next((name for name in TEST_SPLITS if name in splits), None)
+    if test_split is not None and test is not None:
+        raise UserError(f"{kind} has a split {test_split!r}; leave out test")
+    return data["train"], test if test_split is None else data[test_split]
 
 
 def _check_form(data: object) -> None:
@@ -170,7 +170,7 @@ def _array(values: Any, where: str) -> npt.NDArray[Any]:
 
 
 def _labels(values: Any, where: str) -> npt.NDArray[Any]:
-    """Labels as an array; those of a list stay as they are, since numpy would turn [1, "a"] into strings."""
+    """Convert labels to an array. A list keeps its objects, because numpy would turn [1, "a"] into strings."""
     return np.array(values, dtype=object) if isinstance(values, list | tuple) else _array(values, where)
 
 
@@ -179,13 +179,13 @@ def _table(data: Any, where: str) -> Table:
 
 
 def _hugging_face_table(data: Any, where: str) -> Table:
-    """The rows that the Dataset shows, which may be a selection of those it stores."""
+    """Read the rows that the Dataset shows, which may be fewer than it stores."""
     features = data.features.to_dict() if hasattr(data.features, "to_dict") else {}
     return arrow_table(data.with_format("arrow")[:], where, features)
 
 
 def _frame_table(frame: Any, labels: Any, where: str) -> Table:
-    """The columns of a DataFrame, and `labels` as the last one if they are given apart."""
+    """Read the columns of a DataFrame. Labels that are not one of its columns become the last column."""
     columns: dict[str, Column] = {}
     mistakes: dict[str, str] = {}
     gaps: dict[str, int] = {}
@@ -206,15 +206,15 @@ def _frame_table(frame: Any, labels: Any, where: str) -> Table:
                 f"{where}: column {name!r} holds {content}; expected numbers: convert it first, or leave it out"
             )
     if labels is not None:
-        own = str(getattr(labels, "name", None) or "label")
-        while own in columns:
-            own += "_"
-        columns[own] = _labels(labels, "y")
+        name = str(getattr(labels, "name", None) or "label")
+        while name in columns:
+            name += "_"
+        columns[name] = _labels(labels, "y")
     return Table(where, "row {}".format, columns, mistakes=mistakes, gaps=gaps)
 
 
 def _unusable(column: Any, values: npt.NDArray[Any]) -> str | None:
-    """What a column holds, if that is neither numbers nor text."""
+    """Describe what a column holds if that is neither numbers nor text."""
     if str(column.dtype) == "category":
         return "categories"
     if column.dtype.kind in "mM":
@@ -224,7 +224,7 @@ def _unusable(column: Any, values: npt.NDArray[Any]) -> str | None:
 
 
 def _samples(data: Any, where: str) -> tuple[list[Any], npt.NDArray[Any]]:
-    """The inputs and the labels of all items."""
+    """Read the inputs and the labels of all items."""
     inputs, labels = [], []
     for index in range(len(data)):
         item = data[index]
@@ -252,13 +252,13 @@ def _stack(inputs: Sequence[Any], where: str) -> Array:
 
 
 def _class_names(data: Any) -> tuple[str, ...] | None:
-    """The class names that torchvision's datasets have, also of a subset of one."""
+    """Return the class names of a torchvision dataset, or of a subset of one."""
     names = getattr(data, "classes", None) or getattr(getattr(data, "dataset", None), "classes", None)
     return tuple(map(str, names)) if isinstance(names, list | tuple) else None
 
 
 def _identity(kind: str, dataset: Dataset) -> dict[str, object]:
-    """What a configuration records of data that it cannot hold."""
+    """Return what a configuration records about data that it cannot contain."""
     digest = hashlib.sha256("\n".join(dataset.classes).encode())
     for samples in (dataset.train, dataset.test):
         for array in (samples.x, samples.y):
@@ -273,9 +273,9 @@ def _identity(kind: str, dataset: Dataset) -> dict[str, object]:
 
 
 def refuse_in_memory(options: Mapping[str, object]) -> UserError:
-    """The error for a configuration of a run whose data were Python objects."""
+    """Make the error for a configuration whose data was a Python object."""
     shape = " and ".join(f"{part} {'×'.join(map(str, options[part]))}" for part in ("train", "test"))  # type: ignore[call-overload]
     return UserError(
-        f"the data of this run were a {options['in_memory']} in Python ({shape}, SHA-256 "
-        f"{str(options['sha256'])[:12]}…), which a configuration cannot hold; pass them to fs.federation in Python"
+        f"the data of this run was a {options['in_memory']} in Python ({shape}, SHA-256 "
+        f"{str(options['sha256'])[:12]}…), which a configuration cannot contain; pass it to fs.federation in Python"
     )

@@ -1,4 +1,4 @@
-"""Tables on disk: CSV and Parquet files, and Hugging Face datasets as `save_to_disk` leaves them."""
+"""Tables on disk: CSV and Parquet files, and Hugging Face datasets written by `save_to_disk`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
 def csv_table(path: Path) -> Table:
-    """Read a CSV file with a header. A column is numeric if most of its cells are."""
+    """Read a CSV file with a header. A column is numeric if most of its cells are numbers."""
     rows = read_csv(path)
     if len(rows) < 2:
         raise UserError(f"{path}: no rows; expected a line of column names and one line per sample")
@@ -56,7 +56,7 @@ def parquet_table(path: Path) -> Table:
 
 
 def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
-    """Read an Arrow table. `features` are Hugging Face's notes on its columns, which name the classes."""
+    """Read an Arrow table. `features` are Hugging Face's descriptions of its columns, which name the classes."""
     features = features or _features_in(table.schema.metadata or {})
     class_names = {
         name: tuple(feature["names"])
@@ -68,7 +68,7 @@ def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
 
 
 def _features_in(metadata: dict[bytes, bytes]) -> dict[str, Any]:
-    """Hugging Face's notes in the metadata of a file, if there are any."""
+    """Return Hugging Face's column descriptions from the metadata of a file, if there are any."""
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError):
@@ -107,7 +107,7 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def saved_tables(folder: Path) -> list[Table]:
-    """The training table and, if the dataset has one, the test table."""
+    """Read the training table and, if the dataset has one, the test table."""
     if not (folder / "dataset_dict.json").is_file():
         return [_split(folder)]
     splits = [str(name) for name in _json(folder / "dataset_dict.json").get("splits") or []]

@@ -1,4 +1,4 @@
-"""A user's tables: which column is the label, and whether the others are numbers, text or images."""
+"""Load users' tables: find the label column, and whether the others are numbers, text or images."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Table:
     columns: dict[str, Column]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mistakes: dict[str, str] = field(default_factory=dict)
-    """Why a column cannot be used as numbers. It is refused only if it is used so: it may be the label, or unused."""
+    """Why a column cannot be used as numbers. This is an error only if it is an input, not the label or unused."""
     gaps: dict[str, int] = field(default_factory=dict)
-    """The first row without a value, for the columns that have one."""
+    """The first row without a value, for columns with such a row."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ def load_tables(
     return replace(dataset, columns=inputs.names) if named else dataset
 
 
-def _label_column(table: Table, wanted: str | None) -> str:
-    if wanted is not None:
-        if wanted not in table.columns:
-            raise unknown(f"label column in {table.where}:", str(wanted), table.columns)
-        return wanted
+def _label_column(table: Table, label: str | None) -> str:
+    if label is not None:
+        if label not in table.columns:
+            raise unknown(f"label column in {table.where}:", str(label), table.columns)
+        return label
     if len(table.class_names) == 1:
         return next(iter(table.class_names))
     for name in LABEL_NAMES:
@@ -144,7 +144,7 @@ def _text_names(columns: dict[str, Column]) -> list[str]:
 
 def _column(table: Table, name: str) -> Column:
     if name not in table.columns:
-        raise UserError(f"{table.where}: no column {name!r}, but the training data have one; expected the same columns")
+        raise UserError(f"{table.where}: no column {name!r}, but the training data has one; expected the same columns")
     return table.columns[name]
 
 

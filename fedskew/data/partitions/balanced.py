@@ -1,4 +1,4 @@
-"""Partitions with equal shares: IID, the same number of each class, one class per client."""
+"""Partitions with equal shares: IID, an equal number of samples of each class, and one class per client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedskew.data.partitions.rule import (
     IntArray,
     Labels,
     Partition,
-    group,
+    check_whole_number,
+    group_by_client,
     register,
     share_equally,
-    whole_number,
 )
 from fedskew.randomness import permutation
 
@@ -23,20 +23,20 @@ from fedskew.randomness import permutation
 @register
 @dataclass(frozen=True)
 class IID(Partition):
-    """Samples are shuffled and dealt out one by one: no skew. Sizes differ by at most one."""
+    """Shuffled samples are dealt out one by one, without any skew. Sizes differ by at most one."""
 
     name: ClassVar[str] = "iid"
     clients: int
 
     def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
+        check_whole_number("clients", self.clients, at_least=1)
 
     def draw(self, labels: Labels, seed: int) -> list[IntArray]:
         self.require_clients(self.clients, len(labels))
         order = permutation(len(labels), seed, "partition iid")
         owners = np.empty(len(labels), np.int64)
         owners[order] = np.arange(len(labels)) % self.clients
-        return group(owners, self.clients)
+        return group_by_client(owners, self.clients)
 
 
 @register
@@ -44,7 +44,7 @@ class IID(Partition):
 class OneClass(CountedPartition):
     """Each client has one class: client i has class i mod C (PKD).
 
-    Every class is cut to the size of the smallest; the rest stays unused.
+    Every class is cut to the size of the smallest class. The other samples are not used.
     """
 
     name: ClassVar[str] = "one-class"
@@ -52,7 +52,7 @@ class OneClass(CountedPartition):
     clients: int
 
     def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
+        check_whole_number("clients", self.clients, at_least=1)
 
     def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
         if self.clients < labels.classes:
@@ -69,14 +69,14 @@ class OneClass(CountedPartition):
 @register
 @dataclass(frozen=True)
 class Balanced(CountedPartition):
-    """Each client has the same number of samples of every class (PKD); the rest stays unused."""
+    """Each client has the same number of samples of every class (PKD). The other samples are not used."""
 
     name: ClassVar[str] = "balanced"
     uses_all: ClassVar[bool] = False
     clients: int
 
     def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
+        check_whole_number("clients", self.clients, at_least=1)
 
     def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
         smallest = labels.class_sizes.min()

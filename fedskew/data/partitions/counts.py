@@ -1,4 +1,4 @@
-"""Counts from a user's CSV file: how many samples of each class a client has."""
+"""A split by a user's CSV file, which has the number of samples per client and class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedskew.data.dataset import Dataset, keep_classes
-from fedskew.data.partitions.rule import Arrangement, CountedPartition, IntArray, Labels, file_path, register
+from fedskew.data.partitions.rule import Arrangement, CountedPartition, IntArray, Labels, check_path, register
 from fedskew.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class Counts(CountedPartition):
-    """The counts in a CSV file: one row per client, one column per class; scaled down if the data have fewer.
+    """The counts in a CSV file, with one row per client and one column per class, scaled down if the data has fewer.
 
-    A header row with the class names and a first column with client names are optional. Columns that are called like
-    classes of the data are theirs, in any order; a class without a column is left out of the data. If no column is
-    called like a class, the first column is the first class, and so on. The data's other classes are then left out; of
-    more columns than classes, several share a class. Samples beyond the counts stay unused.
+    A header row with the class names and a first column with client names are optional. If any column has the name of
+    a class, all columns must, in any order. Otherwise the first column is the first class, and so on. Classes without a
+    column are left out. If there are more columns than classes, several columns share a class. Samples beyond the
+    counts are not used.
     """
 
     name: ClassVar[str] = "counts"
@@ -34,10 +34,10 @@ class Counts(CountedPartition):
     path: str | os.PathLike[str]
 
     def __post_init__(self) -> None:
-        file_path("path", self.path)
+        check_path("path", self.path)
 
     def arrange(self, dataset: Dataset) -> Arrangement:
-        """Leave out classes that have no column, call the others as the file does, and name the clients."""
+        """Leave out classes without a column, and take the names of classes and clients from the file."""
         table = self._read(dataset.classes)
         sizes = np.bincount(dataset.train.y, minlength=len(dataset.classes)).astype(np.int64)
         column_class = self._columns(table, dataset.classes)
@@ -66,7 +66,7 @@ class Counts(CountedPartition):
             raise UserError(f"{where}{error}") from error
 
     def _columns(self, table: LabelCounts, classes: Sequence[str]) -> list[int]:
-        """The class of each column."""
+        """Return the class of each column."""
         number = {name.lower(): c for c, name in enumerate(classes)}
         if table.names_classes and any(name.lower() in number for name in table.classes):
             for name in table.classes:
@@ -82,7 +82,7 @@ class Counts(CountedPartition):
 
 
 def _by_class(counts: IntArray, column_class: Sequence[int], classes: int) -> IntArray:
-    """Counts [clients, classes] from counts by column."""
+    """Add up the counts of the columns of each class: [clients, classes]."""
     total = np.zeros((len(counts), classes), np.int64)
     for column, c in enumerate(column_class):
         total[:, c] += counts[:, column]
@@ -90,12 +90,12 @@ def _by_class(counts: IntArray, column_class: Sequence[int], classes: int) -> In
 
 
 def _scaled(counts: IntArray, available: IntArray) -> tuple[IntArray, float]:
-    """Counts scaled down by one factor to what the data have, and the factor; a nonzero count stays at least 1."""
-    wanted = counts.sum(axis=0)
-    over = wanted > available
+    """Scale the counts down to the available samples, and return them with the factor. Nonzero counts stay ≥ 1."""
+    needed = counts.sum(axis=0)
+    over = needed > available
     if not over.any():
         return counts, 1.0
-    factor = float((available[over] / wanted[over]).min())
+    factor = float((available[over] / needed[over]).min())
     scaled = np.where(counts > 0, np.maximum(1, np.floor(counts * factor)), 0).astype(np.int64)
     for c in np.flatnonzero(scaled.sum(axis=0) > available):  # because small counts were rounded up to 1
         while scaled[:, c].sum() > available[c] and scaled[:, c].max() > 1:
@@ -115,7 +115,7 @@ def _arranged(dataset: Dataset, table: LabelCounts, column_class: Sequence[int])
 def _mapping_notes(
     path: str | os.PathLike[str], table: LabelCounts, column_class: Sequence[int], dataset: Dataset
 ) -> list[str]:
-    """One line if classes are left out, renamed or merged."""
+    """Return a line for the user if classes are left out, renamed or merged."""
     classes = dataset.classes
     if len(table.classes) > len(classes):
         return [
@@ -125,7 +125,7 @@ def _mapping_notes(
         ]
     called = [classes[c] for c in column_class]
     if table.names_classes and [name.lower() for name in table.classes] != [name.lower() for name in called]:
-        pairs = [f"{name} = {own}" for name, own in zip(table.classes, called, strict=True)]
+        pairs = [f"{name} = {other}" for name, other in zip(table.classes, called, strict=True)]
         more = f" and {len(pairs) - 10} more" if len(pairs) > 10 else ""
         return [f"{path}: classes of {dataset.name} stand in for yours: {', '.join(pairs[:10])}{more}"]
     left_out = [name for c, name in enumerate(classes) if c not in column_class]

@@ -13,18 +13,18 @@ from fedskew.data.partitions.rule import (
     IntArray,
     Labels,
     Partition,
-    positive_number,
+    check_positive_number,
+    check_whole_number,
     register,
-    whole_number,
 )
 from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
-"""Random shares drawn at once per class: few enough for the processor's cache."""
-MOST_VALUES = 300_000_000
-"""Give up after this many random shares, about 15 seconds: 300,000 draws for 100 clients and 10 classes."""
+"""Random shares drawn at once per class, few enough to fit in the processor's cache."""
+MAX_VALUES = 300_000_000
+"""Give up after this many random shares (about 15 seconds): 300,000 draws for 100 clients and 10 classes."""
 TRIAL_DRAWS = 256
-HOPELESS = 10
+MAX_TOO_SMALL = 10
 """Give up if even the best trial draw leaves more than this many clients too small.
 
 The number of small clients varies no more than a Poisson variable, so an acceptable draw is then rarer than one in a
@@ -36,13 +36,13 @@ billion."""
 class Dirichlet(CountedPartition):
     """Each class is divided among the clients by a Dirichlet(beta) draw. Small beta means strong skew.
 
-    This is the rule of FedVLS, FedLMD, FedNTD and NIID-Bench, with their cap and re-draw. Classes are divided in order.
-    A client that already holds an even share of all samples gets nothing more, and the others' shares are
-    renormalised. What rounding leaves over goes to the last client, which therefore often has single samples of many
-    classes. The draw is repeated until every client has `min_size` samples.
+    This is the rule of FedVLS, FedLMD, FedNTD and NIID-Bench, with their cap and redraw. Classes are divided in order.
+    A client that already has an even share of all samples gets no more, and the others' shares are renormalised. The
+    remainder after rounding goes to the last client, which therefore often has single samples of many classes. The draw
+    is repeated until every client has `min_size` samples.
 
-    For 100 clients at beta 0.05, about one draw in 20,000 is accepted. Therefore only counts are drawn, many draws at a
-    time; samples are assigned once, for the accepted draw.
+    For 100 clients at beta 0.05, about one draw in 20,000 is accepted. Therefore only counts are drawn, many draws at
+    a time. Samples are assigned only once, for the accepted draw.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -51,9 +51,9 @@ class Dirichlet(CountedPartition):
     min_size: int = 10
 
     def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
-        positive_number("beta", self.beta)
-        whole_number("min_size", self.min_size, at_least=1)
+        check_whole_number("clients", self.clients, at_least=1)
+        check_positive_number("beta", self.beta)
+        check_whole_number("min_size", self.min_size, at_least=1)
 
     @property
     def smallest(self) -> int:
@@ -62,9 +62,9 @@ class Dirichlet(CountedPartition):
     def counts(self, labels: Labels, seed: int) -> IntArray:
         self.require_clients(self.clients, len(labels))
         block_size = max(1, min(TRIAL_DRAWS, BLOCK_VALUES // self.clients))
-        most_draws = max(TRIAL_DRAWS // 8, MOST_VALUES // (self.clients * labels.classes))
+        max_draws = max(TRIAL_DRAWS // 8, MAX_VALUES // (self.clients * labels.classes))
         drawn, fewest_short = 0, self.clients
-        while drawn < most_draws:
+        while drawn < max_draws:
             rng = generator(seed, "partition dirichlet", drawn // block_size)
             block = self._draw_block(labels.class_sizes, block_size, rng)
             short = (block.sum(axis=1) < self.min_size).sum(axis=1)
@@ -72,7 +72,7 @@ class Dirichlet(CountedPartition):
                 accepted: IntArray = block[int(np.argmax(short == 0))].T
                 return accepted
             drawn, fewest_short = drawn + block_size, min(fewest_short, int(short.min()))
-            if drawn >= TRIAL_DRAWS and fewest_short > HOPELESS:
+            if drawn >= TRIAL_DRAWS and fewest_short > MAX_TOO_SMALL:
                 break
         raise self.refuse(
             f"the best of {drawn} draws left {fewest_short} clients with fewer than {self.min_size} of the "
@@ -80,20 +80,20 @@ class Dirichlet(CountedPartition):
         )
 
     def _draw_block(self, class_sizes: IntArray, draws: int, rng: np.random.Generator) -> IntArray:
-        """The counts of many independent draws, [draws, classes, clients]."""
+        """Return the counts of many independent draws: [draws, classes, clients]."""
         samples = class_sizes.sum()
         counts = np.zeros((draws, len(class_sizes), self.clients), np.int64)
         held = np.zeros((draws, self.clients), np.int64)
         for c in np.flatnonzero(class_sizes):
             log_weights = log_gamma_variates(self.beta, (draws, self.clients), rng)
-            open_to = held * self.clients < samples
-            counts[:, c] = divide_class(int(class_sizes[c]), log_weights, open_to)
+            below_cap = held * self.clients < samples
+            counts[:, c] = divide_class(int(class_sizes[c]), log_weights, below_cap)
             held += counts[:, c]
         return counts
 
 
 def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Logarithms of gamma variates; the variates divided by their sum are a Dirichlet draw.
+    """Draw the logarithms of gamma variates. The variates divided by their sum are a Dirichlet draw.
 
     G(a) = G(a+1)·U^(1/a), and −log U is exponential. Nothing underflows, however small the shape, so a class still has
     positive shares after the cap has removed the large ones.
@@ -103,12 +103,12 @@ def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Gener
     return log_variates
 
 
-def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], open_to: npt.NDArray[np.bool_]) -> IntArray:
-    """Counts of one class in each draw, in proportion to the weights of the clients that are still open.
+def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], below_cap: npt.NDArray[np.bool_]) -> IntArray:
+    """Divide one class in each draw, in proportion to the weights of the clients that may get more samples.
 
     Cut points are rounded down, and the last client gets the remainder.
     """
-    log_weights = np.where(open_to, log_weights, -np.inf)
+    log_weights = np.where(below_cap, log_weights, -np.inf)
     shares = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
     cumulated = np.cumsum(shares, axis=1)
     cuts = np.floor(cumulated / cumulated[:, -1:] * class_size).astype(np.int64)
@@ -122,8 +122,8 @@ def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], open_to:
 class DomainDirichlet(Partition):
     """Every client belongs to one domain and gets a Dirichlet(beta) share of that domain's classes (FPL).
 
-    Domains have equally many clients (the first domains may have one more), unless `per_domain` gives the number for
-    each. Clients are numbered domain by domain.
+    Domains have equal numbers of clients (the first domains may have one more), unless `per_domain` lists these
+    numbers. Clients are numbered domain by domain.
     """
 
     name: ClassVar[str] = "domain-dirichlet"
@@ -133,13 +133,13 @@ class DomainDirichlet(Partition):
     per_domain: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
-        positive_number("beta", self.beta)
-        whole_number("min_size", self.min_size, at_least=1)
+        check_whole_number("clients", self.clients, at_least=1)
+        check_positive_number("beta", self.beta)
+        check_whole_number("min_size", self.min_size, at_least=1)
         if self.per_domain is not None:
             object.__setattr__(self, "per_domain", tuple(self.per_domain))
             for number in self.per_domain:
-                whole_number("per_domain", number, at_least=1)
+                check_whole_number("per_domain", number, at_least=1)
 
     @property
     def smallest(self) -> int:
@@ -147,7 +147,7 @@ class DomainDirichlet(Partition):
 
     def draw(self, labels: Labels, seed: int) -> list[IntArray]:
         if labels.domain is None:
-            raise self.refuse("the data have no domains; use dirichlet, or digits-domains")
+            raise self.refuse("the dataset has no domains; use the partition dirichlet, or the dataset digits-domains")
         domains = int(labels.domain.max()) + 1
         parts: list[IntArray] = []
         for domain, clients in enumerate(self._clients_per_domain(domains)):
@@ -160,9 +160,13 @@ class DomainDirichlet(Partition):
     def _clients_per_domain(self, domains: int) -> tuple[int, ...]:
         if self.per_domain is None:
             if self.clients < domains:
-                raise self.refuse(f"{self.clients} clients for {domains} domains; expected at least one each")
+                raise self.refuse(
+                    f"{self.clients} clients for {domains} domains; expected at least one client per domain"
+                )
             even, more = divmod(self.clients, domains)
             return tuple(even + (domain < more) for domain in range(domains))
         if len(self.per_domain) != domains or sum(self.per_domain) != self.clients:
-            raise self.refuse(f"expected {domains} numbers of clients, one per domain, {self.clients} in all")
+            raise self.refuse(
+                f"expected one number of clients for each of {domains} domains, and the sum {self.clients}"
+            )
         return self.per_domain

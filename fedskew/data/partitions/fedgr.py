@@ -1,7 +1,7 @@
 """FedGR's three partitions: imbalance of labels, of quantities, and of both.
 
-The paper's code for them is not published. Labels are dealt as in FedRepo, on which it builds, with two exceptions: no
-client draws a label twice, and no part of a client's data is held out for a local test.
+The paper's code for them is not published. Labels are dealt as in FedRepo, on which the paper builds, with two
+exceptions: no client draws a label twice, and no part of a client's data is held out for a local test.
 """
 
 from __future__ import annotations
@@ -11,50 +11,41 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedskew.data.partitions.few_labels import FewLabels
 from fedskew.data.partitions.rule import (
     CountedPartition,
     IntArray,
     Labels,
     Partition,
-    positive_number,
+    check_positive_number,
+    check_whole_number,
     random_orders,
     register,
-    share_equally,
-    whole_number,
 )
 
 
 @register
 @dataclass(frozen=True)
-class LabelImbalance(CountedPartition):
+class LabelImbalance(FewLabels):
     """Each client has `labels_per_client` labels, and the clients that have a class share it equally.
 
-    If clients × labels_per_client is less than the number of classes, some classes stay unused.
+    If clients × labels_per_client is less than the number of classes, some classes are not used.
     """
 
     name: ClassVar[str] = "fedgr-label"
     uses_all: ClassVar[bool] = False
-    clients: int
-    labels_per_client: int = 2
-
-    def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
-        whole_number("labels_per_client", self.labels_per_client, at_least=1)
 
     def counts(self, labels: Labels, seed: int) -> IntArray:
-        dealt = _deal_labels(self, self.clients, self.labels_per_client, labels, seed)
-        owned = np.zeros((self.clients, labels.classes), np.bool_)
-        owned[np.arange(self.clients)[:, None], dealt] = True
-        return share_equally(labels.class_sizes, owned)
+        return self.share(_deal_labels(self, self.clients, self.labels_per_client, labels, seed), labels)
 
 
 @register
 @dataclass(frozen=True)
 class QuantityImbalance(CountedPartition):
-    """Each client has all labels, in quantities that follow a power law; the rest stays unused.
+    """Each client has all labels, in quantities that follow a power law. The other samples are not used.
 
-    A client's labels in random order get q_j = q_1 · j^(−exponent) samples, at least one. q_1 is an equal share of the
-    class among the clients that have it.
+    A client's j-th label, in random order, gets q_j = q_1 · j^(−exponent) samples, at least one. q_1 is an equal share
+    of the class among the clients that have it.
     """
 
     name: ClassVar[str] = "fedgr-quantity"
@@ -63,8 +54,8 @@ class QuantityImbalance(CountedPartition):
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
-        positive_number("exponent", self.exponent)
+        check_whole_number("clients", self.clients, at_least=1)
+        check_positive_number("exponent", self.exponent)
 
     def counts(self, labels: Labels, seed: int) -> IntArray:
         dealt = _deal_labels(self, self.clients, labels.classes, labels, seed)
@@ -73,22 +64,19 @@ class QuantityImbalance(CountedPartition):
 
 @register
 @dataclass(frozen=True)
-class DoubleImbalance(CountedPartition):
+class DoubleImbalance(FewLabels):
     """Each client has `labels_per_client` labels, in quantities that follow a power law.
 
-    Labels are dealt as in `fedgr-label`, quantities as in `fedgr-quantity`; the rest stays unused.
+    Labels are drawn as in `fedgr-label` and quantities as in `fedgr-quantity`. The other samples are not used.
     """
 
     name: ClassVar[str] = "fedgr-double"
     uses_all: ClassVar[bool] = False
-    clients: int
-    labels_per_client: int = 2
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
-        whole_number("labels_per_client", self.labels_per_client, at_least=1)
-        positive_number("exponent", self.exponent)
+        super().__post_init__()
+        check_positive_number("exponent", self.exponent)
 
     def counts(self, labels: Labels, seed: int) -> IntArray:
         dealt = _deal_labels(self, self.clients, self.labels_per_client, labels, seed)
@@ -96,10 +84,10 @@ class DoubleImbalance(CountedPartition):
 
 
 def _deal_labels(rule: Partition, clients: int, each: int, labels: Labels, seed: int) -> IntArray:
-    """Each client's labels, [clients, each].
+    """Deal `each` labels to every client: [clients, each].
 
-    Clients take consecutive entries of one random order of the classes after another. A client whose entries span two
-    orders skips, in the second, the labels that it already has.
+    Clients take consecutive entries of random orders of the classes. A client whose entries span two orders skips, in
+    the second one, the labels that it already has.
     """
     rule.require_labels(each, labels)
     rule.require_clients(clients, len(labels))
@@ -115,6 +103,7 @@ def _deal_labels(rule: Partition, clients: int, each: int, labels: Labels, seed:
 
 
 def _power_law(dealt: IntArray, labels: Labels, exponent: float, seed: int) -> IntArray:
+    """Return the counts if the quantities of each client's labels follow a power law."""
     clients, each = dealt.shape
     owners = np.maximum(np.bincount(dealt.ravel(), minlength=labels.classes), 1)
     largest = labels.class_sizes // owners

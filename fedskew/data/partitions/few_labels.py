@@ -12,18 +12,37 @@ from fedskew.data.partitions.rule import (
     CountedPartition,
     IntArray,
     Labels,
-    positive_number,
+    check_positive_number,
+    check_whole_number,
     random_orders,
     register,
     share_equally,
-    whole_number,
 )
 from fedskew.randomness import generator
 
 
+@dataclass(frozen=True)
+class FewLabels(CountedPartition):
+    """A rule that gives every client the same number of labels."""
+
+    clients: int
+    labels_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole_number("clients", self.clients, at_least=1)
+        check_whole_number("labels_per_client", self.labels_per_client, at_least=1)
+
+    def share(self, chosen: IntArray, labels: Labels) -> IntArray:
+        """Divide each class equally among the clients that have it in `chosen` [clients, labels_per_client]."""
+        owned = np.zeros((self.clients, labels.classes), np.bool_)
+        owned[np.arange(self.clients)[:, None], chosen] = True
+        self.require_samples(owned.sum(axis=0), labels.class_sizes, labels)
+        return share_equally(labels.class_sizes, owned)
+
+
 @register
 @dataclass(frozen=True)
-class LabelsPerClient(CountedPartition):
+class LabelsPerClient(FewLabels):
     """Client i has class i mod C and `labels_per_client` − 1 random others (`noniid-#label` in NIID-Bench).
 
     The clients that have a class share it equally. With fewer clients than classes, a class that no client draws is not
@@ -32,12 +51,6 @@ class LabelsPerClient(CountedPartition):
 
     name: ClassVar[str] = "labels"
     uses_all: ClassVar[bool] = False
-    clients: int
-    labels_per_client: int = 2
-
-    def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
-        whole_number("labels_per_client", self.labels_per_client, at_least=1)
 
     def counts(self, labels: Labels, seed: int) -> IntArray:
         self.require_labels(self.labels_per_client, labels)
@@ -46,16 +59,12 @@ class LabelsPerClient(CountedPartition):
         orders = random_orders(self.clients, labels.classes, seed, "partition labels")
         rank = np.argsort(orders, axis=1)
         rank[clients, clients % labels.classes] = -1  # client i always has class i mod C
-        chosen = np.argsort(rank, axis=1)[:, : self.labels_per_client]
-        owned = np.zeros((self.clients, labels.classes), np.bool_)
-        owned[clients[:, None], chosen] = True
-        self.require_samples(owned.sum(axis=0), labels.class_sizes, labels)
-        return share_equally(labels.class_sizes, owned)
+        return self.share(np.argsort(rank, axis=1)[:, : self.labels_per_client], labels)
 
 
 @register
 @dataclass(frozen=True)
-class Quantity(CountedPartition):
+class Quantity(FewLabels):
     """Groups of clients share the same few labels, and each class is divided at random within its group.
 
     This is the rule of FedVLS's published code. Labels are assigned in order, without randomness: each class goes to
@@ -71,14 +80,11 @@ class Quantity(CountedPartition):
     """
 
     name: ClassVar[str] = "quantity"
-    clients: int
-    labels_per_client: int = 2
     upper: float = 1.0
 
     def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
-        whole_number("labels_per_client", self.labels_per_client, at_least=1)
-        positive_number("upper", self.upper, at_most=1)
+        super().__post_init__()
+        check_positive_number("upper", self.upper, at_most=1)
 
     def counts(self, labels: Labels, seed: int) -> IntArray:
         owners = self._layout(labels)
@@ -89,7 +95,7 @@ class Quantity(CountedPartition):
         return counts
 
     def _layout(self, labels: Labels) -> list[tuple[int, int]]:
-        """The range of clients that share each class."""
+        """Return, for each class, the range of clients that share it."""
         self.require_labels(self.labels_per_client, labels)
         self.require_clients(self.clients, len(labels))
         owners_per_class = self.clients * self.labels_per_client // labels.classes
@@ -112,7 +118,7 @@ class Quantity(CountedPartition):
         return owners
 
     def _divide(self, class_size: int, owners: int, rng: np.random.Generator) -> list[int]:
-        """Samples of one class per owner; every owner but the last draws its number."""
+        """Divide one class among its owners. Every owner but the last draws its number of samples."""
         minimum = max(1, class_size // (10 * owners))
         shares: list[int] = []
         left = class_size

@@ -1,8 +1,8 @@
 """Partition rules: a rule decides, from a seed, which client gets which training sample.
 
-A rule is a frozen dataclass of its parameters with a method `draw`. A new rule is a file beside this one, such as
-`shards.py`, and its import in `__init__.py`. After each split, this module checks what must hold for every rule: no
-sample is given twice, no sample is left out unless the rule allows it, and no client is too small.
+A rule is a frozen dataclass of its parameters with a method `draw`. To add a rule, write a file like `shards.py` beside
+this one and import it in `__init__.py`. After each split, this module checks that no sample goes to two clients, that
+no sample is left out unless the rule allows it, and that no client is too small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset
-from fedskew.errors import UserError, nearest, unknown
+from fedskew.errors import UserError, unknown, unknown_parameter
 from fedskew.randomness import permutation
 
 IntArray = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The training labels as a rule sees them."""
+    """The training labels, with the class names and domains, from which a rule makes a split."""
 
     y: IntArray
     names: tuple[str, ...]
@@ -64,20 +64,20 @@ class Partition(ABC):
 
     name: ClassVar[str]
     uses_all: ClassVar[bool] = True
-    """Whether every sample goes to a client. A rule that may leave samples out sets this to False."""
+    """Whether every sample goes to a client. A rule that may leave out samples sets this to False."""
 
     @property
     def smallest(self) -> int:
-        """The smallest number of samples that a client may get."""
+        """The minimum number of samples per client."""
         return 1
 
     def arrange(self, dataset: Dataset) -> Arrangement:
-        """The dataset as this rule splits it. Most rules split any dataset as it is."""
+        """Prepare the dataset for this rule. Most rules leave it unchanged."""
         return Arrangement(dataset)
 
     @abstractmethod
     def draw(self, labels: Labels, seed: int) -> list[IntArray]:
-        """Each client's training indices; `split` checks and sorts them."""
+        """Return each client's training indices. `split` checks and sorts them."""
 
     def split(
         self,
@@ -87,15 +87,15 @@ class Partition(ABC):
         names: Sequence[str] = (),
         domain: IntArray | None = None,
     ) -> list[IntArray]:
-        """Each client's training indices in ascending order, the same for the same seed on every machine."""
-        seen = dataclasses.replace(_labels(labels, classes, names), domain=domain)
-        whole_number("seed", seed, at_least=0)
-        parts = [np.sort(np.asarray(part, np.int64)) for part in self.draw(seen, seed)]
-        self._check(parts, len(seen))
+        """Return each client's training indices in ascending order. A seed gives the same split on every machine."""
+        checked = dataclasses.replace(_check_labels(labels, classes, names), domain=domain)
+        check_whole_number("seed", seed, at_least=0)
+        parts = [np.sort(np.asarray(part, np.int64)) for part in self.draw(checked, seed)]
+        self._check(parts, len(checked))
         return parts
 
     def describe(self) -> dict[str, object]:
-        """The rule's name and parameters, from which `make_partition` builds the same rule."""
+        """Return the rule's name and parameters. `make_partition` makes the same rule from them."""
         return {"name": self.name} | self._parameters()
 
     def _parameters(self) -> dict[str, object]:
@@ -114,35 +114,35 @@ class Partition(ABC):
         sizes = np.array([len(part) for part in parts])
         if not parts or sizes.min() < self.smallest:
             short = f"client {int(sizes.argmin())} gets {sizes.min()} samples" if parts else "no clients"
-            raise self.refuse(f"{short}; expected at least {self.smallest}: use fewer clients")
+            raise self.refuse(f"{short}; expected at least {self.smallest}; use fewer clients")
 
     def refuse(self, reason: str) -> UserError:
-        """The error for a split that cannot exist."""
+        """Make the error for an impossible split."""
         parameters = ", ".join(f"{key}={value}" for key, value in self._parameters().items())
         return UserError(f"partition {self.name!r} ({parameters}): {reason}")
 
     def require_clients(self, clients: int, samples: int) -> None:
-        """Refuse more clients than the samples can serve."""
+        """Raise `UserError` if there are too few samples for this many clients."""
         if clients * self.smallest > samples:
             raise self.refuse(
                 f"{clients} clients with at least {self.smallest} samples each need "
-                f"{clients * self.smallest} samples, the data have {samples}; "
+                f"{clients * self.smallest} samples, but there are {samples}; "
                 f"use at most {samples // self.smallest} clients"
             )
 
     def require_labels(self, labels_per_client: int, labels: Labels) -> None:
-        """Refuse more labels per client than there are classes."""
+        """Raise `UserError` if a client would need more labels than there are classes."""
         if labels_per_client > labels.classes:
-            raise self.refuse(f"labels_per_client={labels_per_client}; expected at most the {labels.classes} classes")
+            raise self.refuse(f"labels_per_client is {labels_per_client}, but there are {labels.classes} classes")
 
     def require_samples(self, needed: IntArray, available: IntArray, labels: Labels) -> None:
-        """Refuse classes with fewer samples than clients that share them."""
+        """Raise `UserError` if a class has fewer samples than clients that share it."""
         lacking = np.flatnonzero(available < needed)
         if len(lacking):
             c = int(lacking[0])
             raise self.refuse(
                 f"class {labels.names[c]!r} has {available[c]} samples to share among {needed[c]} clients; "
-                "expected at least one each: use fewer clients"
+                "expected at least one each; use fewer clients"
             )
 
 
@@ -151,26 +151,26 @@ class CountedPartition(Partition):
 
     @abstractmethod
     def counts(self, labels: Labels, seed: int) -> IntArray:
-        """Samples by client and class, [clients, classes]."""
+        """Return the number of samples per client and class: [clients, classes]."""
 
     def draw(self, labels: Labels, seed: int) -> list[IntArray]:
         return deal(self.counts(labels, seed), labels, seed)
 
 
 PARTITIONS: dict[str, type[Partition]] = {}
-"""Every rule by name; `register` adds another."""
+"""Every rule by name. `register` adds another."""
 
 _Rule = TypeVar("_Rule", bound=type[Partition])
 
 
 def register(rule: _Rule) -> _Rule:
-    """Class decorator: make a rule available by name."""
+    """Make the decorated rule available by name."""
     PARTITIONS[rule.name] = rule
     return rule
 
 
 def make_partition(name: str, /, **params: object) -> Partition:
-    """Make the rule `name` with these parameters; the others have their defaults."""
+    """Make the rule `name` with these parameters, and defaults for the others."""
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)
     rule = PARTITIONS[name]
@@ -178,9 +178,7 @@ def make_partition(name: str, /, **params: object) -> Partition:
     known = [field.name for field in fields]
     for key in params:
         if key not in known:
-            hint = nearest(key, known)
-            meant = f"; did you mean {hint!r}?" if hint else ";"
-            raise UserError(f"partition {name!r} has no parameter {key!r}{meant} it takes: {', '.join(known)}")
+            raise unknown_parameter(f"partition {name!r}", key, known)
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in params]
     if missing:
         raise UserError(f"partition {name!r} needs {' and '.join(repr(key) for key in missing)}")
@@ -188,14 +186,14 @@ def make_partition(name: str, /, **params: object) -> Partition:
 
 
 def split_hash(indices: Sequence[IntArray]) -> str:
-    """SHA-256 of the clients' sizes and sample indices; it is the same on every machine."""
+    """Return the SHA-256 of the clients' sizes and sample indices, which is the same on every machine."""
     sizes = np.array([len(part) for part in indices], "<i8")
     samples = np.concatenate(indices) if len(indices) else np.empty(0)
     return hashlib.sha256(sizes.tobytes() + samples.astype("<i8").tobytes()).hexdigest()
 
 
 def deal(counts: IntArray, labels: Labels, seed: int) -> list[IntArray]:
-    """Give each client its counts of each class, from a shuffle of each class keyed by the seed."""
+    """Give each client its number of samples of each class. The seed shuffles the samples within each class."""
     clients = len(counts)
     owners = np.full(len(labels), -1, np.int64)
     in_class_order = np.argsort(labels.y, kind="stable")
@@ -204,11 +202,11 @@ def deal(counts: IntArray, labels: Labels, seed: int) -> list[IntArray]:
         takers = np.repeat(np.arange(clients), counts[:, c])
         shuffled = indices[permutation(len(indices), seed, "partition samples", c)]
         owners[shuffled[: len(takers)]] = takers
-    return group(owners, clients)
+    return group_by_client(owners, clients)
 
 
-def group(owners: IntArray, clients: int) -> list[IntArray]:
-    """Turn each sample's client (−1 for none) into each client's samples."""
+def group_by_client(owners: IntArray, clients: int) -> list[IntArray]:
+    """Return each client's samples, given each sample's client (−1 for none)."""
     owned = np.flatnonzero(owners >= 0)
     order = owned[np.argsort(owners[owned], kind="stable")]
     ends = np.cumsum(np.bincount(owners[owned], minlength=clients)).tolist()
@@ -216,7 +214,10 @@ def group(owners: IntArray, clients: int) -> list[IntArray]:
 
 
 def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArray:
-    """Counts if each class is divided equally among its owners [clients, classes]; the first may get one more."""
+    """Divide each class equally among its owners and return the counts. The first owners may get one more.
+
+    `owned` [clients, classes] marks which client owns which class.
+    """
     owners = np.maximum(owned.sum(axis=0), 1)
     rank = np.cumsum(owned, axis=0) - 1
     shares = class_sizes // owners + (rank < class_sizes % owners)
@@ -224,35 +225,35 @@ def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArr
 
 
 def random_orders(rows: int, columns: int, seed: int, purpose: str) -> IntArray:
-    """One independent permutation of range(columns) per row, from the order of a joint permutation's ranks."""
+    """Return an independent permutation of range(columns) per row, derived from one joint permutation."""
     ranks = permutation(rows * columns, seed, purpose).reshape(rows, columns)
     return np.argsort(ranks, axis=1)
 
 
-def whole_number(name: str, value: object, *, at_least: int) -> None:
-    """Refuse anything but a whole number of at least `at_least`."""
+def check_whole_number(name: str, value: object, *, at_least: int) -> None:
+    """Raise `UserError` unless the value is a whole number ≥ `at_least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < at_least:
-        raise UserError(f"{name}={value!r}; expected a whole number, at least {at_least}")
+        raise UserError(f"{name} is {value!r}; expected a whole number ≥ {at_least}")
 
 
-def positive_number(name: str, value: object, *, at_most: float = math.inf) -> None:
-    """Refuse anything but a finite number above zero, up to `at_most`."""
+def check_positive_number(name: str, value: object, *, at_most: float = math.inf) -> None:
+    """Raise `UserError` unless the value is a finite number above 0 and at most `at_most`."""
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not number or not 0 < float(value) <= at_most or math.isinf(float(value)):  # type: ignore[arg-type]
         limit = "" if math.isinf(at_most) else f" and at most {at_most:g}"
-        raise UserError(f"{name}={value!r}; expected a finite number above 0{limit}")
+        raise UserError(f"{name} is {value!r}; expected a finite number above 0{limit}")
 
 
-def file_path(name: str, value: object) -> None:
-    """Refuse anything but the path of a file."""
+def check_path(name: str, value: object) -> None:
+    """Raise `UserError` unless the value is a path."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise UserError(f"{name}={value!r}; expected the path of a file")
+        raise UserError(f"{name} is {value!r}; expected the path of a file")
 
 
-def _labels(labels: npt.NDArray[np.integer], classes: int, names: Sequence[str]) -> Labels:
+def _check_labels(labels: npt.NDArray[np.integer], classes: int, names: Sequence[str]) -> Labels:
     y = np.asarray(labels)
     if y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer):
-        raise UserError(f"labels of shape {y.shape} and type {y.dtype}; expected one whole number per sample")
+        raise UserError(f"labels have shape {y.shape} and type {y.dtype}; expected one whole number per sample")
     if y.min() < 0 or y.max() >= classes:
-        raise UserError(f"labels from {y.min()} to {y.max()}; expected 0 to {classes - 1}")
+        raise UserError(f"labels range from {y.min()} to {y.max()}; expected 0 to {classes - 1}")
     return Labels(y.astype(np.int64), tuple(names) or tuple(str(c) for c in range(classes)))

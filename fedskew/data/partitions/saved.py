@@ -12,14 +12,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.data.partitions.rule import IntArray, Labels, Partition, file_path, register, split_hash
+from fedskew.data.partitions.rule import IntArray, Labels, Partition, check_path, register, split_hash
 from fedskew.errors import UserError
 
 FORMAT = "fedskew split 1"
 
 
 def labels_hash(y: IntArray) -> str:
-    """SHA-256 of a dataset's training labels, in order."""
+    """Return the SHA-256 of a dataset's training labels, in order."""
     return hashlib.sha256(y.astype("<i8").tobytes()).hexdigest()
 
 
@@ -52,7 +52,7 @@ def write_split(
 
 
 def read_split(path: str | os.PathLike[str], y: IntArray) -> list[IntArray]:
-    """Read a split of a dataset with training labels `y`. Refuse damaged files and splits of other datasets."""
+    """Read a split. Raise `UserError` if the file is damaged, or if its training labels are not `y`."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -83,14 +83,14 @@ def _indices(clients: object) -> list[IntArray] | None:
 @register
 @dataclass(frozen=True)
 class Saved(Partition):
-    """The split in a file that `Federation.save_split` wrote. The seed has no effect."""
+    """The split in a file written by `Federation.save_split`. The seed has no effect."""
 
     name: ClassVar[str] = "saved"
     uses_all: ClassVar[bool] = False
     path: str | os.PathLike[str]
 
     def __post_init__(self) -> None:
-        file_path("path", self.path)
+        check_path("path", self.path)
 
     def draw(self, labels: Labels, seed: int) -> list[IntArray]:  # noqa: ARG002 - the file has the whole split
         return read_split(self.path, labels.y)

@@ -8,16 +8,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.data.partitions.rule import IntArray, Labels, Partition, group, register, whole_number
+from fedskew.data.partitions.rule import IntArray, Labels, Partition, check_whole_number, group_by_client, register
 from fedskew.randomness import permutation
 
 
 @register
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Each client gets `shards` equal shards, each of one class: at most that many labels, and equal sizes.
+    """Each client gets `shards` shards of equal size, each from one class.
 
-    Every class is cut, in file order, into clients × shards / classes shards; the first shards may have one more
+    Every class is cut, in file order, into clients × shards / classes shards. The first shards may have one more
     sample. The shards are shuffled and dealt out, so a client may get two shards of the same class.
     """
 
@@ -26,8 +26,8 @@ class Shards(Partition):
     shards: int = 2
 
     def __post_init__(self) -> None:
-        whole_number("clients", self.clients, at_least=1)
-        whole_number("shards", self.shards, at_least=1)
+        check_whole_number("clients", self.clients, at_least=1)
+        check_whole_number("shards", self.shards, at_least=1)
 
     def draw(self, labels: Labels, seed: int) -> list[IntArray]:
         per_class = self._shards_per_class(labels)
@@ -40,7 +40,7 @@ class Shards(Partition):
             members = np.flatnonzero(labels.y == c)
             for j, shard in enumerate(np.array_split(members, per_class)):
                 owners[shard] = client_of_shard[c * per_class + j]
-        return group(owners, self.clients)
+        return group_by_client(owners, self.clients)
 
     def _shards_per_class(self, labels: Labels) -> int:
         self.require_clients(self.clients, len(labels))
@@ -49,7 +49,7 @@ class Shards(Partition):
             step = labels.classes // math.gcd(self.shards, labels.classes)
             fitting = max(1, round(self.clients / step)) * step
             raise self.refuse(
-                f"clients × shards = {self.clients * self.shards} shards do not divide among the "
+                f"clients × shards = {self.clients * self.shards} shards do not divide evenly among the "
                 f"{labels.classes} classes; use a multiple of {step} clients, such as {fitting}"
             )
         self.require_samples(np.full(labels.classes, per_class), labels.class_sizes, labels)

@@ -15,11 +15,12 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Variant:
-    """The differences between the two datasets. Of the label bytes before each image, the last is the label."""
+    """The differences between CIFAR-10 and CIFAR-100."""
 
     name: str
     classes: int
     label_bytes: int
+    """The number of label bytes before each image. The last one is the label."""
     names_file: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -81,7 +82,7 @@ def _read(variant: Variant, path: Path) -> Samples:
 
 
 def _names(variant: Variant, folder: Path) -> tuple[str, ...]:
-    """Class names from the publisher's list; the images are usable without that file."""
+    """Read the class names from the publisher's list. The images can be used without that file."""
     path = folder / variant.names_file
     if path.is_file():
         names = tuple(path.read_text(encoding="utf-8", errors="replace").split())

@@ -1,4 +1,4 @@
-"""Digit datasets as the domains of one dataset: MNIST, USPS, SVHN and synthetic digits (FPL's Digits)."""
+"""One dataset whose domains are digit datasets: MNIST, USPS, SVHN and synthetic digits (FPL's Digits)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_domains(
     kept.
     """
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
-        raise UserError(f"fraction is {fraction!r}; expected a number above 0 and at most 1")
+        raise UserError(f"fraction is {fraction!r}; expected a number > 0 and ≤ 1")
     parts = [load(name) for name in _domain_names(domains)]
     train = [_domain_samples(part.train, number, fraction) for number, part in enumerate(parts)]
     test = [_domain_samples(part.test, number, 1.0) for number, part in enumerate(parts)]
@@ -47,7 +47,7 @@ def _domain_names(domains: str | Sequence[str]) -> list[str]:
         if name not in DIGITS:
             raise unknown("domain", name, DIGITS)
     if len(names) < 2 or len(set(names)) < len(names):
-        raise UserError(f"domains is {domains!r}; expected two or more different ones of {', '.join(DIGITS)}")
+        raise UserError(f"domains is {domains!r}; expected two or more different names from {', '.join(DIGITS)}")
     return names
 
 
@@ -58,14 +58,14 @@ def _domain_samples(samples: Samples, domain: int, fraction: float) -> Samples:
 
 
 def _class_shares(y: npt.NDArray[np.int64], fraction: float) -> npt.NDArray[np.int64]:
-    """Indices of a share of each class, at least one sample. They do not depend on an experiment's seed."""
+    """Choose a share of each class, at least one sample. The choice does not depend on an experiment's seed."""
     members = (np.flatnonzero(y == label) for label in np.unique(y))
     chosen = [m[permutation(len(m), 0, "share", i)[: math.ceil(fraction * len(m))]] for i, m in enumerate(members)]
     return np.sort(np.concatenate(chosen))
 
 
 def _resize_to_colour(x: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """Images at the common size, by bilinear interpolation, with three channels."""
+    """Resize images to 32×32 by bilinear interpolation, with three channels."""
     out = np.empty((len(x), 3, _SIDE, _SIDE), np.uint8)
     for first in range(0, len(x), _BLOCK):
         images = torch.from_numpy(np.ascontiguousarray(x[first : first + _BLOCK]))

@@ -29,7 +29,7 @@ _BLOCK = 1 << 18
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as its publisher offers it."""
+    """A file that a publisher offers for download."""
 
     name: str
     urls: tuple[str, ...]
@@ -53,21 +53,21 @@ _NETWORK = (
 
 
 def fetch(file: RemoteFile, folder: Path) -> Path:
-    """Return `folder/file.name`; download it if it does not exist.
+    """Return the path of the file in `folder`, and download it if it does not exist.
 
-    The download goes to a `.part` file, which a later call continues. It gets its real name when its checksum is right.
+    The download goes to a `.part` file, which a later call continues. It is renamed once its checksum is verified.
     """
     target = folder / file.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not target.exists():
-            _from_any_url(file, target)
+            _download(file, target)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     return target
 
 
-def _from_any_url(file: RemoteFile, target: Path) -> None:
+def _download(file: RemoteFile, target: Path) -> None:
     part = target.with_name(target.name + ".part")
     failures = []
     for url in file.urls:
@@ -135,7 +135,7 @@ ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
 def extract(archive: Path, folder: Path) -> None:
-    """Unpack `archive` into `folder`. Nothing appears there before all members are unpacked."""
+    """Unpack `archive` into `folder`. Nothing appears there until all members are unpacked."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -159,7 +159,7 @@ def _unpack(archive: Path, work: Path) -> None:
             members.extractall(work)
     else:
         if not hasattr(tarfile, "data_filter"):  # Python before 3.11.4
-            raise UserError(f"{archive} cannot be unpacked safely by this Python; unpack it there yourself")
+            raise UserError(f"{archive} cannot be unpacked safely by this Python; unpack it in its folder yourself")
         with tarfile.open(archive) as members:
             members.extractall(work, filter="data")
 

@@ -19,7 +19,7 @@ LAYOUT = tuple((part, f"{part}.gz") for part in PARTS)
 
 @dataclass(frozen=True)
 class Family:
-    """A dataset in this format. The files of all of them have the same names, so the first labels identify it."""
+    """A dataset in idx format. All have the same file names, so the first test labels identify a dataset."""
 
     name: str
     classes: tuple[str, ...]
@@ -56,7 +56,7 @@ def load_idx(family: Family, files: list[Path], *, test_fraction: float | None =
     """
     train = _samples(files[0], files[1])
     test = _samples(files[2], files[3])
-    _refuse_other_dataset(family, test, files[3])
+    _check_family(family, test, files[3])
     if test_fraction is not None:
         train, test = _split_again(train, test, test_fraction, family.name)
     return Dataset(family.name, "image", family.classes, train, test, family.mean, family.std)
@@ -85,11 +85,11 @@ def _samples(images: Path, labels: Path) -> Samples:
     if x.ndim != 3 or y.ndim != 1:
         raise UserError(f"{images}: {x.ndim} dimensions, {labels}: {y.ndim}; expected 3 for images and 1 for labels")
     if len(x) != len(y):
-        raise UserError(f"{images} holds {len(x)} images but {labels} {len(y)} labels; expected equal numbers")
+        raise UserError(f"{images} has {len(x)} images but {labels} has {len(y)} labels; expected equal numbers")
     return Samples(x[:, None], y)
 
 
-def _refuse_other_dataset(family: Family, test: Samples, path: Path) -> None:
+def _check_family(family: Family, test: Samples, path: Path) -> None:
     first = tuple(test.y[:10].tolist())
     for other in (MNIST, FASHION):
         if other is not family and first == other.first_test_labels:

@@ -20,17 +20,17 @@ Labelled = list[tuple[Path, int]]
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:
-    """The names of the classes: the visible sub-folders, in alphabetical order."""
+    """Return the class names: the visible sub-folders, in alphabetical order."""
     return tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
 
 
 def labelled_images(folder: Path, classes: Iterable[str]) -> Labelled:
-    """The image files under each class's folder, at any depth, in alphabetical order."""
+    """List the image files in each class's folder, at any depth, in alphabetical order."""
     return [(path, label) for label, name in enumerate(classes) for path in _images_in(folder / name)]
 
 
 def read_images(images: Labelled, where: str, size: Size | None = None, colour: bool | None = None) -> Samples:
-    """Decode images. If there are none, the error names `where` they were expected."""
+    """Decode images. `where` is the folder that the error names if there are none."""
     if not images:
         raise UserError(f"{where}: no images; expected one folder of images per class")
     paths = [path for path, _ in images]
@@ -39,7 +39,7 @@ def read_images(images: Labelled, where: str, size: Size | None = None, colour: 
 
 
 def load_cinic10(files: list[Path]) -> Dataset:
-    """Load the train and test folders, as FedLMD does; the valid folder is not used."""
+    """Load the train and test folders, as FedLMD does. The valid folder is not used."""
     train, test = files[0].parent, files[1].parent
     classes = class_folders(train)
     return Dataset(
@@ -54,7 +54,7 @@ def load_cinic10(files: list[Path]) -> Dataset:
 
 
 def load_tiny_imagenet(files: list[Path]) -> Dataset:
-    """Load the train folder, with val as the test set: the labels of the real test set were never published."""
+    """Load the train folder, with val as the test set, because the real test set's labels were never published."""
     wnids, train, val = files
     ids = tuple(sorted(wnids.read_text(encoding="utf-8").split()))
     return Dataset(
@@ -74,7 +74,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
-    """The validation images: in one folder with a list of labels, as published, or in one folder per class."""
+    """List the validation images, from one folder with a list of labels, as published, or from one folder per class."""
     annotations = val / "val_annotations.txt"
     if not annotations.is_file():
         return labelled_images(val, ids)
@@ -91,7 +91,7 @@ def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
 
 
 def _readable_names(ids: tuple[str, ...], words: Path) -> tuple[str, ...]:
-    """The first English word of each WordNet id; the id itself if two classes have the same word."""
+    """Return the first English word of each WordNet id, or the id itself if two classes have the same word."""
     if not words.is_file():
         return ids
     lines = (line.partition("\t") for line in words.read_text(encoding="utf-8").splitlines())

@@ -1,4 +1,4 @@
-"""Where a dataset's files are looked for; they are unpacked or downloaded if they are not found."""
+"""Find a dataset's files, and unpack or download them if they are missing."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from fedskew.errors import UserError
 from fedskew.locks import exclusive
 
 Layout = tuple[tuple[str, ...], ...]
-"""The files or folders of a dataset. For each, name patterns, the preferred one first."""
+"""Name patterns for each file or folder of a dataset, the preferred pattern first."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A dataset's files: their names, the folders they usually are in, and where to download them."""
+    """A dataset's files: their names, the folders that usually contain them, and where to download them."""
 
     name: str
     layouts: tuple[Layout, ...]
     folders: tuple[str, ...]
     files: tuple[RemoteFile, ...]
-    also: tuple[Path, ...] = ()
-    """Further folders, for example of a Linux distribution's package of the dataset."""
+    extra_folders: tuple[Path, ...] = ()
+    """More folders to search, for example those of a Linux distribution's package."""
 
 
 def cache_folder() -> Path:
-    """The user's cache, for downloads and unpacked archives."""
+    """Return the user's cache, for downloads and unpacked archives."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fedskew"
 
 
 def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """The folders to look in: `data_dir`, FEDSKEW_DATA and the cache."""
+    """List the folders to search: `data_dir`, FEDSKEW_DATA and the cache."""
     if data_dir is not None and not Path(data_dir).is_dir():
         raise UserError(f"data folder {str(data_dir)!r} does not exist; expected a folder")
     given = [data_dir, os.environ.get("FEDSKEW_DATA"), cache_folder()]
@@ -43,12 +43,12 @@ def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
 
 
 def found_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path] | None:
-    """The dataset's files, or None. Nothing is unpacked or downloaded."""
+    """Return the dataset's files, or None if they are missing. Nothing is unpacked or downloaded."""
     return _first_match(published, list(_folders(published, roots(data_dir))))
 
 
 def dataset_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """The dataset's files, in the order of their layout; they are unpacked or downloaded if necessary."""
+    """Return the dataset's files, in the order of their layout. They are unpacked or downloaded if necessary."""
     folders = list(_folders(published, roots(data_dir)))
     if found := _first_match(published, folders):
         return found
@@ -59,7 +59,9 @@ def dataset_files(published: Published, data_dir: str | os.PathLike[str] | None)
         _fill_cache(published, folders, cache)
     if found := _first_match(published, _folders(published, [cache])):
         return found
-    raise UserError(f"the files of {published.name} in {cache / published.name} are incomplete; remove them")
+    raise UserError(
+        f"the files of {published.name} in {cache / published.name} are incomplete; remove them and run again"
+    )
 
 
 def _fill_cache(published: Published, folders: list[Path], cache: Path) -> None:
@@ -68,7 +70,9 @@ def _fill_cache(published: Published, folders: list[Path], cache: Path) -> None:
     if archive is not None:
         extract(archive, target)
         if not _first_match(published, _folders(published, [cache])):
-            raise UserError(f"{archive}: does not hold the files of {published.name}; expected the publisher's archive")
+            raise UserError(
+                f"{archive}: does not contain the files of {published.name}; expected the publisher's archive"
+            )
         return
     for file in published.files:
         if file.name.endswith(ARCHIVES):
@@ -94,11 +98,14 @@ def _one_process_at_a_time(cache: Path, name: str) -> Iterator[None]:
 
 def _folders(published: Published, bases: list[Path]) -> Iterator[Path]:
     for base in bases:
-        for top in (base / published.name, base):  # the dataset's own folder first: several datasets have a train.csv
+        for top in (
+            base / published.name,
+            base,
+        ):  # its own folder first: several datasets have a train.csv
             for sub in published.folders:
                 yield top / sub
             yield top
-    yield from published.also
+    yield from published.extra_folders
 
 
 def _first_match(published: Published, folders: Iterator[Path] | list[Path]) -> list[Path] | None:

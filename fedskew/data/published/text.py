@@ -1,4 +1,4 @@
-"""Text: AG News, 20 Newsgroups, and the vocabulary, which also encodes a user's own text."""
+"""Text datasets: AG News and 20 Newsgroups. The vocabulary also encodes users' own text."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ NEWSGROUPS_CLASSES = (
 
 
 def words(text: str) -> list[str]:
-    """Split a text into lower-case words of letters and digits; an apostrophe inside a word is kept."""
+    """Split a text into lower-case words of letters and digits. Apostrophes within words are kept."""
     return _WORD.findall(text.lower())
 
 
 class Vocabulary:
-    """The most frequent words of the training text; words with equal counts are in alphabetical order.
+    """The most frequent words of the training text. Words with equal counts are in alphabetical order.
 
-    Id 0 is padding and id 1 any other word, so `cap` ids stand for `cap` − 2 words.
+    Id 0 is padding, and id 1 is any other word, so `cap` ids stand for `cap` − 2 words.
     """
 
     def __init__(self, texts: Sequence[str], cap: int = VOCABULARY) -> None:
@@ -86,7 +86,7 @@ class Vocabulary:
         return len(self.ids) + 2
 
     def encode(self, texts: Sequence[str], length: int = LENGTH) -> Tokens:
-        """Encode the first `length` words of each text. A text without words is one unknown word."""
+        """Encode the first `length` words of each text. A text without words becomes one unknown word."""
         _check_positive("length", length, 1)
         out = np.full((len(texts), length), PAD, dtype=np.int64)
         for row, text in enumerate(texts):
@@ -117,13 +117,13 @@ def text_dataset(
 
 
 def load_ag_news(files: list[Path], *, length: int = LENGTH, vocabulary: int = VOCABULARY) -> Dataset:
-    """Load rows of class (1 to 4), title and description; further columns are ignored."""
+    """Load rows with a class (1 to 4), a title and a description. Further columns are ignored."""
     train, test = (_ag_news_part(path) for path in files)
     return text_dataset("ag_news", AG_NEWS_CLASSES, train, test, length, vocabulary)
 
 
 def load_20newsgroups(files: list[Path], *, length: int = LENGTH, vocabulary: int = VOCABULARY) -> Dataset:
-    """Load the by-date split: rows of class and text, or the publisher's folders of messages."""
+    """Load the by-date split from rows with a class and a text, or from the publisher's folders of messages."""
     train, test = (_newsgroups_folder(path) if path.is_dir() else _newsgroups_csv(path) for path in files)
     return text_dataset("20newsgroups", NEWSGROUPS_CLASSES, train, test, length, vocabulary)
 
@@ -132,7 +132,7 @@ def read_csv(path: Path) -> Rows:
     """Read all rows that are not blank from a UTF-8 file, which may be gzipped or xz-compressed."""
     limit = csv.field_size_limit(sys.maxsize)  # the longest newsgroup posts exceed the default
     try:
-        with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             return [(reader.line_num, cells) for cells in reader if cells]
     except (OSError, EOFError, lzma.LZMAError) as error:
@@ -147,7 +147,7 @@ def read_csv(path: Path) -> Rows:
         csv.field_size_limit(limit)
 
 
-def _opened(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
+def _open(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
     if path.suffix == ".gz":
         return gzip.open(path)
     if path.suffix == ".xz":
@@ -157,7 +157,7 @@ def _opened(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
 
 def _ag_news_part(path: Path) -> tuple[list[str], Tokens]:
     rows = read_csv(path)
-    if rows and rows[0][1][0].strip().lower() == "class index":  # a header that some copies carry
+    if rows and rows[0][1][0].strip().lower() == "class index":  # a header that some copies have
         rows = rows[1:]
     texts, labels = [], []
     for line, cells in rows:
@@ -194,4 +194,4 @@ def _newsgroups_folder(folder: Path) -> tuple[list[str], Tokens]:
 
 def _check_positive(option: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{option} is {value!r}; expected a whole number of at least {least}")
+        raise UserError(f"{option} is {value!r}; expected a whole number ≥ {least}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedskew.data.federation import Federation
 from fedskew.engine import ModelState, RoundResult, RoundWork
 from fedskew.experiment.config import Config
-from fedskew.methods.parts import pass_visits
+from fedskew.methods.parts import data_pass_cost
 from fedskew.metrics.confusion import Evaluation
 
 if TYPE_CHECKING:
@@ -149,14 +149,14 @@ class RoundRecord:
             tally=report.tally,
             compute=self._compute(plan, int(visits.sum()), report.tally),
             notes=after.notes,
-            **({} if after.survey is None else after.survey.recorded()),
+            **({} if after.survey is None else after.survey.to_record()),
             bytes=traffic(plan.work, result, stage.concatenates) if federated else {"down": 0, "up": 0},
         )
 
     def _compute(self, plan: RoundPlan, visits: int, tally: dict[str, float]) -> float:
         """Local computation, in FedAvg rounds."""
         forwards = plan.stage.objective.extra_forwards(visits, tally) if visits else 0.0
-        passes = pass_visits(plan.parts) * sum(map(len, plan.participants.samples))
+        passes = data_pass_cost(plan.parts) * sum(map(len, plan.participants.samples))
         spent = visits * plan.stage.cost * plan.work.solver.gradients() + forwards / 3 + passes
         return spent / self._fedavg_visits(plan)
 

@@ -72,7 +72,7 @@ class RuntimeFactory:
         test = self._dataset.test
         if test.domain is None:
             return TestSet({"": evaluator(test)})
-        domains = {name: test.where(test.domain == number) for number, name in enumerate(self._dataset.domains)}
+        domains = {name: test.select(test.domain == number) for number, name in enumerate(self._dataset.domains)}
         return TestSet({name: evaluator(samples) for name, samples in domains.items() if len(samples)})
 
     def _training_samples(self, device: torch.device) -> DeviceSamples:

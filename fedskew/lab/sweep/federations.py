@@ -51,7 +51,7 @@ def _dataset(data: str, data_dir: str | None, validation: float | None) -> Datas
 def validated(dataset: Dataset, fraction: float) -> Dataset:
     """The dataset with a fraction of its training data as the test set."""
     kept, held = stratified_holdout(dataset.train.y, fraction, dataset.name)
-    return replace(dataset, train=dataset.train.where(kept), test=dataset.train.where(held))
+    return replace(dataset, train=dataset.train.select(kept), test=dataset.train.select(held))
 
 
 _recent: dict[str, Federation] = {}

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.experiment.round.record import RoundRow
-from fedskew.methods.pkd import mutual_probability, stands_out_above
+from fedskew.methods.pkd import confusion_threshold, mutual_probability
 from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.sections.section import Point, Section, lines
@@ -47,7 +47,7 @@ def _threshold(run: Result) -> str | None:
     probability = survey(run)
     if probability is None:
         return None
-    above = stands_out_above(probability, float(run.config.method_params.get("group_threshold", 2.0)))
+    above = confusion_threshold(probability, float(run.config.method_params.get("group_threshold", 2.0)))
     return f"a pair of classes stands out if its mutual probability is above {100 * above:.3g} %."
 
 

@@ -63,7 +63,7 @@ def test_a_test_part_is_not_held_out_again() -> None:
     loaded = fs.load((IMAGES[:40], Y[:40]), test=(IMAGES[40:], Y[40:]))
     assert loaded.kind == "image"
     np.testing.assert_array_equal(loaded.test.x, IMAGES[40:])
-    with pytest.raises(fs.UserError, match="test x is a test set already; leave test_fraction out"):
+    with pytest.raises(fs.UserError, match="test x is the test set; leave out test_fraction"):
         fs.load((IMAGES[:40], Y[:40]), test=(IMAGES[40:], Y[40:]), test_fraction=0.5)
 
 
@@ -158,7 +158,7 @@ def test_a_dataset_dict_has_its_own_test_part() -> None:
     loaded = fs.load(parts)
     assert (len(loaded.train), len(loaded.test)) == (40, 20)
     assert same(loaded, fs.load((TABLE[:40, :2], Y[:40]), test=(TABLE[40:, :2], Y[40:]), classes=NAMES))
-    with pytest.raises(fs.UserError, match="DatasetDict has a split 'test'; leave test out"):
+    with pytest.raises(fs.UserError, match="DatasetDict has a split 'test'; leave out test"):
         fs.load(parts, test=hugging_face())
 
 
@@ -182,13 +182,13 @@ def test_images_of_a_hugging_face_dataset(tmp_path: Path) -> None:
         ((TABLE, ["a", *Y[1:]]), {}, "label '1' in row 1; expected only whole numbers, or only strings"),
         ((TABLE, Y), {"columns": ["a"]}, "columns has 1 names, x has shape (60, 4); expected one per feature"),
         ((TABLE, Y), {"colums": ["a"]}, "unknown option of ndarray: 'colums'; did you mean 'columns'?"),
-        (((TABLE - 9).reshape(60, 2, 2), Y), {}, "expected pixels in 0 to 1 or 0 to 255 (fedskew normalises images"),
+        (((TABLE - 9).reshape(60, 2, 2), Y), {}, "above 255; expected 0 to 1 or 0 to 255 (fedskew normalises images"),
         (([[1, 2], [3]], [0, 1]), {}, "x: rows of unequal length"),
         (TABLE, {}, "data is a single ndarray; expected a pair (x, y) of inputs and labels"),
         ((TABLE, Y, TABLE, Y), {}, "data is of type tuple; expected a dataset's name, a path, a pair of arrays (x, y)"),
         (7, {}, "data is of type int; expected a dataset's name"),
         ((TABLE, Y), {"test": TABLE}, "data is a single ndarray; expected a pair"),
-        ((TABLE, Y), {"test": frame()}, "test is of type DataFrame; expected tuple, as the training part"),
+        ((TABLE, Y), {"test": frame()}, "test is of type DataFrame; expected tuple, like the training part"),
         ({"a": 1}, {}, "data is of type int; expected a dataset's name"),
         ({"a": 1, "b": 2}, {}, "dict: splits a, b; expected one named train"),
         ({}, {}, "dict: splits (none); expected one named train"),
@@ -202,7 +202,7 @@ def test_images_of_a_hugging_face_dataset(tmp_path: Path) -> None:
         (frame(town=["a", "b", "c"] * 20), {"label": "ill"}, "column 'town' holds strings; expected numbers"),
         (frame(odd=[[1]] * 60), {"label": "ill"}, "column 'odd' holds values of type list; expected numbers"),
         (frame().iloc[:0], {"label": "ill"}, "no samples"),
-        ((frame(), Y), {"label": "ill"}, "the labels are y of the pair (x, y); leave label out"),
+        ((frame(), Y), {"label": "ill"}, "the labels are y of the pair (x, y); leave out label"),
         (Pairs(list(TABLE), Y.tolist()), {"label": "y"}, "unknown option of Pairs: 'label'"),
         (Pairs([*TABLE[1:], TABLE[0, :2]], Y.tolist()), {}, "Pairs: item 59 has shape (2,), item 0 (4,); expected the"),
         (torch.tensor(TABLE), {}, "data is a single Tensor; expected a pair (x, y)"),
@@ -211,7 +211,7 @@ def test_images_of_a_hugging_face_dataset(tmp_path: Path) -> None:
         (hugging_face(), {"label": "moods"}, "unknown label column in Dataset: 'moods'; did you mean 'mood'?"),
         (hugging_face().to_iterable_dataset(), {}, "IterableDataset has no length, so it is a stream"),
         ("x" * 5000, {}, "unknown dataset or path"),
-        (fs.load((TABLE, Y)), {"label": "y"}, "option 'label' for a Dataset that is loaded already"),
+        (fs.load((TABLE, Y)), {"label": "y"}, "option 'label' was given with a loaded Dataset; pass it to fs.load"),
     ],
 )  # fmt: skip
 def test_mistakes_get_one_line(data: Any, options: dict[str, Any], line: str) -> None:
@@ -243,8 +243,8 @@ def test_the_run_records_what_the_data_were(tmp_path: Path, capsys: pytest.Captu
     status = main(["run", "-c", str(tmp_path / "run" / "config.yaml"), "--out", str(tmp_path / "again")])
     assert status == 2
     line = " ".join(capsys.readouterr().err.split())
-    assert "the data of this run were a DataFrame in Python (train 48×2 and test 12×2, SHA-256" in line
-    assert "pass them to fs.federation in Python" in line
+    assert "the data of this run was a DataFrame in Python (train 48×2 and test 12×2, SHA-256" in line
+    assert "pass it to fs.federation in Python" in line
 
 
 def test_federations_and_datasets_have_a_short_repr() -> None:

@@ -78,7 +78,7 @@ def test_a_folder_with_train_and_test_tables_is_the_split(tmp_path: Path) -> Non
     assert (len(data.train), len(data.test)) == (10, 1)
     np.testing.assert_allclose(data.test.x[0], (np.array([2, 1]) - [4.5, 2.25]) / [8.25**0.5, 8.25**0.5 / 2], rtol=1e-6)
     csv_file(tmp_path / "test.csv", "label,height\na,1\n")
-    with pytest.raises(UserError, match=r"test.csv: no column 'width', but the training data have one"):
+    with pytest.raises(UserError, match=r"test.csv: no column 'width', but the training data has one"):
         load(tmp_path)
     csv_file(tmp_path / "test.csv", "label,height,width\na,1,2\nb,2,3\nb,2,wide\n")
     with pytest.raises(UserError, match=r"test.csv: 'wide' in column 'width', line 4; expected a number"):

@@ -79,7 +79,7 @@ def test_every_rule_keeps_the_invariants_or_says_why_not(name: str, folder: Path
     rule = make_partition(name, **params)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dirichlet, "MOST_VALUES", 3_000_000)  # give up after a tenth of a second
+            patch.setattr(dirichlet, "MAX_VALUES", 3_000_000)  # give up after a tenth of a second
             parts = rule.split(labels, classes, seed, domain=np.arange(len(labels)) % 2)
     except UserError:
         return
@@ -229,12 +229,12 @@ def test_iid_sizes_differ_by_one_at_most() -> None:
         (Dirichlet(250, beta=0.01), "use fewer clients, a larger beta or a smaller min_size"),
         (Shards(7, 2), "use a multiple of 5 clients, such as 5"),
         (Shards(1500, 2), "expected at least one each"),
-        (Quantity(10, 11), "at most the 10 classes"),
+        (Quantity(10, 11), "but there are 10 classes"),
         (Quantity(3, 2), "use at least 5 clients"),
         (Quantity(9, 2), "use 5 clients"),
-        (LabelsPerClient(10, 11), "at most the 10 classes"),
+        (LabelsPerClient(10, 11), "but there are 10 classes"),
         (LabelsPerClient(3000, 5), "expected at least one each"),
-        (LabelImbalance(10, 11), "at most the 10 classes"),
+        (LabelImbalance(10, 11), "but there are 10 classes"),
         (DoubleImbalance(3000, 2), "expected at least one each"),
         (QuantityImbalance(3000), "expected at least one each"),
         (OneClass(9), "use at least 10 clients"),
@@ -251,24 +251,24 @@ def test_a_split_that_cannot_exist_is_refused_with_the_reason(rule: Partition, r
     ("name", "params", "reason"),
     [
         ("dirichelt", {"clients": 10}, "did you mean 'dirichlet'"),
-        ("dirichlet", {"clients": 10, "bta": 1}, "did you mean 'beta'.*it takes: clients, beta, min_size"),
-        ("iid", {"clients": 10, "beta": 1}, "no parameter 'beta'; it takes: clients"),
+        ("dirichlet", {"clients": 10, "bta": 1}, "did you mean 'beta'.*its parameters: clients, beta, min_size"),
+        ("iid", {"clients": 10, "beta": 1}, "no parameter 'beta'; its parameters: clients"),
         ("dirichlet", {}, "needs 'clients'"),
-        ("dirichlet", {"clients": 0}, "clients=0; expected a whole number, at least 1"),
-        ("dirichlet", {"clients": 2.5}, "clients=2.5"),
-        ("dirichlet", {"clients": "10"}, "clients='10'"),
-        ("dirichlet", {"clients": True}, "clients=True"),
-        ("dirichlet", {"clients": 10, "beta": 0}, "beta=0; expected a finite number above 0"),
-        ("dirichlet", {"clients": 10, "beta": float("inf")}, "beta=inf"),
-        ("dirichlet", {"clients": 10, "beta": float("nan")}, "beta=nan"),
-        ("dirichlet", {"clients": 10, "beta": "0.1"}, "beta='0.1'"),
-        ("dirichlet", {"clients": 10, "min_size": 0}, "min_size=0"),
-        ("shards", {"clients": 10, "shards": 0}, "shards=0"),
-        ("labels", {"clients": 10, "labels_per_client": -1}, "labels_per_client=-1"),
-        ("quantity", {"clients": 10, "upper": 1.5}, "upper=1.5; expected .* at most 1"),
-        ("fedgr-double", {"clients": 10, "exponent": 0}, "exponent=0"),
-        ("counts", {"path": 3}, "path=3"),
-        ("saved", {"path": ""}, "path=''"),
+        ("dirichlet", {"clients": 0}, "clients is 0; expected a whole number ≥ 1"),
+        ("dirichlet", {"clients": 2.5}, "clients is 2.5"),
+        ("dirichlet", {"clients": "10"}, "clients is '10'"),
+        ("dirichlet", {"clients": True}, "clients is True"),
+        ("dirichlet", {"clients": 10, "beta": 0}, "beta is 0; expected a finite number above 0"),
+        ("dirichlet", {"clients": 10, "beta": float("inf")}, "beta is inf"),
+        ("dirichlet", {"clients": 10, "beta": float("nan")}, "beta is nan"),
+        ("dirichlet", {"clients": 10, "beta": "0.1"}, "beta is '0.1'"),
+        ("dirichlet", {"clients": 10, "min_size": 0}, "min_size is 0"),
+        ("shards", {"clients": 10, "shards": 0}, "shards is 0"),
+        ("labels", {"clients": 10, "labels_per_client": -1}, "labels_per_client is -1"),
+        ("quantity", {"clients": 10, "upper": 1.5}, "upper is 1.5; expected .* at most 1"),
+        ("fedgr-double", {"clients": 10, "exponent": 0}, "exponent is 0"),
+        ("counts", {"path": 3}, "path is 3"),
+        ("saved", {"path": ""}, "path is ''"),
     ],
 )
 def test_a_wrong_parameter_is_named(name: str, params: dict[str, object], reason: str) -> None:
@@ -279,11 +279,11 @@ def test_a_wrong_parameter_is_named(name: str, params: dict[str, object], reason
 @pytest.mark.parametrize(
     ("labels", "seed", "reason"),
     [
-        (np.array([0, 1, 2]), 0, "labels from 0 to 2; expected 0 to 1"),
-        (np.array([0, -1]), 0, "labels from -1"),
+        (np.array([0, 1, 2]), 0, "labels range from 0 to 2; expected 0 to 1"),
+        (np.array([0, -1]), 0, "labels range from -1"),
         (np.array([0.0, 1.0]), 0, "one whole number per sample"),
         (np.array([], np.int64), 0, "one whole number per sample"),
-        (np.array([0, 1]), -1, "seed=-1"),
+        (np.array([0, 1]), -1, "seed is -1"),
     ],
 )
 def test_labels_and_seed_are_checked(labels: np.ndarray, seed: int, reason: str) -> None:

@@ -140,9 +140,9 @@ def test_some_domains_and_a_share_of_each(data_dir: Path) -> None:
     ("options", "message"),
     [
         ({"domains": "mnist,uspz"}, "unknown domain 'uspz'; did you mean 'usps'"),
-        ({"domains": "mnist"}, "two or more different ones"),
-        ({"domains": ["mnist", "mnist"]}, "two or more different ones"),
-        ({"fraction": 0}, "fraction is 0; expected a number above 0"),
+        ({"domains": "mnist"}, "two or more different names from"),
+        ({"domains": ["mnist", "mnist"]}, "two or more different names from"),
+        ({"fraction": 0}, "fraction is 0; expected a number > 0 and ≤ 1"),
         ({"fraction": True}, "fraction is True"),
     ],
 )
@@ -178,14 +178,14 @@ def test_the_number_of_clients_of_each_domain_may_be_said(data_dir: Path) -> Non
     fed = federation(joined, DomainDirichlet(clients=7, beta=5.0, min_size=1, per_domain=(1, 3, 2, 1)), seed=1)
     assert [fed.domains.count(name) for name in joined.domains] == [1, 3, 2, 1]
     for wrong in ((1, 2), (1, 1, 1, 1), (4, 1, 1, 2)):
-        with pytest.raises(UserError, match="expected 4 numbers of clients, one per domain, 7 in all"):
+        with pytest.raises(UserError, match="expected one number of clients for each of 4 domains, and the sum 7"):
             federation(joined, DomainDirichlet(clients=7, min_size=1, per_domain=wrong), seed=1)
-    with pytest.raises(UserError, match="3 clients for 4 domains; expected at least one each"):
+    with pytest.raises(UserError, match="3 clients for 4 domains; expected at least one client per domain"):
         federation(joined, DomainDirichlet(clients=3, min_size=1), seed=1)
 
 
 def test_data_without_domains_cannot_be_split_by_them() -> None:
-    with pytest.raises(UserError, match="the data have no domains; use dirichlet"):
+    with pytest.raises(UserError, match="the dataset has no domains; use the partition dirichlet"):
         federation("digits", DomainDirichlet(clients=4), seed=0)
     assert federation("digits", IID(4), seed=0).domains == ()
 

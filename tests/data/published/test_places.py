@@ -82,7 +82,7 @@ def test_an_archive_is_unpacked_into_the_cache_once(cache: Path, tmp_path: Path)
 
 def test_an_archive_of_something_else_is_refused(cache: Path, tmp_path: Path) -> None:
     pack(tmp_path / "things.tar.gz", ("other.bin",))
-    with pytest.raises(UserError, match=r"things.tar.gz: does not hold the files of things"):
+    with pytest.raises(UserError, match=r"things.tar.gz: does not contain the files of things"):
         dataset_files(published(), tmp_path)
 
 

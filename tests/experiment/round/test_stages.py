@@ -77,10 +77,10 @@ def test_the_groups_that_pkd_finds_are_noted() -> None:
 
 def test_a_class_without_samples_has_no_recorded_probabilities() -> None:
     probability = np.array([[0.75, 0.25], [np.nan, np.nan]])
-    assert Survey(np.array([[3, 0]]), probability).recorded() == {
+    assert Survey(np.array([[3, 0]]), probability).to_record() == {
         "survey": {"probability": [[0.75, 0.25], [None, None]]}
     }
-    assert Survey(np.array([[3, 0]])).recorded() == {}
+    assert Survey(np.array([[3, 0]])).to_record() == {}
 
 
 def test_fedlmd_switches_at_its_round() -> None:
