@@ -32,7 +32,7 @@ MISTAKES = {
     "run --rounds 0": "at least 1",
     "run --rounds 1.5": "whole number",
     "run --momentum 1": "below 1",
-    "run --beta x": "beta='x'",
+    "run --beta x": "beta is 'x'; expected a finite number above 0",
     "run --seeds 0": "seeds is '0'",
     "run --clients 2000": "use at most 143 clients",
     "run --clients-per-round 50": "at most 20",
