@@ -94,12 +94,12 @@ class Dataset:
 
 
 def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
-    """The dataset with the samples of these classes only, numbered in this order."""
+    """Return the dataset with only the samples of these classes, numbered in this order."""
     number = np.full(len(dataset.classes), -1, np.int64)
     number[list(kept)] = np.arange(len(kept))
     parts = []
     for samples in (dataset.train, dataset.test):
-        rows = samples.where(np.flatnonzero(number[samples.y] >= 0))
+        rows = samples.select(np.flatnonzero(number[samples.y] >= 0))
         parts.append(replace(rows, y=number[rows.y]))
     classes = tuple(dataset.classes[c] for c in kept)
     return replace(dataset, classes=classes, train=parts[0], test=parts[1])
