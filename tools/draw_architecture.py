@@ -27,7 +27,7 @@ ROUND = [
         "plan",
         "experiment/round/plan.py",
         "who takes part and what each client receives",
-        "the sampler; the method's downlink",
+        "sampler.py; the method's downlink",
     ),
     (
         "train",

@@ -21,8 +21,8 @@ from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arith
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import model_inputs
-from fedskew.experiment.round.plan import samples_of_round
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
+from fedskew.experiment.round.sampler import samples_of_round
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors
 from fedskew.flower.privacy import noise_source, private_change

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedskew.losses import cross_entropy
 from fedskew.methods.catalogue import register
-from fedskew.methods.parts import Client, Objective, Outputs, ServerRule, Solver, Tensors, Updates
+from fedskew.methods.parts import Client, Objective, Outputs, ServerRule, Solver
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,12 @@ class CrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class SGD(Solver):
-    """The plain gradient."""
+    """The plain gradient, which is the default of a solver."""
 
 
 @dataclass(frozen=True)
 class Mean(ServerRule):
-    """w ← Σ a_k·w_k over the participants. The run's `average` sets a_k = n_k/Σn or 1/K."""
-
-    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
-        return updates.mean(), state
+    """w ← Σ a_k·w_k over the participants, the default of a server rule. The run's `average` sets a_k = n_k/Σn or 1/K."""
 
 
 register(

@@ -315,9 +315,12 @@ class Solver(Part):
 class ServerRule(Part):
     """How the clients' models become the next global model. BatchNorm's statistics are always averaged."""
 
-    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Return the next global parameters and the next server state. `sent` are the current parameters."""
-        raise NotImplementedError
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
+        """Return the next global parameters and the next server state. `sent` are the current parameters.
+
+        The default is FedAvg's weighted mean.
+        """
+        return updates.mean(), state
 
 
 def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) -> None:

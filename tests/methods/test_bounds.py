@@ -25,8 +25,8 @@ from fedskew.cli import main
 from fedskew.data import Dirichlet
 from fedskew.data import federation as split
 from fedskew.experiment.callbacks import Callback
-from fedskew.experiment.round.plan import ClientSampler
 from fedskew.experiment.round.record import RoundRow
+from fedskew.experiment.round.sampler import ClientSampler
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run
 from fedskew.methods import make_method

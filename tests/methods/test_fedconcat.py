@@ -31,7 +31,7 @@ from toy_runs import use_engine
 from fedskew.data import Dirichlet
 from fedskew.data import federation as split
 from fedskew.errors import UserError
-from fedskew.experiment.round.plan import ClientSampler
+from fedskew.experiment.round.sampler import ClientSampler
 from fedskew.experiment.run import run
 from fedskew.methods import make_method
 from fedskew.methods.clustering import cluster_by_labels
