@@ -1,14 +1,14 @@
-"""A model lifted over clients: one program that applies every client's parameters to its batch.
+"""How a model is lifted over clients: it becomes one program that applies every client's parameters to its batch.
 
-`torch.fx` takes the module apart. A layer with a rule (`layers`) becomes one operation on all clients; other
-layers are lifted by `vmap`, one by one.
+This happens once per model and mode. `torch.fx` takes the module apart. A layer with a rule (`stacked_layers`) becomes
+one operation on all clients; everything else is lifted by `vmap`, operation by operation.
 """
 
 from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,18 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from fedskew.engine.kernels import Activation
-from fedskew.engine.model.layers import RULES, Between, StackedForward, batch_norm
-from fedskew.methods.parts import Tensors
-
-
-@dataclass(frozen=True)
-class Stacked:
-    """A value with a leading axis of clients, [K, B, …]. Other values are the same for all clients."""
-
-    tensor: Tensor
+from fedskew.engine.model.stacked_layers import (
+    RULES,
+    Operation,
+    Stacked,
+    StackedForward,
+    StackedLayer,
+    StackedModel,
+    Values,
+    attribute,
+    batch_norm,
+    is_stacked,
+)
 
 
 class _Tracer(fx.Tracer):
@@ -50,12 +53,30 @@ def _writes(node: fx.Node) -> bool:
     return called and (in_place or bool(node.kwargs.get("inplace")))
 
 
-def lifted_model(module: nn.Module) -> LiftedModel | None:
+def lifted_model(module: nn.Module) -> StackedModel | None:
     """The program of a module in its current mode; None if it cannot be taken apart."""
     try:
-        return LiftedModel(module)
+        return _lift(module)
     except (TypeError, ValueError, RuntimeError, AttributeError, NameError, fx.proxy.TraceError):
         return None
+
+
+def _lift(module: nn.Module) -> StackedModel:
+    before = _random_streams()
+    graph = _Tracer().trace(module)
+    if before != _random_streams():
+        raise ValueError("the model draws random numbers, which would be the same in each call of the program")
+    if any(_writes(node) for node in graph.nodes):
+        raise ValueError("the model changes tensors in place")
+    *nodes, output = graph.nodes
+    if output.op != "output":
+        raise ValueError("the model returns nothing")
+    activations, fused = _activations_after_norms(graph, module)
+    operations = {
+        node: _Unchanged(node) if node in fused else _operation(node, module, activations.get(node, "none"))
+        for node in nodes
+    }
+    return StackedModel(module, operations, output.args[0], _canonical_names(module))
 
 
 def _random_streams() -> tuple[object, ...]:
@@ -63,67 +84,45 @@ def _random_streams() -> tuple[object, ...]:
     return random.getstate(), torch.get_rng_state().tolist()
 
 
-class LiftedModel:
-    """A module, in train or eval mode, as one program over stacked clients."""
+def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Operation:
+    operation = _AnyOperation(node, module)
+    if node.op != "call_module" or node.kwargs or len(node.args) != 1 or not isinstance(node.args[0], fx.Node):
+        return operation
+    name = str(node.target)
+    layer = module.get_submodule(name)
+    rule = RULES.get(type(layer))
+    return StackedLayer(rule, name, layer, node.args[0], activation, operation) if rule else operation
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        before = _random_streams()
-        self._graph = _Tracer().trace(module)
-        if before != _random_streams():
-            raise ValueError("the model draws random numbers, which would be the same in each call of the program")
-        if any(_writes(node) for node in self._graph.nodes):
-            raise ValueError("the model changes tensors in place")
-        self._activations, self._fused_activations = _activations_after_norms(self._graph, module)
-        self._canonical = _canonical_names(module)
-        """The first name of each tensor: tied tensors have several, and the clients' tensors use the first."""
 
-    def __call__(
-        self,
-        tensors: Mapping[str, Tensor],
-        x: Tensor,
-        valid: Tensor | None,
-        keys: Tensor | None,
-        between: Between | None = None,
-    ) -> tuple[Any, Tensors]:
-        """The module's outputs with a leading axis of clients, and BatchNorm's new statistics."""
+@dataclass(frozen=True)
+class _Unchanged:
+    """The operation of an activation that the BatchNorm before it applies."""
 
-        def find(name: str) -> Tensor | None:
-            name = self._canonical.get(name, name)
-            if name in tensors:
-                return tensors[name]
-            own = _attribute(self._module, name)  # a parameter that the user froze is the same for all clients
-            return own.expand(len(x), *own.shape) if isinstance(own, Tensor) else None
+    node: fx.Node
 
-        forward = StackedForward(len(x), find, valid, keys, between)
-        values: dict[fx.Node, Any] = {}
-        for node in self._graph.nodes:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            if node.op == "output":
-                outputs = tree_map(lambda v: v.tensor if isinstance(v, Stacked) else v, args[0], is_leaf=_is_stacked)
-                return outputs, forward.statistics
-            values[node] = Stacked(x) if node.op == "placeholder" else self._apply(forward, node, args, kwargs)
-        raise ValueError("the model returns nothing")
+    def __call__(self, forward: StackedForward, values: Values) -> Any:  # noqa: ARG002
+        return fx.node.map_arg(self.node.args[0], values.__getitem__)
 
-    def _apply(self, forward: StackedForward, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        target: Any = node.target
-        if node in self._fused_activations:
-            return args[0]
-        forward.activation = self._activations.get(node, "none")
-        if node.op == "get_attr":
+
+@dataclass(frozen=True)
+class _AnyOperation:
+    """An operation that has no rule."""
+
+    node: fx.Node
+    module: nn.Module
+
+    def __call__(self, forward: StackedForward, values: Values) -> Any:
+        target: Any = self.node.target
+        args, kwargs = fx.node.map_arg((self.node.args, self.node.kwargs), values.__getitem__)
+        if self.node.op == "get_attr":
             found = forward.tensor("", target)
-            return _attribute(self._module, target) if found is None else Stacked(found)
-        if node.op == "call_module":
+            return attribute(self.module, target) if found is None else Stacked(found)
+        if self.node.op == "call_module":
             return self._layer(forward, target, args, kwargs)
-        if node.op == "call_method":
-            return _function(getattr(Tensor, target), args, kwargs)
-        return _function(target, args, kwargs)
+        return _function(getattr(Tensor, target) if self.node.op == "call_method" else target, args, kwargs)
 
     def _layer(self, forward: StackedForward, name: str, args: Any, kwargs: Any) -> Any:
-        layer = self._module.get_submodule(name)
-        rule = RULES.get(type(layer))
-        if rule is not None and not kwargs and len(args) == 1 and isinstance(args[0], Stacked):
-            return Stacked(rule(forward, name, layer, args[0].tensor))
+        layer = self.module.get_submodule(name)
         own = {n: Stacked(t) for n in _tensor_names(layer) if (t := forward.tensor(name, n)) is not None}
         return _by_vmap(lambda t, *a, **k: torch.func.functional_call(layer, t, a, k), (own, *args), kwargs)
 
@@ -167,12 +166,8 @@ def _function(function: Any, args: Any, kwargs: Any) -> Any:
 
 def _holds_stacked(args: Any) -> bool:
     found: list[Stacked] = []
-    tree_map(lambda v: found.append(v) if isinstance(v, Stacked) else None, args, is_leaf=_is_stacked)
+    tree_map(lambda v: found.append(v) if isinstance(v, Stacked) else None, args, is_leaf=is_stacked)
     return bool(found)
-
-
-def _is_stacked(value: Any) -> bool:
-    return isinstance(value, Stacked)
 
 
 def _alike(args: Any) -> bool:
@@ -199,7 +194,7 @@ def _by_vmap(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         tensors.append(value.tensor)
         return _Placeholder(len(tensors) - 1)
 
-    structure = tree_map(take, (args, kwargs), is_leaf=_is_stacked)
+    structure = tree_map(take, (args, kwargs), is_leaf=is_stacked)
 
     def call(*given: Tensor) -> Any:
         filled = tree_map(lambda v: given[v.index] if isinstance(v, _Placeholder) else v, structure)
@@ -211,11 +206,6 @@ def _by_vmap(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 def _tensor_names(layer: nn.Module) -> list[str]:
     return [name for name, _ in (*layer.named_parameters(), *layer.named_buffers())]
-
-
-def _attribute(module: nn.Module, name: str) -> Any:
-    owner, _, attribute = name.rpartition(".")
-    return getattr(module.get_submodule(owner), attribute, None)
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine import kernels
-from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, Perturbation, ValidBatchNorm
-from fedskew.engine.model.lifting import LiftedModel, lifted_model
+from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm
+from fedskew.engine.model.lifting import lifted_model
+from fedskew.engine.model.stacked_layers import StackedForward, StackedModel, rule
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import Classifier, has_features
 
@@ -46,7 +47,7 @@ class Network:
         self._plain.train()
         self._ties = _has_ties(self._model)
         self._convolves = any(isinstance(m, nn.Conv2d) for m in self._model.modules())
-        self._lifted: dict[Mode, LiftedModel | None] = {}
+        self._lifted: dict[Mode, StackedModel | None] = {}
         self._mixes: dict[Mode, bool] = {}
 
     def to(self, device: torch.device) -> Network:
@@ -130,7 +131,7 @@ class Network:
         keys = torch.zeros(1, dtype=torch.int64, device=x.device)
         return self.forward_stacked(one[0], one[1], last, None, "eval", keys)[0].logits[0]
 
-    def _lifted_in(self, mode: Mode) -> LiftedModel | None:
+    def _lifted_in(self, mode: Mode) -> StackedModel | None:
         self._stackable.train(mode == "train")
         if mode not in self._lifted:
             self._lifted[mode] = lifted_model(self._stackable)
@@ -243,6 +244,22 @@ _PREFIX = "model."
 def _prefixed(tensors: Tensors) -> Tensors:
     """The tensors by their names inside `_WithFeatures`."""
     return {_PREFIX + name: t for name, t in tensors.items()}
+
+
+class Perturbation(nn.Module):
+    """Sits between the encoder and the head, where an objective may change the features."""
+
+    def __init__(self, context: LayerContext) -> None:
+        super().__init__()
+        self._context = context
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features if self._context.between is None else self._context.between(features)
+
+
+@rule(Perturbation)
+def _perturb(forward: StackedForward, name: str, layer: Perturbation, features: Tensor) -> Tensor:  # noqa: ARG001
+    return features if forward.between is None else forward.between(features)
 
 
 class _WithFeatures(nn.Module):

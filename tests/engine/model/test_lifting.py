@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine.model.layers import RULES
 from fedskew.engine.model.lifting import lifted_model
 from fedskew.engine.model.network import Network
+from fedskew.engine.model.stacked_layers import RULES
 
 CLIENTS, ROWS = 3, 5
 
