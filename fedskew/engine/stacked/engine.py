@@ -1,8 +1,8 @@
 """The stacked engine: all of a round's clients as one tensor program.
 
 Parameters have a leading axis of clients. Each client trains in a *slot*, a row of memory that is kept from round to
-round (`Slots`, `round`). A step of all slots is one program (`local_step`, `program`), which a GPU runs as a CUDA graph
-(`execution`). A client's short last batch is padded; rows of padding have the target `IGNORE`, which losses and
+round (`Slots`, `round`). A step of all slots is one program (`local_step`), which a GPU runs as a CUDA graph
+(`graph_program`). A client's short last batch is padded; rows of padding have the target `IGNORE`, which losses and
 BatchNorm ignore.
 """
 
@@ -26,8 +26,9 @@ from fedskew.engine.data_passes import with_opening_pass
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.stacked.execution import Memory
+from fedskew.engine.stacked.graph_program import GraphProgram, Pools
 from fedskew.engine.stacked.layouts import Layouts
-from fedskew.engine.stacked.program import Pools, Program, SlotStep, Staging
+from fedskew.engine.stacked.local_step import Program, SlotStep, Staging
 from fedskew.engine.stacked.round import SlotRound, SlotSchedule, make_schedule, slots_for
 from fedskew.engine.stacked.trial import Trial, bytes_taken, spare_bytes
 from fedskew.errors import UserError
@@ -85,7 +86,7 @@ class Slots:
         if any(p.dtype == torch.float64 for p in work.sent.params.values()):
             self._memory["rates"]["lr"] = self._memory["rates"]["lr"].double()
         self._programs: dict[tuple[int, int], Program] = {}
-        self._pools = Pools.on(self._device)
+        self._pools = Pools.new() if self._device.type == "cuda" else None
         self.notices: list[str] = []
 
     def fits(self, work: RoundWork, clients: int) -> bool:
@@ -136,7 +137,10 @@ class Slots:
                 self._network, self._work, self._layouts, self._samples, True, self._channels_last, not self._compile
             )
             staging = Staging(self._data, self._channels_last)
-            self._programs[key] = Program(step, staging, memory, self._pools, self._compile, self.notices)
+            if self._pools is None:
+                self._programs[key] = Program(step, staging, memory)
+            else:
+                self._programs[key] = GraphProgram(step, staging, memory, self._pools, self._compile, self.notices)
         return self._programs[key].start_round(work)
 
     def _inputs(self, slots: int, width: int, times: int) -> tuple[Tensors, Tensors]:

@@ -1,26 +1,32 @@
-"""One local step of a stack of clients.
+"""The local steps of a stack of clients: what one step computes, and the program that repeats it over static memory.
 
-The model is one program over all clients (`lifting`), and `torch.func.vmap` lifts the objective of one client. One
-backward pass of the sum of all losses gives every client its gradient.
+The model is one program over all clients (`stacked_layers`), and `torch.func.vmap` lifts the objective of one client.
+One backward pass of the sum of all losses gives every client its gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.engine.contract import (
-    RoundWork,
-)
+from fedskew.engine.contract import RoundWork
 from fedskew.engine.data.batches import companion_key, half_targets, perturbation_key
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import Network
-from fedskew.engine.optimisers import clip
+from fedskew.engine.optimisers import STEPS, clip
+from fedskew.engine.stacked.execution import Memory
+from fedskew.engine.stacked.layouts import Layouts
+from fedskew.losses import IGNORE
 from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained, uses_hook
+from fedskew.randomness import fold
 
 
 @dataclass(frozen=True)
@@ -211,3 +217,151 @@ class _AllClients(torch.autograd.Function):
         ]
         out = function(*stacked)
         return out, (0,) * len(out)
+
+
+@dataclass(frozen=True)
+class SlotStep:
+    """One local step of all slots, from static memory to static memory."""
+
+    network: Network
+    work: RoundWork
+    layouts: Layouts
+    samples: Tensor
+    full: bool
+    """Whether no batch is padded."""
+    channels_last: bool
+    fused: bool
+    """Whether the optimiser may use PyTorch's fused kernels; without them a compiler can fuse more operations."""
+
+    def __call__(self, memory: Memory) -> None:
+        """Take the step whose number is in memory. Everything happens on the device."""
+        inputs = memory["inputs"]
+        at = inputs["at"]
+        now = {name: t.index_select(0, at).squeeze(0) for name, t in inputs.items() if name != "at"}
+        self.descend(memory, now, memory["rates"]["lr"])
+        at.copy_((at + 1) % len(inputs["y"]))
+
+    @torch.no_grad()
+    def descend(self, memory: Memory, now: Tensors, lr: Tensor | float) -> None:
+        work = self.layouts.work_from_memory(self.work, memory)
+        valid = None if self.full else now["y"] != IGNORE
+        x = now["x"].movedim(-1, 2) if self.channels_last else now["x"]
+        state = self.layouts.state.views(memory["state"])
+        batches = Batches(x, now["y"], valid, now["keys"], memory["label_counts"][""], state)
+        params = self.layouts.params.views(memory["params"])
+        buffers = self.layouts.buffers.views(memory["buffers"])
+        found = compute_step(self.network, work, batches, params, buffers, self.samples)
+        self._step(memory, found.direction, lr)
+        for name, tensor in found.buffers.items():
+            if tensor is not buffers[name]:
+                buffers[name].copy_(tensor)
+        memory["sums"]["loss"] += found.loss.double() * now["lengths"]
+        for name, value in found.tally.items():
+            memory["sums"][f"tally {name}"] += value
+
+    def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
+        """A GPU steps whole rows of memory at once, a CPU tensor by tensor."""
+        layout, optimiser = self.layouts.params, self.work.local.optimiser
+        by_tensor = isinstance(lr, float)
+        flat_direction = direction if by_tensor else layout.flat(direction)
+        names = list(flat_direction)
+
+        def tensors(kind: str) -> list[Tensor]:
+            named = layout.views(memory[kind]) if by_tensor else memory[kind]
+            return [named[name] for name in names]
+
+        state = {kind: tensors(kind) for kind in optimiser.shaped_state}
+        if optimiser.counts_steps:
+            state[STEPS] = [memory[STEPS][""]]
+        optimiser.step(tensors("params"), [flat_direction[name] for name in names], state, lr, self.fused)
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Gathers, augments and normalises the batches of the next steps at once."""
+
+    data: DeviceSamples
+    channels_last: bool
+
+    @torch.no_grad()
+    def __call__(self, memory: Memory) -> None:
+        plan, inputs, data = memory["plan"], memory["inputs"], self.data.with_tensors(memory["data"])
+        valid = plan["indices"] >= 0
+        indices = torch.where(valid, plan["indices"], 0)
+        x = data.training_inputs(indices, plan["epoch keys"].unsqueeze(-1))
+        inputs["x"].copy_(x.movedim(3, -1) if self.channels_last else x)
+        inputs["y"].copy_(torch.where(valid, data.y[indices], IGNORE))
+        inputs["keys"].copy_(fold(plan["client keys"], plan["steps"]))
+        inputs["lengths"].copy_(valid.sum(dim=-1))
+
+
+class Program:
+    """Staging and step for one number of slots and one batch width. The step has a form with and without padding.
+
+    This one runs them as they are. A GPU has its own (`graph_program`).
+    """
+
+    def __init__(self, step: SlotStep, staging: Staging, memory: Memory) -> None:
+        self.memory = memory
+        self._step, self._staging = step, staging
+        self._stages: list[Callable[[int], None]] = []
+        self._runs: dict[bool, Callable[[int], None]] = {}
+        self._lr = 0.0
+
+    @property
+    def window(self) -> int:
+        """Number of steps whose batches are staged at a time."""
+        return len(self.memory["plan"]["steps"])
+
+    @property
+    def windows(self) -> int:
+        """Number of windows in memory: two if one is staged while the steps of the other run."""
+        return len(self.memory["inputs"]["y"]) // self.window
+
+    def start_round(self, work: RoundWork) -> Program:
+        self._lr = work.local.lr
+        return self
+
+    def prepare(self, forms: set[bool]) -> None:
+        """Prepare the steps of a round. Do this before clients enter, because it may write into memory."""
+        for full in forms - self._runs.keys():
+            self._runs[full] = self._prepare_step(replace(self._step, full=full))
+        if not self._stages:
+            self._stages = self._prepare_staging()
+
+    def rewind(self) -> None:
+        """Go to the first step of a round."""
+        self.memory["inputs"]["at"].zero_()
+
+    def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        """Prepare the batches of a window of steps, counted from 0. Earlier windows must have been launched."""
+        for name, array in plan.items():
+            self.memory["plan"][name][: len(array)].copy_(self._sendable(array), non_blocking=True)
+        self._stages[window % self.windows](len(plan["steps"]))
+
+    def run(self, position: int, full: bool) -> None:
+        """Take a step on the batches at this position of the window."""
+        self._runs[full](position)
+
+    def _sendable(self, array: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array)
+
+    def _prepare_step(self, step: SlotStep) -> Callable[[int], None]:
+        return partial(self._take_step, step)
+
+    def _take_step(self, step: SlotStep, position: int) -> None:
+        now = {name: t[position] for name, t in self.memory["inputs"].items() if name != "at"}
+        step.descend(self.memory, now, self._lr)
+
+    def _prepare_staging(self) -> list[Callable[[int], None]]:
+        """One function per window in memory."""
+        return [partial(self._stage_now, self._window_memory(number)) for number in range(self.windows)]
+
+    def _window_memory(self, number: int) -> Memory:
+        """The memory, with the inputs of one window only."""
+        rows = slice(number * self.window, (number + 1) * self.window)
+        return self.memory | {"inputs": {n: t[rows] for n, t in self.memory["inputs"].items() if n != "at"}}
+
+    def _stage_now(self, window: Memory, steps: int) -> None:
+        ahead = {kind: {name: t[:steps] for name, t in window[kind].items()} for kind in ("plan", "inputs")}
+        self._staging(window | ahead)

@@ -24,8 +24,7 @@ from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.layouts import Flats, Layouts, Rows
-from fedskew.engine.stacked.local_step import finish_clients
-from fedskew.engine.stacked.program import Program
+from fedskew.engine.stacked.local_step import Program, finish_clients
 from fedskew.methods.parts import Tensors
 
 SLACK = 1.05

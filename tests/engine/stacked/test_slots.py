@@ -26,7 +26,7 @@ from toy_runs import (
 import fedskew.engine.stacked.engine
 from fedskew.engine.stacked import execution
 from fedskew.engine.stacked.engine import Slots, StackedEngine
-from fedskew.engine.stacked.program import Program
+from fedskew.engine.stacked.local_step import Program
 from fedskew.errors import UserError
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState

@@ -1,0 +1,126 @@
+"""The program of a GPU: staging and step as CUDA graphs, compiled if that pays, and staging beside the steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedskew.engine.data.device import stream_for
+from fedskew.engine.stacked.execution import Memory, StaticStep, captured, compiled
+from fedskew.engine.stacked.local_step import Program, SlotStep, Staging
+
+_LONGEST_EXPRESSION = 15
+"""In operations. A keyed draw has more of them, so a compiler does not repeat a sample's draw for each pixel."""
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Temporary memory of CUDA graphs. Graphs of one pool never run at the same time."""
+
+    steps: object
+    staging: object
+
+    @classmethod
+    def new(cls) -> Pools:
+        return cls(torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle())
+
+
+class GraphProgram(Program):
+    """Staging and step as CUDA graphs."""
+
+    def __init__(
+        self,
+        step: SlotStep,
+        staging: Staging,
+        memory: Memory,
+        pools: Pools,
+        compile_steps: bool,
+        notices: list[str],
+    ) -> None:
+        super().__init__(step, staging, memory)
+        self._pools, self._compile, self._notices = pools, compile_steps, notices
+        self._device = memory["inputs"]["at"].device
+        self._launched: torch.cuda.Event | None = None
+        """Fires when the device has done all work from before the last window was staged."""
+
+    def prepare(self, forms: set[bool]) -> None:  # noqa: ARG002
+        """Prepare the form with padding only: GPU kernels mask it at no cost, and each form would be captured."""
+        super().prepare({False})
+
+    def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        with self._beside_steps(first=window == 0):
+            super().stage(window, plan)
+
+    @contextlib.contextmanager
+    def _beside_steps(self, first: bool) -> Iterator[None]:
+        """Stage during the previous window's steps, but after the steps of the window whose memory is reused.
+
+        Steps that are launched later wait for the staging.
+        """
+        steps, staging = torch.cuda.current_stream(self._device), stream_for("staging", self._device)
+        launched = steps.record_event()
+        staging.wait_event(launched if first or self._launched is None else self._launched)
+        self._launched = launched
+        try:
+            with torch.cuda.stream(staging):
+                yield
+        finally:  # also if memory runs out: the next attempt reuses it
+            steps.wait_stream(staging)
+
+    def run(self, position: int, full: bool) -> None:  # noqa: ARG002
+        super().run(position, False)
+
+    def _sendable(self, array: npt.NDArray[np.int64]) -> Tensor:
+        """In pinned memory, so that the host need not wait for the copy."""
+        return torch.from_numpy(array).pin_memory()
+
+    def _prepare_step(self, step: SlotStep) -> Callable[[int], None]:
+        replay = self._replay(step)
+        return _ignoring(replay) if replay else (lambda _: step(self.memory))
+
+    def _replay(self, step: SlotStep) -> Callable[[], None] | None:
+        if self._compile:
+            try:
+                return captured(compiled(step, self.memory), self.memory, self._pools.steps)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a compiler may fail in any way
+                self._notice("cannot be compiled, so it runs uncompiled", error)
+        try:
+            return captured(replace(step, fused=True), self.memory, self._pools.steps)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._notice("cannot be captured as a CUDA graph, so operations are launched one by one", error)
+            return None
+
+    def _prepare_staging(self) -> list[Callable[[int], None]]:
+        windows = [self._window_memory(number) for number in range(self.windows)]
+        if self._compile and self._staging.data.compilable:
+            with contextlib.suppress(Exception):  # a compiler may fail in any way; without it the program works as well
+                program = compiled(self._staging, windows[0], _LONGEST_EXPRESSION)
+                return [self._captured_staging(program, window) for window in windows]
+        try:
+            return [self._captured_staging(self._staging, window) for window in windows]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an augmentation may wait for the device
+            torch.cuda.synchronize()
+        return super()._prepare_staging()
+
+    def _captured_staging(self, staging: StaticStep, window: Memory) -> Callable[[int], None]:
+        return _ignoring(captured(staging, window, self._pools.staging, "staging"))
+
+    def _notice(self, what: str, error: Exception) -> None:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self._notices.append(f"a step of this model or method {what}: {reason}")
+
+
+def _ignoring(replay: Callable[[], None]) -> Callable[[int], None]:
+    return lambda _: replay()
