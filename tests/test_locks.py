@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedskew.errors import UserError
-from fedskew.locks import FolderLock, exclusive
+from fedskew.experiment.storage.files import FolderLock
+from fedskew.locks import exclusive
 
 
 def test_a_second_writer_learns_who_holds_the_folder(tmp_path: Path) -> None:

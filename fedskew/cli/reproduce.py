@@ -184,7 +184,7 @@ def _results(
 ) -> None:
     """Write a page that shows paper and rerun side by side, table by table, from the records of all reruns."""
     from fedskew.cli.terminal import stdout
-    from fedskew.experiment.storage.atomic import reporting_os_errors
+    from fedskew.experiment.storage.files import reporting_os_errors
     from fedskew.lab.papers.map import draw_maps
     from fedskew.lab.papers.results_page import results_page
 

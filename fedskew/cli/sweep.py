@@ -74,7 +74,7 @@ def _command(
     """Run every combination of a grid's values. Repeat the command to resume; finished runs are not repeated."""
     from fedskew.cli.campaigns import conclude, job_values, parse_count, parse_seconds, run_campaign
     from fedskew.experiment.storage.about import command
-    from fedskew.experiment.storage.atomic import reporting_os_errors
+    from fedskew.experiment.storage.files import reporting_os_errors
     from fedskew.lab.sweep.campaign import Campaign
     from fedskew.lab.sweep.grid import read_grid
     from fedskew.lab.sweep.records import Records, RecordsFile

@@ -20,8 +20,7 @@ from torch import nn
 
 from fedskew.data import load
 from fedskew.errors import UserError, unknown
-from fedskew.experiment.storage.atomic import reporting_os_errors, write_file
-from fedskew.experiment.storage.tensors import write_tensors
+from fedskew.experiment.storage.files import reporting_os_errors, write_file, write_tensors
 from fedskew.export.card import method_entries, model_card
 from fedskew.export.onnx_file import require_onnx, write_onnx
 from fedskew.export.source import model_source

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedskew.errors import UserError
-from fedskew.experiment.storage.atomic import write_file
+from fedskew.experiment.storage.files import write_file
 from fedskew.export.raw_inputs import RawInputs
 from fedskew.results import Result
 

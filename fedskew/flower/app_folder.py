@@ -11,7 +11,7 @@ from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import KEYS, Config
-from fedskew.experiment.storage.atomic import reporting_os_errors
+from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import disclosures
 from fedskew.flower.operators_guide import GUIDE, SITE

@@ -20,7 +20,7 @@ from pathlib import Path
 from cryptography.x509 import Certificate
 
 from fedskew.errors import UserError
-from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
+from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 from fedskew.flower import certificates
 
 LOCAL = ("localhost", "127.0.0.1", "::1")

@@ -22,12 +22,12 @@ from typing import Self
 import yaml
 
 from fedskew.errors import UserError
+from fedskew.experiment.storage.files import FolderLock
 from fedskew.flower.credentials import Credentials
 from fedskew.flower.guardian import VARIABLE, end_marked_processes, start_guardian
 from fedskew.flower.processes import Process, await_tls, end_all, free_ports
 from fedskew.flower.runtime import FORK_SERVER, fork_server_path
 from fedskew.flower.supernode import node_config, supernode_command
-from fedskew.locks import FolderLock
 
 _START_SECONDS = 120.0
 _CONNECTION = "federation"

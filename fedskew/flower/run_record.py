@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError
-from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
+from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 from fedskew.flower.contract import Contract
 from fedskew.flower.settings import FederationSettings
 

@@ -23,7 +23,7 @@ from fedskew.experiment.result import Result, describe_participation
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
-from fedskew.experiment.storage.atomic import replace_file
+from fedskew.experiment.storage.files import replace_file
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.federation_server import FederationServer, refuse_unfit

@@ -13,8 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedskew.errors import UserError, expect
-from fedskew.experiment.storage.atomic import reporting_os_errors
-from fedskew.experiment.storage.tensors import Unreadable, read_tensors, write_tensors
+from fedskew.experiment.storage.files import Unreadable, read_tensors, reporting_os_errors, write_tensors
 from fedskew.methods.parts import Tensors
 
 _RUN = re.compile(r"[A-Za-z0-9]+")

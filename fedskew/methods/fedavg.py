@@ -37,7 +37,7 @@ class SGD(Solver):
 
 @dataclass(frozen=True)
 class Mean(ServerRule):
-    """w ← Σ a_k·w_k over the participants, the default of a server rule. The run's `average` sets a_k = n_k/Σn or 1/K."""
+    """w ← Σ a_k·w_k, the default of a server rule. The run's `average` sets a_k = n_k/Σn or 1/K."""
 
 
 register(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.experiment.result import Result
-from fedskew.experiment.storage.atomic import reporting_os_errors, write_file
+from fedskew.experiment.storage.files import reporting_os_errors, write_file
 from fedskew.report.charts.matplotlib_view import parse_formats, save_figure
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import page

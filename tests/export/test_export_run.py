@@ -23,7 +23,7 @@ from fedskew.data.published.text import Vocabulary
 from fedskew.errors import UserError
 from fedskew.experiment.config import PartitionConfig
 from fedskew.experiment.result import Result
-from fedskew.experiment.storage.tensors import read_tensors
+from fedskew.experiment.storage.files import read_tensors
 from fedskew.export import export_run
 from fedskew.export.card import model_card
 from fedskew.export.raw_inputs import RawInputs

@@ -17,7 +17,7 @@ from method_cases import slow
 from torch import nn
 
 from fedskew.errors import UserError
-from fedskew.experiment.storage.tensors import write_tensors
+from fedskew.experiment.storage.files import write_tensors
 from fedskew.export import onnx_file
 from fedskew.export.raw_inputs import RawInputs
 from fedskew.export.source import model_source

@@ -17,8 +17,8 @@ import pytest
 from made_up_runs import made_up
 
 from fedskew.errors import UserError
+from fedskew.experiment.storage.files import write_tensors
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.experiment.storage.tensors import write_tensors
 from fedskew.methods.pkd import weak_groups
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import charts, packed_plotly, page, plotly_program

@@ -23,8 +23,14 @@ from torch import Tensor
 
 from fedskew.errors import UserError
 from fedskew.experiment.round.state import ClientStates, Versions
-from fedskew.experiment.storage.atomic import at_once, reporting_os_errors
-from fedskew.experiment.storage.tensors import Unreadable, read_tensors, write_files, write_tensors
+from fedskew.experiment.storage.files import (
+    Unreadable,
+    at_once,
+    read_tensors,
+    reporting_os_errors,
+    write_files,
+    write_tensors,
+)
 from fedskew.methods.parts import Tensors
 
 _KEPT = 2

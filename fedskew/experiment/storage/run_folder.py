@@ -29,10 +29,17 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash, differing_keys, load_yaml
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import ClientStates, Versions
-from fedskew.experiment.storage.atomic import reporting_os_errors, sync, temporary, write_file
 from fedskew.experiment.storage.checkpoints import Checkpoint, Checkpoints, ClientFiles
-from fedskew.experiment.storage.tensors import Unreadable, read_tensors, write_tensors
-from fedskew.locks import FolderLock
+from fedskew.experiment.storage.files import (
+    FolderLock,
+    Unreadable,
+    read_tensors,
+    reporting_os_errors,
+    sync,
+    temporary,
+    write_file,
+    write_tensors,
+)
 
 
 class RoundsFile:

@@ -11,7 +11,7 @@ import yaml
 from fedskew.data.label_counts import LabelCounts
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, with_values
-from fedskew.experiment.storage.atomic import replace_file, reporting_os_errors
+from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 
 MOST_PER_ROUND = 10
 STAND_IN_SAMPLES = (500, 20_000)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.record import RoundRow
-from fedskew.experiment.storage.atomic import reporting_os_errors
+from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.lab.sweep.job import Job, identity, plans_by_rounds
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import Curve, CurveSummary

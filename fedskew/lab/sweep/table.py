@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError
-from fedskew.experiment.storage.atomic import replace_file
+from fedskew.experiment.storage.files import replace_file
 from fedskew.lab.sweep.records import Record, until
 from fedskew.methods import is_bound
 from fedskew.metrics.summary import CurveSummary

@@ -13,7 +13,7 @@ from toy_runs import advance, everything, finished, image_federation, norm_and_d
 
 from fedskew.experiment.round.state import ClientStates, RunState
 from fedskew.experiment.storage.checkpoints import ClientFiles
-from fedskew.experiment.storage.tensors import read_tensors, write_tensors
+from fedskew.experiment.storage.files import read_tensors, write_tensors
 from fedskew.methods import METHODS, make_method
 
 RUNS: dict[str, dict[str, Any]] = {

@@ -404,7 +404,7 @@ def test_nothing_is_written_without_the_lock(played: Path) -> None:
 LOCK_AND_DIE = """
 import os, sys
 from pathlib import Path
-from fedskew.locks import FolderLock
+from fedskew.experiment.storage.files import FolderLock
 lock = FolderLock(Path(sys.argv[1]) / ".lock")
 if os.fork() == 0:
     print("forked", flush=True)

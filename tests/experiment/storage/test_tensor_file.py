@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedskew.experiment.storage.tensors import _DTYPES, Unreadable, read_tensors, write_tensors
+from fedskew.experiment.storage.files import _DTYPES, Unreadable, read_tensors, write_tensors
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -29,8 +29,9 @@ def small() -> dict[str, Tensor]:
     return {"w": torch.tensor([1.5, -0.0, float("nan")]), "n": torch.tensor(7), "b": torch.ones(2).bfloat16()}
 
 
-@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
-def test_every_number_type_returns_bit_by_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", _DTYPES)
+def test_every_number_type_returns_bit_by_bit(tmp_path: Path, name: str) -> None:
+    dtype = getattr(torch, name)
     high = 2 if dtype == torch.bool else 256
     raw = torch.randint(0, high, (3, 5, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     tensors = {"many": raw.view(dtype), "scalar": raw.view(dtype)[0, 0, 0], "none": raw.view(dtype)[:0]}
