@@ -37,7 +37,7 @@ def permutation(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
 
 
 def raw_uniforms(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
-    """Return n float64 numbers in [0, 1), made from raw bits, whose stream numpy guarantees never to change."""
+    """Return n float64 numbers in [0, 1), made from raw bits, as in `permutation`."""
     bits: np.ndarray = np.random.Philox(_sequence(seed, purpose, key)).random_raw(n)
     return (bits >> np.uint64(11)) * 2.0**-53
 

@@ -29,9 +29,9 @@ class Federation:
     """The rule's name and parameters."""
     seed: int
     client_names: tuple[str, ...] = ()
-    """Empty if the clients have only numbers."""
+    """The names of the clients; empty if they only have numbers."""
     notes: tuple[str, ...] = ()
-    """What the rule changed in the data, one line each."""
+    """Lines for the user about what the rule changed in the data."""
 
     def __repr__(self) -> str:
         params = ", ".join(
@@ -50,7 +50,7 @@ class Federation:
 
     @property
     def client_labels(self) -> tuple[str, ...]:
-        """What tables call the clients: their names, or else their numbers."""
+        """The names of the clients in tables, or their numbers if they have no names."""
         return self.client_names or tuple(str(k) for k in range(self.clients))
 
     @cached_property

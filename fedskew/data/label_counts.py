@@ -22,7 +22,7 @@ from fedskew.errors import UserError
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
 
-FORMS = "expected a CSV file (a row per client, a column per class) or a folder with one histogram per client"
+FORMS = "expected a CSV file (one row per client, one column per class) or a folder with one histogram per client"
 _NAMES = ("", "client", "clients", "site", "sites", "name", "id", "hospital", "hospitals", "institution", "centre",
           "center")  # fmt: skip
 """Headings of a first column that names the clients."""
@@ -32,38 +32,39 @@ _TOTALS = ("total", "totals", "sum", "sums", "all", "overall", "grand total", "a
 _SEPARATORS = ",;\t"
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?")
 _COUNT = re.compile(r"\d{1,15}([.,]0*)?")
-"""A whole number. Spreadsheets also write 12 as 12.0, or as 12,0 where a comma is the decimal sign."""
+"""A whole number. Spreadsheets may also write 12 as 12.0, or as 12,0 with a decimal comma."""
 _SMALLEST_TOTAL = 100
-"""A last row or column without a name that adds up the others is a total from this many samples on. In smaller tables,
-a client may happen to have as many samples as all others."""
+"""The smallest sum for which an unnamed last row or column counts as a total of the others. In smaller tables, a client
+may happen to have as many samples as all others together."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelCounts:
-    """Clients × classes."""
+    """The number of samples of each class on each client."""
 
     clients: tuple[str, ...]
     classes: tuple[str, ...]
     counts: IntArray
+    """[clients, classes]."""
     names_clients: bool = True
-    """Whether the source names the clients; otherwise they are numbered."""
+    """Whether the source names the clients. Otherwise they are numbered."""
     names_classes: bool = True
     notes: tuple[str, ...] = field(default=())
     """What was left out of the source, one line each."""
 
     def __post_init__(self) -> None:
         if self.counts.shape[1] < 2:
-            raise UserError(f"counts of {self.counts.shape[1]} class; expected two or more, one column per class")
+            raise UserError(f"counts of {self.counts.shape[1]} class; expected at least 2 classes, one column each")
         for what, names in (("clients", self.clients), ("classes", self.classes)):
             if twice := [name for name in names if names.count(name) > 1]:
-                raise UserError(f"two {what} are called {twice[0]!r}; expected distinct names")
+                raise UserError(f"two {what} are called {twice[0]!r}; expected different names")
         for name, row in zip(self.clients, self.counts, strict=True):
             if row.sum() == 0:
                 raise UserError(f"client {name!r} has no samples; expected at least 1")
 
 
 def federation_counts(federation: Federation) -> LabelCounts:
-    """The label counts of a federation."""
+    """Return the label counts of a federation."""
     names, notes = federation.client_labels, federation.notes
     return LabelCounts(
         names, federation.dataset.classes, federation.label_counts, bool(federation.client_names), True, notes
@@ -73,7 +74,7 @@ def federation_counts(federation: Federation) -> LabelCounts:
 def read_counts(path: str | os.PathLike[str], data_classes: Sequence[str] = ()) -> LabelCounts:
     """Read label counts from a file or a folder.
 
-    If the data's classes are known, they help to tell a header from a row of counts, and names from counts.
+    The data's classes, if known, help to tell a header from a row of counts, and names from counts.
     """
     place = Path(path)
     if place.is_dir():
@@ -124,20 +125,22 @@ def _cells(path: Path) -> list[_Row]:
 
 
 def _is_name(cell: str) -> bool:
-    """Whether a cell is a name. -3, 1.5 and empty cells are not names but wrong counts, which are reported."""
+    """Return whether a cell is a name. -3, 1.5 and empty cells are wrong counts, which raise an error later."""
     return cell != "" and _NUMBER.fullmatch(cell) is None
 
 
 def _is_header(row: Sequence[str], data_classes: Sequence[str]) -> bool:
-    """Whether a row names the classes. Numbers count as names after a heading of the clients, as 0, 1, 2 …, or if they
-    are the data's classes."""
+    """Return whether a row names the classes.
+
+    Numbers are names if they follow a heading for the clients, if they are 0, 1, 2 … or the data's classes.
+    """
     numbered = len(row) > 2 and list(row) == [str(c) for c in range(len(row))]
     listed = len(data_classes) > 0 and sorted(data_classes) in (sorted(row), sorted(row[1:]))
     return row[0].lower() in _NAMES or any(map(_is_name, row[1:])) or numbered or listed
 
 
 def _names_clients(header: Sequence[str] | None, first: Sequence[str], data_classes: Sequence[str]) -> bool:
-    """Whether the first column, with the cells `first`, names the clients."""
+    """Return whether the first column, with the cells `first`, names the clients."""
     if any(map(_is_name, first)):
         return True
     if header is None:
@@ -149,7 +152,7 @@ def _names_clients(header: Sequence[str] | None, first: Sequence[str], data_clas
 
 
 def _is_numbering(names: Sequence[str]) -> bool:
-    """Whether a column is 0, 1, 2 … or 1, 2, 3 …, which numbers clients and does not count samples."""
+    """Return whether a column is 0, 1, 2 … or 1, 2, 3 …, which numbers the clients and does not count samples."""
     numbers = [str(i) for i in range(len(names) + 1)]
     return len(names) > 1 and list(names) in (numbers[:-1], numbers[1:])
 
@@ -173,21 +176,19 @@ class _Table:
 
 
 def _without_totals(path: Path, table: _Table) -> LabelCounts:
-    """Leave out a last row and a last column that add up the others; refuse one that is only called so."""
+    """Leave out a last row and a last column that are sums. Raise `UserError` if one is named so but is no sum."""
     clients, classes, counts, notes = table.clients, table.classes, table.counts, []
     if _is_total(f"{path}: column", classes[-1] if table.names_classes else None, counts.T):
-        notes.append(f"{path}: the last column adds up the others and was left out")
+        notes.append(f"{path}: the last column is the sum of the others and was left out")
         classes, counts = classes[:-1], counts[:, :-1]
     if _is_total(f"{path}: row", clients[-1] if table.names_clients else None, counts):
-        notes.append(f"{path}: the last row adds up the others and was left out")
+        notes.append(f"{path}: the last row is the sum of the others and was left out")
         clients, counts = clients[:-1], counts[:-1]
-    return LabelCounts(
-        tuple(clients), tuple(classes), counts, table.names_clients, table.names_classes, tuple(notes)
-    )  # fmt: skip
+    return LabelCounts(tuple(clients), tuple(classes), counts, table.names_clients, table.names_classes, tuple(notes))
 
 
 def _is_total(where: str, name: str | None, counts: IntArray) -> bool:
-    """Whether the last line of `counts` is the sum of the others."""
+    """Return whether the last row of `counts` is the sum of the others."""
     called = name is not None and name.lower() in _TOTALS
     adds_up = len(counts) > 1 and bool((counts[:-1].sum(axis=0) == counts[-1]).all())
     if called and not adds_up:
@@ -200,7 +201,7 @@ def _is_total(where: str, name: str | None, counts: IntArray) -> bool:
 
 
 def _read_folder(folder: Path) -> LabelCounts:
-    """Read `NAME.csv` (a class and its count per row) or `NAME.json` (an object of counts) for each client."""
+    """Read one file per client: `NAME.csv` (a class and its count per row) or `NAME.json` (an object of counts)."""
     files = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".csv", ".json"))
     if not files:
         raise UserError(f"{folder} has no .csv or .json file; expected one histogram per client")
@@ -213,7 +214,7 @@ def _read_folder(folder: Path) -> LabelCounts:
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:
-    """Sort 10 after 9."""
+    """Sort key by which 10 comes after 9."""
     return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
 
 
@@ -226,11 +227,11 @@ def _histogram(path: Path) -> dict[str, int]:
         found = {row.cells[0]: _count(row.cells[1], path, row.line, 2) for row in rows}
     else:
         found = _json_histogram(path)
-    return {name: number for name, number in found.items() if not _adds_up(path, name, found)}
+    return {name: number for name, number in found.items() if not _is_sum(path, name, found)}
 
 
-def _adds_up(path: Path, name: str, histogram: dict[str, int]) -> bool:
-    """Whether an entry is a total, which is left out; refuse one that is only called so."""
+def _is_sum(path: Path, name: str, histogram: dict[str, int]) -> bool:
+    """Return whether an entry is the sum of the others. Raise `UserError` if it is named so but is no sum."""
     if name.lower() not in _TOTALS:
         return False
     if histogram[name] != sum(histogram.values()) - histogram[name]:

@@ -1,7 +1,7 @@
 """Synthetic data: Gaussian classes, as a table or as images, with any number of classes.
 
-They stand in for data that nobody may see yet. Their shape, number of classes and difficulty are the user's; what a
-class looks like is random.
+It stands in for data that is not available yet. The user chooses its shape, number of classes and difficulty. The
+centres of the classes are random.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLASSES, SAMPLES, FEATURES, SEPARATION = 10, 4000, 20, 4.0
 TEST_SHARE = 0.25
 """Test samples per training sample, unless the user gives their number."""
 _PATCHES = 4
-"""An image is a smooth picture of so many random values on each side."""
+"""The number of random values along each side of an image, between which it is interpolated."""
 _PIXEL_NOISE, _CONTRAST = 0.2, 40.0
 
 
@@ -39,10 +39,10 @@ def load_synthetic(
 ) -> Dataset:
     """Draw the samples of each class around a random centre.
 
-    `classes` is a number or a list of names. Two centres are about `separation` standard deviations apart, so two
-    classes alone can be told apart in Φ(separation / 2) of the cases: 84 % for 2, 98 % for 4. `image` is the shape
-    of an image, (height, width) or (channels, height, width). Without it, a sample is a row of `features` numbers. All
-    classes have equally many samples.
+    `classes` is a number or a list of names. Two centres are about `separation` standard deviations apart, so the best
+    accuracy on two classes is Φ(separation / 2): 84 % for 2, 98 % for 4. `image` is the shape of an image, (height,
+    width) or (channels, height, width). Without it, a sample is a row of `features` numbers. All classes have the same
+    number of samples.
     """
     names = _class_names(classes)
     train = _whole("samples", samples, len(names))
@@ -53,7 +53,7 @@ def load_synthetic(
         raise UserError(f"separation is {separation!r}; expected a number above 0, such as {SEPARATION}")
     shape, key = _image_shape(image), _whole("seed", seed, 0)
     if shape is not None and features is not None:
-        raise UserError("features and image exclude each other; expected features for a table or image for images")
+        raise UserError("both features and image are set; expected features for a table, or image for images")
     dimensions = _whole("features", FEATURES if features is None else features, 1)
     if shape is not None:
         dimensions = shape[0] * _PATCHES**2
@@ -74,7 +74,7 @@ def _class_names(classes: object) -> tuple[str, ...]:
 
 def _whole(name: str, value: object, at_least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < at_least:
-        raise UserError(f"{name} is {value!r}; expected a whole number, at least {at_least}")
+        raise UserError(f"{name} is {value!r}; expected a whole number ≥ {at_least}")
     return int(value)
 
 
@@ -93,7 +93,7 @@ def _image_shape(image: object) -> tuple[int, int, int] | None:
 
 
 def _normals(count: int, dimensions: int, key: tuple[int, ...]) -> Floats:
-    """Standard normal numbers [count, dimensions] by Box and Muller, from bits that are the same everywhere."""
+    """Draw standard normal numbers [count, dimensions] by Box and Muller, from bits that are the same everywhere."""
     pairs = (count * dimensions + 1) // 2
     radius, angle = raw_uniforms(2 * pairs, key[0], "synthetic", *key[1:]).reshape(2, pairs)
     radius = np.sqrt(-2 * np.log1p(-radius))
@@ -102,14 +102,14 @@ def _normals(count: int, dimensions: int, key: tuple[int, ...]) -> Floats:
 
 
 def _centres(classes: int, dimensions: int, separation: float, seed: int) -> Floats:
-    """Random directions of one length; in many dimensions, they are at right angles to each other."""
+    """Draw random vectors of equal length. In many dimensions, they are nearly orthogonal."""
     directions = _normals(classes, dimensions, (seed, 0))
     lengths = np.linalg.norm(directions, axis=1, keepdims=True)
     return np.asarray(directions / lengths * (separation / math.sqrt(2)), np.float64)
 
 
 def _samples(centres: Floats, count: int, shape: tuple[int, int, int] | None, seed: int, part: int) -> Samples:
-    """`count` samples in all, class by class; each class has a key of its own."""
+    """Draw `count` samples in total, class by class. Each class has its own random key."""
     classes, dimensions = centres.shape
     sizes = [count // classes + (c < count % classes) for c in range(classes)]
     points = [centre + _normals(size, dimensions, (seed, 1, part, c))
@@ -122,7 +122,7 @@ def _samples(centres: Floats, count: int, shape: tuple[int, int, int] | None, se
 
 
 def _images(points: Floats, shape: tuple[int, int, int], key: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Smooth grey or colour pictures of the points, with a little noise on each pixel."""
+    """Turn the points into smooth grey or colour images, with a little noise on each pixel."""
     channels, height, width = shape
     patches = points.reshape(len(points), channels, _PATCHES, _PATCHES)
     pictures = np.einsum("hp,ncpq,wq->nchw", _blend(height), patches, _blend(width))
@@ -132,7 +132,7 @@ def _images(points: Floats, shape: tuple[int, int, int], key: tuple[int, ...]) -
 
 
 def _blend(side: int) -> Floats:
-    """How much each patch adds to each of `side` pixels: linear interpolation."""
+    """Return the weights of the random values at each of `side` pixels, for linear interpolation."""
     place = (np.arange(side) + 0.5) / side * _PATCHES - 0.5
     distance = np.abs(np.clip(place, 0, _PATCHES - 1)[:, None] - np.arange(_PATCHES))
     return np.asarray(np.clip(1 - distance, 0, None), np.float64)

@@ -32,13 +32,13 @@ class MeanStd(NamedTuple):
 
     mean: float
     std: float
-    """NaN if there is one value only."""
+    """NaN if there is only one value."""
 
     def __str__(self) -> str:
         return self.in_percent(2)
 
     def in_percent(self, digits: int) -> str:
-        """Such as 71.4 ± 0.2; without the deviation if it is unknown, and a dash without a mean."""
+        """Format as 71.4 ± 0.2, without the deviation if it is unknown, or as a dash if there is no mean."""
         if math.isnan(self.mean):
             return "–"
         spread = "" if math.isnan(self.std) else f" ± {100 * self.std:.{digits}f}"

@@ -57,7 +57,9 @@ def test_a_total_is_left_out_with_a_note(text: str, dropped: list[str], tmp_path
     found = read_counts(written(tmp_path / "counts.csv", text))
     scale = 100 if "100" in text else 1
     assert (found.counts // scale).tolist() == [[1, 2], [3, 4]]
-    assert [f"the last {what} adds up the others" in note for what, note in zip(dropped, found.notes, strict=True)]
+    assert [
+        f"the last {what} is the sum of the others" in note for what, note in zip(dropped, found.notes, strict=True)
+    ]
 
 
 def test_a_client_that_happens_to_have_the_sum_of_the_others_is_kept(tmp_path: Path) -> None:

@@ -56,12 +56,12 @@ def test_the_data_are_the_same_on_every_machine_and_differ_by_seed() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"classes": 1}, "classes is 1; expected a whole number, at least 2"),
-        ({"samples": 3}, "samples is 3; expected a whole number, at least 10"),
+        ({"classes": 1}, "classes is 1; expected a whole number ≥ 2"),
+        ({"samples": 3}, "samples is 3; expected a whole number ≥ 10"),
         ({"separation": 0}, "separation is 0; expected a number above 0"),
         ({"separation": "big"}, "separation is 'big'"),
         ({"image": [3, 3, 3, 3]}, "expected \\[height, width\\]"),
-        ({"image": [8, 8], "features": 3}, "features and image exclude each other"),
+        ({"image": [8, 8], "features": 3}, "both features and image are set"),
         ({"colour": 1}, "unknown option of synthetic: 'colour'"),
     ],
 )

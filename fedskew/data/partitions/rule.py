@@ -49,13 +49,13 @@ class Labels:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A dataset as a rule splits it."""
+    """A dataset that a rule has prepared for its split."""
 
     dataset: Dataset
     client_names: tuple[str, ...] = ()
-    """Empty if the clients have only numbers."""
+    """The names of the clients; empty if they only have numbers."""
     notes: tuple[str, ...] = ()
-    """What the rule changed, one line each."""
+    """Lines for the user about what the rule changed."""
 
 
 @dataclass(frozen=True)
