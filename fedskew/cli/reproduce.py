@@ -139,11 +139,11 @@ def _note_missing_methods(selections: Sequence[Selection]) -> None:
 
 def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.lab.papers.rerun import columns, json_of, order, rerun, rich_table
+    from fedskew.lab.papers.rerun import columns, compare_order, rerun, rerun_json, rich_table
 
     reruns = [rerun(cell, range(s.seeds), campaign.known, s.choice) for s in selections for cell in s.cells()]
     if as_json:
-        print_json([json_of(one) for one in reruns])
+        print_json([rerun_json(one) for one in reruns])
         return
     console = stdout()
     for selection in selections:
@@ -151,23 +151,23 @@ def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) 
             console.print(f"changed from the paper: {changed}", markup=False, soft_wrap=True)
     for column in columns(reruns).values():
         console.print(rich_table(column))
-        if ranking := order(column):
+        if ranking := compare_order(column):
             console.print(f"order: {ranking}", markup=False, soft_wrap=True)
 
 
 def _show(selections: Sequence[Selection], is_plan: bool, device: str, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.lab.papers.cells import chosen, table_cells
-    from fedskew.lab.papers.listing import listed_cells, listed_plan, listed_tables
+    from fedskew.lab.papers.cells import select_cells, table_cells
+    from fedskew.lab.papers.listing import list_cells, list_plan, list_tables
     from fedskew.lab.papers.selection import all_tables, table_names
 
     if is_plan:
-        lines = listed_plan(selections, device)
+        lines = list_plan(selections, device)
     else:
         tables, choice = selections[0].tables, selections[0].choice
         names = table_names(tables) or all_tables()
-        cells = chosen([cell for name in names for cell in table_cells(*name)], choice)
-        lines = (listed_cells if len(tables) == 1 and "/" in tables[0] else listed_tables)(cells, choice, device)
+        cells = select_cells([cell for name in names for cell in table_cells(*name)], choice)
+        lines = (list_cells if len(tables) == 1 and "/" in tables[0] else list_tables)(cells, choice, device)
     if as_json:
         print_json([line.to_json() for line in lines])
         return

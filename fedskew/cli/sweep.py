@@ -157,10 +157,10 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     """Search, then train the best point on all training data and test it."""
     from fedskew.cli.campaigns import format_percent, run_campaign
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.lab.sweep.pool import usual_workers
+    from fedskew.lab.sweep.pool import default_workers
     from fedskew.lab.sweep.search import search_with_optuna
 
-    at_once = campaign.workers or usual_workers(search.base.device, trials)
+    at_once = campaign.workers or default_workers(search.base.device, trials)
 
     def run(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
         run_campaign(campaign, jobs, as_json or quiet)

@@ -1,1 +1,1 @@
-"""The papers' protocols and tables as data, and what a rerun says about them."""
+"""The papers' protocols and printed tables as data, and comparisons with reruns."""

@@ -16,7 +16,7 @@ from fedskew.lab.sweep.job import Job
 from fedskew.methods import make_method
 
 TRAINED = "global model"
-"""The row of a table for the model before a client's update."""
+"""The table row that shows the model before a client's update."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Cell:
     split: str
     condition: str
     method: str
-    """The paper's name of it."""
+    """The method's name in the paper."""
     metric: str
     printed: Number | None = None
 
     @property
     def column(self) -> tuple[str, str, str, str]:
-        """Cells in one column compare methods."""
+        """The column of the table. Its cells compare methods."""
         return self.dataset, self.split, self.condition, self.metric
 
     @property
@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def budget(self) -> int | None:
-        """The round at which the number is read, if the table states one."""
+        """The number of rounds after which accuracy is read, if the table states one."""
         rounds = conditions(self.condition).get("rounds")
         return None if rounds is None else int(rounds)
 
@@ -63,7 +63,7 @@ class Choice:
 
 
 def table_cells(paper: str, table: str) -> list[Cell]:
-    """All cells of a table that a run can fill."""
+    """List all cells of a table that a run can fill."""
     rules = protocol(paper)
     if table not in rules.tables:
         raise unknown(f"table of {paper}", table, rules.tables)
@@ -86,36 +86,36 @@ def table_cells(paper: str, table: str) -> list[Cell]:
                         for metric in spec.metrics
                         for method in spec.methods
                     ]
-    return sorted(cells, key=_in_order_of_columns(cells))
+    return sorted(cells, key=_column_order(cells))
 
 
-def _in_order_of_columns(cells: Sequence[Cell]) -> Any:
-    """Sort by column, so that a stopped rerun has complete columns."""
+def _column_order(cells: Sequence[Cell]) -> Any:
+    """A sort key by column, so that a stopped rerun has complete columns."""
     order = {place: i for i, place in enumerate(dict.fromkeys(cell.place for cell in cells))}
     return lambda cell: order[cell.place]
 
 
-def chosen(cells: Sequence[Cell], choice: Choice) -> list[Cell]:
-    """The cells that the user selected; refuse a value that no cell has."""
+def select_cells(cells: Sequence[Cell], choice: Choice) -> list[Cell]:
+    """Select cells. Raises a UserError for a value that no cell has."""
     filters = (
         ("dataset", choice.datasets, lambda c: {c.dataset}),
         ("split", choice.splits, lambda c: {c.split}),
         ("condition", choice.conditions, lambda c: {c.condition}),
         ("method", choice.methods, method_names),
     )
-    for kind, wanted, names in filters:
+    for kind, selected, names in filters:
         known = {name for cell in cells for name in names(cell)}
-        for name in wanted:
+        for name in selected:
             if name not in known:
                 raise unknown(f"{kind} of this table", name, known)
-        cells = [cell for cell in cells if not wanted or names(cell) & set(wanted)]
+        cells = [cell for cell in cells if not selected or names(cell) & set(selected)]
     if not cells:
-        raise UserError("no cell matches all of these; fedskew reproduce --list shows the cells")
+        raise UserError("no cell matches all of these filters; `fedskew reproduce --list` shows the cells")
     return list(cells)
 
 
 def method_names(cell: Cell) -> set[str]:
-    """Names for the method: the paper's and, if it is unambiguous, fedskew's."""
+    """Names that select the cell's method: the paper's name and, if it is unambiguous, fedskew's."""
     known = protocol(cell.paper).methods
     own = known[cell.method]["method"]
     alone = next(name for name, entry in known.items() if entry["method"] == own) == cell.method
@@ -123,7 +123,7 @@ def method_names(cell: Cell) -> set[str]:
 
 
 def missing_method(cell: Cell) -> str | None:
-    """Why this version cannot run the cell; None if it can."""
+    """Return why this version cannot run the cell, or None if it can."""
     entry = protocol(cell.paper).methods[cell.method]
     try:
         make_method(entry["method"])
@@ -132,8 +132,8 @@ def missing_method(cell: Cell) -> str | None:
     return None
 
 
-def job(cell: Cell, seed: int, choice: Choice) -> Job:
-    """The run for a cell and a seed."""
+def make_job(cell: Cell, seed: int, choice: Choice) -> Job:
+    """Make the run for a cell and a seed."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.place, cell.method, choice.variant) | {"seed": seed, **choice.values}
     config = _config(json.dumps(values))
@@ -146,7 +146,7 @@ def job(cell: Cell, seed: int, choice: Choice) -> Job:
 
 
 def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: Choice, trained_by: str) -> Job:
-    """One round from a model that another method trained, with each client evaluated before and after."""
+    """Make a run of one round that starts from another method's model and evaluates clients before and after."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.place, trained_by, choice.variant) | {"seed": seed, **choice.values}
     start = _config(json.dumps(values))
@@ -155,14 +155,14 @@ def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: Choic
 
 @lru_cache(maxsize=100_000)
 def _config(values: str) -> Config:
-    """Make a configuration from JSON, with ten checkpoints by default; cached, since tables share many runs."""
+    """Make a configuration from JSON, with ten checkpoints by default. It is cached, as tables share many runs."""
     dotted = json.loads(values)
     rounds = int(dotted.get("rounds", Config.rounds))
     return with_values(Config(), {"checkpoint_every": max(1, rounds // 10), **dotted})
 
 
-def wanted_rounds(cell: Cell, rules: Protocol) -> int:
-    """Rounds of the global model in the paper."""
+def paper_rounds(cell: Cell, rules: Protocol) -> int:
+    """The number of rounds in the paper."""
     if cell.budget is not None:
         return cell.budget
     return int(rules.values(cell.table, *cell.place, cell.method)["rounds"])

@@ -1,8 +1,8 @@
-"""`reproduce --list`: tables, cells or entries of a plan, with their estimated cost on this machine.
+"""List tables, cells or a plan for `reproduce --list`, with their estimated cost on this machine.
 
-The estimate is rough: the number of samples trained on, times the measured time per sample. On a CPU one step of one
-client is timed; on a GPU, where a round's clients train as one program, one step of one model on all their batches
-(docs/speed.md: both take about equally long). Tables and cells are counted for one seed.
+The estimate is rough: the number of samples trained on, times the measured time per sample. On a CPU, one step of one
+client is timed. On a GPU, all clients of a round train at once, which takes about as long as one step of one model on
+all their batches (docs/speed.md), so that is timed. The cost of tables and cells is for one seed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import nn
 from fedskew.data import DATASETS
 from fedskew.engine import choose_device
 from fedskew.experiment.config import Config
-from fedskew.lab.papers.cells import Cell, Choice, job, missing_method
+from fedskew.lab.papers.cells import Cell, Choice, make_job, missing_method
 from fedskew.lab.papers.protocol import Protocol, protocol
 from fedskew.lab.papers.selection import Selection
-from fedskew.lab.sweep.job import Job, each_once, identity
+from fedskew.lab.sweep.job import Job, identity, merge_jobs
 from fedskew.methods import Objective, make_method
 from fedskew.models import Inputs, make_model
 
@@ -39,26 +39,26 @@ _SHAPES = {
     "20newsgroups": (200,),
 }
 _VOCABULARY = 98_635
-_TIMED = 0.1
+_SECONDS_PER_MODEL = 0.1
 """Seconds of timing per model."""
-_STEPS = 3
-"""Minimum number of timed steps; the first takes many times longer than the others."""
+_MIN_STEPS = 3
+"""The fewest timed steps. The first one takes many times longer than the others."""
 _BATCH = 16
-"""Batch size of a timed step on a CPU; larger batches take about as long per sample."""
+"""Batch size of a timed step on a CPU. Larger batches take about as long per sample."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The amount of computation of a run."""
+    """The amount of computation in a run."""
 
     visits: float
-    """Samples trained on, over all rounds, epochs and clients, including passes beyond FedAvg's."""
+    """Samples trained on in all rounds, epochs and clients, including extra passes of the method."""
     steps: float
-    """Local steps in sequence."""
+    """Local steps that must run one after another."""
 
 
 def trained(jobs: Iterable[Job]) -> list[Config]:
-    """The runs behind some jobs; a start model that several jobs share is trained once."""
+    """The runs that the jobs need. A start model that several jobs share is trained once."""
     listed = list(jobs)
     starts = {identity(job.start): job.start for job in listed if job.start is not None}
     return [*(job.config for job in listed), *starts.values()]
@@ -67,17 +67,19 @@ def trained(jobs: Iterable[Job]) -> list[Config]:
 def work(config: Config) -> Work:
     clients = config.partition.clients or 10
     participants = min(config.clients_per_round or clients, clients)
-    a_client = DATASETS[config.data].train / clients
+    samples_per_client = DATASETS[config.data].train / clients
     passes = config.rounds * config.local_epochs
     method = make_method(config.method, config.method_params)
     factor = float(method.solver.gradients())
     if isinstance(method.objective, Objective):
         factor += method.objective.extra_forwards(1.0, {}) / 3
-    return Work(passes * participants * a_client * factor, passes * max(1.0, a_client / config.batch_size))
+    return Work(
+        passes * participants * samples_per_client * factor, passes * max(1.0, samples_per_client / config.batch_size)
+    )
 
 
 def seconds(config: Config, device: str) -> float:
-    """Estimated seconds on this machine."""
+    """Estimate the seconds on this machine."""
     clients = config.partition.clients or 10
     participants = min(config.clients_per_round or clients, clients)
     return work(config).visits / _rate(config.data, config.model, config.batch_size, participants, device)
@@ -85,7 +87,7 @@ def seconds(config: Config, device: str) -> float:
 
 @cache
 def _rate(data: str, model: str, batch_size: int, participants: int, device: str) -> float:
-    """Samples per second."""
+    """Measure the samples per second."""
     place = choose_device(device)
     shape = _SHAPES[data]
     text = DATASETS[data].kind == "text"
@@ -97,10 +99,10 @@ def _rate(data: str, model: str, batch_size: int, participants: int, device: str
 
 
 def _step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """The fastest of a few steps."""
+    """Time a few steps, and return the fastest."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     fastest, steps, began = float("inf"), 0, time.perf_counter()
-    while steps < _STEPS or time.perf_counter() - began < _TIMED:
+    while steps < _MIN_STEPS or time.perf_counter() - began < _SECONDS_PER_MODEL:
         at = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(nn.functional.cross_entropy(network(x), y))
@@ -113,7 +115,7 @@ def _step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a list."""
+    """One line of the list."""
 
     what: str
     about: str
@@ -130,8 +132,8 @@ class Line:
         return dict(vars(self))
 
 
-def listed_tables(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
-    """One line per table, after the citation, variants and known flaws of its paper."""
+def list_tables(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
+    """List the citation, the variants and the known flaws of each paper, then one line per table."""
     lines, before = [], ""
     for (paper, table), found in _grouped(cells, lambda cell: (cell.paper, cell.table)).items():
         rules = protocol(paper)
@@ -150,13 +152,13 @@ def _about(rules: Protocol) -> list[Line]:
     return [Line(what, about, 0, 0.0, 0.0) for what, about in lines]
 
 
-def listed_plan(plan: Sequence[Selection], device: str) -> list[Line]:
-    """One line per entry of a plan, for all its seeds."""
+def list_plan(plan: Sequence[Selection], device: str) -> list[Line]:
+    """List one line per entry of a plan, for all its seeds."""
     return [_line(str(entry), f"{len(entry.cells())} cells", entry.jobs(), device) for entry in plan]
 
 
-def listed_cells(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
-    """One line per run, with the cells that it fills."""
+def list_cells(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
+    """List one line per run, with the cells that it fills."""
     lines = []
     for (place, method), found in _grouped(cells, lambda c: (" ".join(filter(None, c.place)), c.method)).items():
         printed = [f"{c.metric} {c.printed.mean:g}" for c in found if c.printed and c.printed.mean is not None]
@@ -176,8 +178,8 @@ def _grouped(cells: Sequence[Cell], key: Callable[[Cell], tuple[str, str]]) -> d
 
 
 def _jobs(cells: Sequence[Cell], choice: Choice) -> list[Job]:
-    jobs = (job(cell, 0, choice) for cell in cells if not missing_method(cell))
-    return each_once(jobs)
+    jobs = (make_job(cell, 0, choice) for cell in cells if not missing_method(cell))
+    return merge_jobs(jobs)
 
 
 def _line(what: str, about: str, jobs: Sequence[Job], device: str) -> Line:

@@ -1,4 +1,4 @@
-"""The map of which method helps where: accuracy over FedAvg's, by participation and skew, under one protocol."""
+"""Maps of which method helps where: the gain over FedAvg by participation and skew, under one protocol."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fedskew.lab.sweep.records import Records, read_folder
 
 PAPER, TABLE = "fedskew", "map"
 CLOSE = 1.0
-"""Methods within so many points of accuracy count as equally good."""
+"""Methods within this many points of accuracy count as equally good."""
 
 
 @dataclass(frozen=True)
-class Spot:
-    """One federation: a dataset, a skew and the share of clients per round."""
+class FederationResult:
+    """The methods' accuracy on one federation: a dataset, a skew and a share of clients per round."""
 
     dataset: str
     beta: float
     share: float
     accuracy: dict[str, float]
-    """Percent by method."""
+    """Accuracy in percent, by method."""
 
     def gain(self, method: str) -> float | None:
-        """Percentage points over FedAvg."""
+        """The gain over FedAvg in percentage points."""
         if method not in self.accuracy or BASELINE not in self.accuracy:
             return None
         return self.accuracy[method] - self.accuracy[BASELINE]
@@ -42,17 +42,17 @@ class Spot:
 
     @property
     def best(self) -> list[str]:
-        """The best method and those close to it."""
+        """The best method, and those close to it."""
         top = self.accuracy[self.ranking[0]]
         return [method for method in self.ranking if top - self.accuracy[method] <= CLOSE]
 
 
-def seeds_of(records: Records) -> list[int]:
+def known_seeds(records: Records) -> list[int]:
     return sorted({record.config.seed for record in records})
 
 
-def spots(records: Records, seeds: Sequence[int]) -> list[Spot]:
-    """The federations that have every method; for others, the best method is not known."""
+def federation_results(records: Records, seeds: Sequence[int]) -> list[FederationResult]:
+    """The federations on which every method was run. On others, the best method is not known."""
     clients = int(protocol(PAPER).settings["partition.clients"])
     cells = table_cells(PAPER, TABLE)
     by_seed = [columns([rerun(cell, [seed], records, Choice()) for cell in cells]) for seed in seeds]
@@ -61,67 +61,68 @@ def spots(records: Records, seeds: Sequence[int]) -> list[Spot]:
         dataset, split, condition, _ = place
         share = int(conditions(condition)["participants"]) / clients
         accuracy = _accuracy([_complete_runs(one[place]) for one in by_seed])
-        found.append(Spot(dataset, float(split.partition(":")[2]), share, accuracy))
-    everyone = {method for spot in found for method in spot.accuracy}
-    return [spot for spot in found if spot.accuracy.keys() == everyone and len(everyone) > 1]
+        found.append(FederationResult(dataset, float(split.partition(":")[2]), share, accuracy))
+    everyone = {method for federation in found for method in federation.accuracy}
+    return [federation for federation in found if federation.accuracy.keys() == everyone and len(everyone) > 1]
 
 
 def _complete_runs(column: Sequence[Rerun]) -> dict[str, float]:
-    """The accuracy of each method whose run is complete, for one seed."""
+    """The accuracy of each method with a complete run, for one seed."""
     return {one.cell.method: one.mean.mean for one in column if one.mean is not None and one.shortened is None}
 
 
 def _accuracy(by_seed: Sequence[dict[str, float]]) -> dict[str, float]:
     """Each method's mean over the seeds that all methods have.
 
-    Another seed means another split, so a mean over other seeds would compare splits instead of methods.
+    Each seed has its own split, so means over different seeds would compare splits instead of methods.
     """
     methods = dict.fromkeys(method for one in by_seed for method in one)
     shared = [one for one in by_seed if one.keys() == methods.keys()]
     return {method: fmean(one[method] for one in shared) for method in methods} if shared else {}
 
 
-def guide(found: Sequence[Spot]) -> str:
-    """A Markdown table of the best methods per federation."""
+def guide(found: Sequence[FederationResult]) -> str:
+    """Write a Markdown table of the best methods per federation."""
     lines = ["| dataset | Dirichlet β | clients per round | FedAvg | best, and methods within a point | gain |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-    for spot in found:
-        baseline = spot.accuracy.get(BASELINE)
-        gain = spot.gain(spot.ranking[0])
+    for federation in found:
+        baseline = federation.accuracy.get(BASELINE)
+        gain = federation.gain(federation.ranking[0])
         lines.append(
-            f"| {spot.dataset} | {spot.beta:g} | {spot.share:.0%} | {'' if baseline is None else f'{baseline:.1f}'} "
-            f"| {', '.join(spot.best)} | {'' if gain is None else f'{gain:+.1f}'} |"
+            f"| {federation.dataset} | {federation.beta:g} | {federation.share:.0%} "
+            f"| {'' if baseline is None else f'{baseline:.1f}'} "
+            f"| {', '.join(federation.best)} | {'' if gain is None else f'{gain:+.1f}'} |"
         )
     return "\n".join(lines) + "\n"
 
 
 _ACROSS = 5
 _DARK = 0.6
-"""Beyond this part of the colour scale, black text is hard to read."""
+"""Black text is hard to read beyond this fraction of the colour scale."""
 
 
 def draw_maps(folder: str | Path) -> list[Path]:
     """Draw one map per dataset in the records."""
     records = read_folder(folder)
-    found = spots(records, seeds_of(records))
+    found = federation_results(records, known_seeds(records))
     pictures = []
-    for dataset in dict.fromkeys(spot.dataset for spot in found):
+    for dataset in dict.fromkeys(federation.dataset for federation in found):
         path = Path(folder) / f"map-{dataset}.png"
-        _draw([spot for spot in found if spot.dataset == dataset], path)
+        _draw([federation for federation in found if federation.dataset == dataset], path)
         pictures.append(path)
     return pictures
 
 
-def _draw(found: Sequence[Spot], path: Path) -> None:
+def _draw(found: Sequence[FederationResult], path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("maps need matplotlib: pip install 'fedskew[report]'") from error
-    methods = [m for m in dict.fromkeys(m for spot in found for m in spot.accuracy) if m != BASELINE]
-    betas = sorted({spot.beta for spot in found})
-    shares = sorted({spot.share for spot in found})
-    gains = [gain for spot in found for m in methods if (gain := spot.gain(m)) is not None]
+    methods = [m for m in dict.fromkeys(m for federation in found for m in federation.accuracy) if m != BASELINE]
+    betas = sorted({federation.beta for federation in found})
+    shares = sorted({federation.share for federation in found})
+    gains = [gain for federation in found for m in methods if (gain := federation.gain(m)) is not None]
     limit = max(1.0, max(map(abs, gains), default=1.0))
     down = -(-len(methods) // _ACROSS)
     figure = Figure(figsize=(2.3 * _ACROSS, 2.2 * down + 0.6), layout="constrained")
@@ -138,9 +139,14 @@ def _draw(found: Sequence[Spot], path: Path) -> None:
 
 
 def _panel(
-    axis: Any, method: str, found: Sequence[Spot], betas: Sequence[float], shares: Sequence[float], limit: float
+    axis: Any,
+    method: str,
+    found: Sequence[FederationResult],
+    betas: Sequence[float],
+    shares: Sequence[float],
+    limit: float,
 ) -> Any:
-    gains = {(spot.beta, spot.share): spot.gain(method) for spot in found}
+    gains = {(federation.beta, federation.share): federation.gain(method) for federation in found}
     rows = [[_or_nan(gains.get((beta, share))) for share in shares] for beta in betas]
     picture = axis.imshow(rows, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     for i, row in enumerate(rows):

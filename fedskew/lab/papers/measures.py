@@ -1,4 +1,4 @@
-"""The metrics of the papers' tables, computed from records of runs, in the printed unit."""
+"""The metrics of the papers' tables, computed from records of runs in the unit that the paper prints."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from fedskew.lab.sweep.records import Record, until
 from fedskew.metrics.summary import best, first_round_reaching, mean_of_last, speed_up
 
 _LAST = 50
-"""Rounds over which FedGR averages."""
+"""FedGR reports means over this many last rounds."""
 NEVER = math.inf
-"""Instead of a number: the run never reached the target."""
+"""The value of a run that never reached the target."""
 _LATE = 10
-"""Rounds over which our own comparison averages."""
+"""Our own comparison reports means over this many last rounds."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The records from which a number is computed."""
+    """The inputs of a metric."""
 
     record: Record
     rounds: int
-    """The budget; later rounds do not count."""
+    """The budget. Later rounds do not count."""
     baseline: Record | None = None
-    """FedAvg's run on the same federation, for numbers that compare with it."""
+    """FedAvg's run on the same federation, for metrics that compare with it."""
     client: int = 0
-    """The client whose update is shown."""
+    """The client to evaluate after its update."""
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -44,7 +44,7 @@ class Measure:
     percent: bool = True
     more_is_better: bool = True
     compares: bool = False
-    """Whether it needs FedAvg's run."""
+    """Whether the metric needs FedAvg's run."""
 
     def __call__(self, reading: Reading) -> float | None:
         if self.compares and reading.baseline is None:
@@ -68,15 +68,15 @@ def _mean(values: list[float]) -> float:
 
 
 def _end_of_baseline(reading: Reading) -> tuple[int, float]:
-    """The last round of FedAvg's run, which may have fewer than the paper's, and its accuracy there."""
+    """The last round of FedAvg's run, which may be shorter than the paper's, and its accuracy there."""
     assert reading.baseline is not None
     return until(reading.baseline.curve, reading.rounds)[-1]
 
 
 def _rounds_to_baseline(reading: Reading) -> float | None:
-    """The first round that reaches FedAvg's final accuracy, if it comes before FedAvg's end.
+    """The first round that reaches FedAvg's final accuracy, within FedAvg's number of rounds.
 
-    None if the run ended before FedAvg's without reaching it: it still might have.
+    Returns None if the run is shorter than FedAvg's and has not reached it, because it still might.
     """
     end, target = _end_of_baseline(reading)
     reached = first_round_reaching(until(reading.curve, end), target)
@@ -95,29 +95,29 @@ def _speed_up(reading: Reading) -> float:
     return speed_up(until(reading.baseline.curve, reading.rounds), reading.curve)
 
 
-def _stage(reading: Reading, start: str) -> list[dict[str, Any]]:
+def _stages(reading: Reading, start: str) -> list[dict[str, Any]]:
     stages = reading.record.content["stages"]
     return [stage for name, stage in stages.items() if name.startswith(start)]
 
 
 def _compute_per_round(start: str) -> Measure:
-    """Computation per round of a stage, summed over stages of that name, in FedAvg rounds."""
+    """Computation per round in units of a FedAvg round, summed over the stages with this prefix."""
 
     def read(reading: Reading) -> float | None:
-        stages = _stage(reading, start)
+        stages = _stages(reading, start)
         return sum(stage["compute"] / stage["rounds"] for stage in stages) if stages else None
 
     return Measure(read, percent=False, more_is_better=False)
 
 
 def _activation(reading: Reading) -> float | None:
-    """The share of the distillation's sample visits in which an expert taught."""
-    stages = _stage(reading, "distil")
+    """The fraction of sample visits during distillation in which an expert taught."""
+    stages = _stages(reading, "distil")
     return sum(stage.get("distilled", 0.0) for stage in stages) / sum(s["visits"] for s in stages) if stages else None
 
 
 def _compute_before_distillation(reading: Reading) -> float | None:
-    stages = [*_stage(reading, "warm-up"), *_stage(reading, "expert")]
+    stages = [*_stages(reading, "warm-up"), *_stages(reading, "expert")]
     return sum(stage["compute"] for stage in stages) if stages else None
 
 
@@ -145,7 +145,7 @@ def _mean_after(_: Reading, local: dict[str, Any]) -> float:
 
 
 _DOMAINS = {"mnist": "mnist", "usps": "usps", "svhn": "svhn", "syn": "syn-digits"}
-"""The papers' names of the domains of Digits, and ours."""
+"""The papers' names of the domains of Digits, and fedskew's."""
 
 
 def _best_on(domain: str) -> Callable[[Reading], float | None]:
@@ -157,7 +157,7 @@ def _best_on(domain: str) -> Callable[[Reading], float | None]:
 
 
 def _best_mean_of_domains(reading: Reading) -> float | None:
-    """The highest mean over the domains of any round."""
+    """The highest mean over the domains, over all rounds."""
     curves = [reading.record.domain_curve(domain) for domain in _DOMAINS.values()]
     known = [until(curve, reading.rounds) for curve in curves if curve is not None]
     return max(_mean([a for _, a in points]) for points in zip(*known, strict=True)) if known else None

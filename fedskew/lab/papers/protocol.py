@@ -1,4 +1,4 @@
-"""A paper's protocol and its printed numbers: settings, methods with hyper-parameters, tables, variants."""
+"""A paper's protocol (settings, methods with hyper-parameters, tables, variants) and its printed numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = files("fedskew.lab.papers") / "published"
 
 @dataclass(frozen=True)
 class Number:
-    """A printed number, in its printed unit; `mean` is None if the paper has no legible number."""
+    """A number as printed in the paper. `mean` is None if the number is missing or illegible."""
 
     table: str
     dataset: str
@@ -32,14 +32,14 @@ class Number:
 
     @property
     def hyperparameter(self) -> str | None:
-        """Its name, if this is a setting and not a result."""
+        """The hyper-parameter's name, if this is a setting and not a result."""
         kind, _, name = self.metric.partition(":")
         return name if kind == "hyperparameter" else None
 
 
 @cache
 def numbers(paper: str) -> tuple[Number, ...]:
-    """All numbers of a paper, in the order of its tables; empty for our own comparisons."""
+    """All printed numbers of a paper, in the order of its tables. Our own comparisons have none."""
     path = FOLDER / f"{paper}.csv"
     if not path.is_file():
         return ()
@@ -75,22 +75,22 @@ class TableSpec:
     title: str
     settings: Mapping[str, Any]
     also: tuple[str, ...]
-    """Methods that the paper does not have in this table."""
+    """Methods to run that the paper's table does not have."""
     rounds: int | None
-    """If the table compares budgets of rounds: the largest, since one run serves all of them."""
+    """The largest number of rounds, if the table compares several. One run serves all of them."""
     partition: str | None
     """A file of label counts that replaces the split."""
     update: Mapping[str, Any] | None
-    """If the table shows one update of a trained model: the method that trained it, and the client."""
+    """The method that trained the model and the client, if the table shows one update of a trained model."""
     cells: tuple[Mapping[str, Any], ...]
-    """For tables without published numbers."""
+    """The cells, for tables without published numbers."""
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One paper."""
+    """The protocol of one paper."""
 
     name: str
     citation: str
@@ -100,7 +100,7 @@ class Protocol:
     settings: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
     splits: Mapping[str, Mapping[str, Any]]
-    """Further settings of the paper's splits, by `dataset/split` pattern."""
+    """Additional settings of splits, by `dataset/split` pattern."""
     methods: Mapping[str, Mapping[str, Any]]
     conditions: Mapping[str, Any]
     variants: Mapping[str, Mapping[str, Any]]
@@ -110,7 +110,7 @@ class Protocol:
     def values(
         self, table: str, dataset: str, split: str, condition: str, method: str, variant: str | None = None
     ) -> Values:
-        """The configuration of one cell by dotted key; later entries override earlier ones."""
+        """The configuration of one cell, by dotted key."""
         spec = self.tables[table]
         change = {} if variant is None else self.variant(variant)
         values: Values = {
@@ -164,7 +164,7 @@ def _matching(patterns: Mapping[str, Mapping[str, Any]], place: str) -> Values:
 
 
 def conditions(text: str) -> dict[str, str]:
-    """`lambda=0.1;rounds=40` as a mapping."""
+    """Parse conditions such as `lambda=0.1;rounds=40`."""
     pairs = (part.partition("=") for part in text.split(";") if part)
     return {name: value for name, _, value in pairs}
 
@@ -174,7 +174,7 @@ def _split_values(split: str) -> Values:
     if not strength:
         return {"partition": rule}
     if rule not in _STRENGTHS:
-        raise UserError(f"split {split!r}; expected one such as dirichlet:0.1 or shards:2")
+        raise UserError(f"unknown split {split!r}; expected one such as dirichlet:0.1 or shards:2")
     return {"partition": rule, f"partition.{_STRENGTHS[rule]}": parse_yaml(strength, f"split {split}")}
 
 
@@ -211,7 +211,7 @@ def papers() -> tuple[str, ...]:
 
 
 def _content(name: str) -> dict[str, Any]:
-    """The content of a protocol; an extension also has the methods of its base."""
+    """Read a protocol. One that extends another also has that one's methods."""
     own: dict[str, Any] = parse_yaml((PROTOCOLS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
     if "extends" not in own:
         return own

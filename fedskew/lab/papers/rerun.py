@@ -1,4 +1,4 @@
-"""Paper and rerun side by side: mean over the seeds, difference, order of the methods, and tables of them."""
+"""Compare a rerun with the paper: means over the seeds, differences, and the order of the methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedskew.lab.papers.cells import TRAINED, Cell, Choice, job, missing_method, wanted_rounds
+from fedskew.lab.papers.cells import TRAINED, Cell, Choice, make_job, missing_method, paper_rounds
 from fedskew.lab.papers.measures import NEVER, Measure, Reading, measure
 from fedskew.lab.papers.protocol import protocol
 from fedskew.lab.sweep.records import Record, Records
@@ -25,13 +25,13 @@ class Rerun:
 
     cell: Cell
     values: tuple[float, ...]
-    """One value per seed that has one."""
+    """One value per seed, without seeds that have none."""
     records: tuple[Record, ...]
-    """Records of all runs used, including FedAvg's for metrics that compare with it."""
-    wanted: int
-    """Rounds in the paper."""
+    """Records of all runs used, including FedAvg's if the metric compares with it."""
+    paper_rounds: int
+    """The number of rounds in the paper."""
     never: int = 0
-    """Seeds whose run never reached the target, such as FedAvg's accuracy."""
+    """The number of runs that never reached the target, such as FedAvg's accuracy."""
 
     @property
     def was_run(self) -> bool:
@@ -44,19 +44,22 @@ class Rerun:
 
     @property
     def difference(self) -> float | None:
-        """Rerun minus paper; None if they are not comparable: runs were stopped, some never reached the target, or the
-        metric compares with FedAvg after fewer rounds than the paper's."""
+        """Rerun minus paper. None if they are not comparable.
+
+        That is so if a run was stopped or never reached the target, or if the metric compares with FedAvg and the runs
+        have fewer rounds than the paper's.
+        """
         printed = self.cell.printed
-        unlike = self.stopped or self.never or (measure(self.cell.metric).compares and self.shortened is not None)
-        if self.mean is None or printed is None or printed.mean is None or unlike:
+        incomparable = self.stopped or self.never or (measure(self.cell.metric).compares and self.shortened is not None)
+        if self.mean is None or printed is None or printed.mean is None or incomparable:
             return None
         return self.mean.mean - printed.mean
 
     @property
     def shortened(self) -> int | None:
         """The fewest rounds of any run, if fewer than the paper's."""
-        fewest = min((_rounds_that_count(record) for record in self.records), default=self.wanted)
-        return fewest if fewest < self.wanted else None
+        fewest = min((_rounds_that_count(record) for record in self.records), default=self.paper_rounds)
+        return fewest if fewest < self.paper_rounds else None
 
     @property
     def stopped(self) -> bool:
@@ -65,13 +68,13 @@ class Rerun:
 
 
 def _rounds_that_count(record: Record) -> int:
-    """Rounds of training; for one update of a trained model, those of its start."""
+    """Rounds of training. For one update of a trained model, the rounds of that model."""
     return record.start_rounds or record.rounds
 
 
 @dataclass(frozen=True)
 class Order:
-    """How many pairs of methods have the same order in paper and rerun."""
+    """How many pairs of methods have the same order in the paper and in the rerun."""
 
     agreeing: int
     pairs: int
@@ -91,24 +94,24 @@ class Order:
 
 
 def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Choice) -> Rerun:
-    """Collect the results of a cell."""
+    """Collect the results of a cell from the records."""
     rules = protocol(cell.paper)
-    wanted = wanted_rounds(cell, rules)
+    rounds = paper_rounds(cell, rules)
     if missing_method(cell):
-        return Rerun(cell, (), (), wanted)
+        return Rerun(cell, (), (), rounds)
     values: list[float] = []
     used: list[Record] = []
     for seed in seeds:
-        record = records.longest(job(cell, seed, choice))
+        record = records.longest(make_job(cell, seed, choice))
         if record is None:
             continue
         baseline = _baseline(cell, seed, records, choice)
-        value = _measure(cell)(Reading(record, wanted, baseline))
+        value = _measure(cell)(Reading(record, rounds, baseline))
         if value is not None:
             values.append(value)
             used += [record] if baseline is None else [record, baseline]
     reached = tuple(value for value in values if value != NEVER)
-    return Rerun(cell, reached, tuple(used), wanted, len(values) - len(reached))
+    return Rerun(cell, reached, tuple(used), rounds, len(values) - len(reached))
 
 
 def _measure(cell: Cell) -> Measure:
@@ -119,7 +122,7 @@ def _baseline(cell: Cell, seed: int, records: Records, choice: Choice) -> Record
     """FedAvg's run in the same column, if the metric compares with it."""
     if not _measure(cell).compares:
         return None
-    return records.longest(job(Cell(cell.paper, cell.table, *cell.place, BASELINE, cell.metric), seed, choice))
+    return records.longest(make_job(Cell(cell.paper, cell.table, *cell.place, BASELINE, cell.metric), seed, choice))
 
 
 def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rerun]]:
@@ -130,15 +133,15 @@ def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rer
     return found
 
 
-def order(column: Sequence[Rerun]) -> Order | None:
-    """Compare all pairs of methods with both numbers and equally many rounds; printed ties agree with anything."""
+def compare_order(column: Sequence[Rerun]) -> Order | None:
+    """Compare all pairs of methods with equally many rounds. A tie in the paper agrees with any order."""
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
-    usual = lengths.most_common(1)[0][0] if lengths else None
+    most_common = lengths.most_common(1)[0][0] if lengths else None
     known = [
         (one.cell.method, one.cell.printed.mean, one.mean.mean)
         for one in column
         if one.cell.printed is not None and one.cell.printed.mean is not None and one.mean is not None
-        if not one.stopped and not one.never and one.shortened == usual
+        if not one.stopped and not one.never and one.shortened == most_common
     ]
     if len(known) < 2:
         return None
@@ -160,7 +163,7 @@ def title(column: Sequence[Rerun]) -> str:
 
 
 def row(one: Rerun) -> tuple[str, str, str, str, str]:
-    """The row of a rerun as text, with the papers' number of digits."""
+    """Format a rerun as a row, with as many digits as the papers."""
     printed = one.cell.printed
     paper = "–" if printed is None else _number(printed.mean, printed.std) if printed.mean is not None else "illegible"
     if printed is not None and printed.mean is None and "ailed" in printed.note:
@@ -171,7 +174,7 @@ def row(one: Rerun) -> tuple[str, str, str, str, str]:
     if one.never and mean is not None:
         rerun += f" ({one.never} of {one.never + len(one.values)} never)"
     if one.shortened is not None:
-        rerun += f" ({'stopped after ' if one.stopped else ''}{one.shortened} of {one.wanted} rounds)"
+        rerun += f" ({'stopped after ' if one.stopped else ''}{one.shortened} of {one.paper_rounds} rounds)"
     difference = "" if one.difference is None else f"{one.difference:+.2f}"
     return one.cell.method, paper, rerun, difference, str(len(one.values) + one.never)
 
@@ -185,7 +188,7 @@ def rich_table(column: Sequence[Rerun]) -> Table:
     return table
 
 
-def json_of(one: Rerun) -> dict[str, Any]:
+def rerun_json(one: Rerun) -> dict[str, Any]:
     printed = one.cell.printed
     return {
         "paper": one.cell.paper,
@@ -200,7 +203,7 @@ def json_of(one: Rerun) -> dict[str, Any]:
         "difference": one.difference,
         "values": list(one.values),
         "never": one.never,
-        "rounds": {"paper": one.wanted, "rerun": one.wanted if one.shortened is None else one.shortened},
+        "rounds": {"paper": one.paper_rounds, "rerun": one.paper_rounds if one.shortened is None else one.shortened},
     }
 
 

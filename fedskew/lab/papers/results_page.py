@@ -1,6 +1,6 @@
-"""RESULTS.md: every table and sweep with anything rerun, generated from the records in results/.
+"""Generate RESULTS.md from the records in results/: every table and sweep with a rerun.
 
-results/findings.yaml has the comments on tables; nothing else on the page is written by hand.
+The comments on tables come from results/findings.yaml. Nothing else on the page is written by hand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.values import read_yaml
-from fedskew.lab.papers.map import guide, seeds_of, spots
+from fedskew.lab.papers.map import federation_results, guide, known_seeds
 from fedskew.lab.papers.protocol import protocol
 from fedskew.lab.papers.selection import all_tables, read_plan
 from fedskew.lab.papers.table_section import device, line, table_section
@@ -23,11 +23,11 @@ from fedskew.metrics.summary import MeanStd, best, mean_of_last, population_mean
 
 FOLDER = "grids"
 _LATE = 10
-"""Rounds."""
+"""Tables of sweeps show means over this many last rounds."""
 
 
 def grid_sections(folder: str | Path) -> list[str]:
-    """One table per sweep, best first."""
+    """Write one table per sweep, with the best combination first."""
     sections = []
     for path in sorted((Path(folder) / FOLDER).glob("*.yaml")):
         records = Records(RecordsFile(path.with_suffix(".jsonl")).read())
@@ -39,14 +39,14 @@ def grid_sections(folder: str | Path) -> list[str]:
 
 
 def _about(path: Path) -> str:
-    """The leading comment of the grid file, without the command."""
+    """The comments of the grid file, without the command."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    said = [line.lstrip("# ") for line in lines if line.startswith("#") and "fedskew sweep" not in line]
-    return " ".join(said) or "every combination of its values."
+    comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "fedskew sweep" not in line]
+    return " ".join(comments) or "every combination of its values."
 
 
 def device_line(records: Records) -> str:
-    """Number of runs, and machines."""
+    """Say how many runs there are, and on which machines they ran."""
     where = sorted(
         {f"{r.content['machine'].get('gpu') or r.content['machine']['cpu']}, {r.config.precision}" for r in records}
     )
@@ -58,7 +58,7 @@ def _table(points: Sequence[Point], records: Records) -> str:
     places: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
         places.setdefault(tuple(str(point.place[key]) for key in keys), []).append(point)
-    rows = {place: row for place, of in places.items() if (row := _row(of, records))}
+    rows = {place: row for place, group in places.items() if (row := _row(group, records))}
     ranked = sorted(rows, key=lambda place: -rows[place].late.mean)
     headings = [
         *keys,
@@ -76,19 +76,19 @@ def _table(points: Sequence[Point], records: Records) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """Means over seeds of one combination."""
+    """Means over the seeds of one combination."""
 
     late: MeanStd
-    """Mean of the last rounds, because single rounds vary."""
+    """Mean over the last rounds, because single rounds vary."""
     best: MeanStd
     worst: MeanStd
     compute: float
     seeds: int
     rounds: int
-    wanted: int
+    planned_rounds: int
 
     def cells(self) -> list[str]:
-        note = "" if self.rounds >= self.wanted else f" ({self.rounds} of {self.wanted} rounds)"
+        note = "" if self.rounds >= self.planned_rounds else f" ({self.rounds} of {self.planned_rounds} rounds)"
         shown = [
             str(value) if self.seeds > 1 else f"{100 * value.mean:.2f}" for value in (self.late, self.best, self.worst)
         ]
@@ -99,17 +99,17 @@ def _row(points: Sequence[Point], records: Records) -> _Row | None:
     found = [record for point in points if (record := records.get(point.job)) is not None]
     if not found:
         return None
-    wanted = points[0].config.rounds
-    curves = [until(record.curve, wanted) for record in found]
+    planned_rounds = points[0].config.rounds
+    curves = [until(record.curve, planned_rounds) for record in found]
     done = min(curve[-1][0] for curve in curves)
     return _Row(
         late=population_mean_std([mean_of_last(curve, _LATE).accuracy for curve in curves]),
         best=population_mean_std([best(curve).accuracy for curve in curves]),
-        worst=population_mean_std([until(record.worst_curve, wanted)[-1][1] for record in found]),
+        worst=population_mean_std([until(record.worst_curve, planned_rounds)[-1][1] for record in found]),
         compute=found[0].content["compute"][len(curves[0]) - 1] / max(1, curves[0][-1][0]),
         seeds=len(found),
         rounds=done,
-        wanted=wanted,
+        planned_rounds=planned_rounds,
     )
 
 
@@ -124,9 +124,9 @@ is rerun minus paper. The best round is chosen on the test set, as in the papers
 
 
 def results_page(folder: str | Path) -> str:
-    """The whole page."""
+    """Write the whole page."""
     records = read_folder(folder)
-    seeds = seeds_of(records)
+    seeds = known_seeds(records)
     findings = _findings(Path(folder) / FINDINGS)
     sections = [_HEAD, *_finding(findings, "summary"), *_map(records, seeds, findings)]
     shown: set[str] = set()
@@ -141,17 +141,17 @@ def results_page(folder: str | Path) -> str:
 
 
 def _map(records: Records, seeds: Sequence[int], findings: Mapping[str, str]) -> list[str]:
-    """The guide to methods, and the maps."""
-    found = spots(records, seeds)
+    """Write the table of best methods, and include the maps."""
+    found = federation_results(records, seeds)
     if not found:
         return []
-    datasets = dict.fromkeys(spot.dataset for spot in found)
+    datasets = dict.fromkeys(federation.dataset for federation in found)
     pictures = [f"![Gain over FedAvg on {name}](results/map-{name}.png)\n" for name in datasets]
-    said = (
+    introduction = (
         "All methods under one protocol (`fedskew reproduce fedskew/map --list`), mean accuracy of the last 10 rounds, "
         "over the seeds that all methods have. Methods within a point of the best are listed with it.\n"
     )
-    return ["## Which method for my federation\n", *_finding(findings, "guide"), said, guide(found), *pictures]
+    return ["## Which method for my federation\n", *_finding(findings, "guide"), introduction, guide(found), *pictures]
 
 
 def _findings(path: Path) -> dict[str, str]:
@@ -172,7 +172,7 @@ def _finding(findings: Mapping[str, str], key: str) -> list[str]:
 
 
 def _still_to_do(folder: Path, records: Records) -> list[str]:
-    """Entries of plans that are not fully run."""
+    """List the entries of plans that have not been run completely."""
     lines = []
     for path in sorted(folder.glob("plan-*.yaml")):
         for selection in read_plan(path, {}):
@@ -184,7 +184,7 @@ def _still_to_do(folder: Path, records: Records) -> list[str]:
 
 
 def _machines(records: Records) -> str:
-    """Machines, versions and commands of all runs."""
+    """List the machines, versions and commands of all runs."""
     lines = ["## Machines and versions\n", line(("runs", "machine", "versions", "precision")), line(["---"] * 4)]
     counted = Counter(
         (device(r), ", ".join(f"{k} {v}" for k, v in sorted(r.content["versions"].items())), r.config.precision)

@@ -7,7 +7,7 @@
     - tables: [pkd/table1, pkd/table2]
       set: {precision: bf16}
 
-A plan runs as one campaign: earlier entries start first, and no worker waits for an entry to end.
+A plan runs as one campaign. Entries start in order, and a free worker starts the next entry at once.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.values import integer, read_yaml
-from fedskew.lab.papers.cells import Cell, Choice, chosen, job, missing_method, table_cells
+from fedskew.lab.papers.cells import Cell, Choice, make_job, missing_method, select_cells, table_cells
 from fedskew.lab.papers.protocol import papers, protocol
-from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, each_once
+from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, merge_jobs
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Cells that run in the same way."""
+    """Cells to run, with the same seeds and changed settings."""
 
     tables: tuple[str, ...]
-    """Such as `fedlmd/table3`, or a paper for all of its tables."""
+    """Names such as `fedlmd/table3`, or a paper for all of its tables."""
     choice: Choice = field(default_factory=Choice)
     seeds: int = 1
 
@@ -51,23 +51,23 @@ class Selection:
 
     @property
     def changed(self) -> str:
-        """The settings that differ from the paper, except where it runs."""
-        own = {key: value for key, value in self.choice.values.items() if key not in _WHERE}
+        """The settings that differ from the paper's, without those of the machine."""
+        own = {key: value for key, value in self.choice.values.items() if key not in _MACHINE_KEYS}
         return ", ".join(f"{key} {value}" for key, value in own.items())
 
     def jobs(self) -> list[Job]:
-        """Each run once; all runs of the first seed come first."""
+        """List each run once. All runs of the first seed come first."""
         cells = self.cells()
-        jobs = [job(cell, seed, self.choice) for seed in range(self.seeds) for cell in cells]
-        return each_once(jobs)
+        jobs = [make_job(cell, seed, self.choice) for seed in range(self.seeds) for cell in cells]
+        return merge_jobs(jobs)
 
     def _chosen(self) -> list[Cell]:
         cells = [cell for paper, table in table_names(self.tables) for cell in table_cells(paper, table)]
-        return chosen(cells, self.choice)
+        return select_cells(cells, self.choice)
 
 
 def table_names(tables: Iterable[str]) -> list[tuple[str, str]]:
-    """(paper, table) pairs; a paper alone means all of its tables."""
+    """Parse names into (paper, table) pairs. A paper alone means all of its tables."""
     found = []
     for name in tables:
         paper, slash, table = name.partition("/")
@@ -79,12 +79,12 @@ def all_tables() -> list[tuple[str, str]]:
     return table_names(papers())
 
 
-_WHERE = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every"))
+_MACHINE_KEYS = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every"))
 _KEYS = ("tables", "dataset", "split", "condition", "methods", "variant", "seeds", "rounds", "set")
 
 
 def read_plan(path: str | Path, values: Mapping[str, Any]) -> list[Selection]:
-    """Read a plan from a YAML file; `values` by dotted key apply to all entries."""
+    """Read a plan from a YAML file. `values`, by dotted key, apply to all entries."""
     content = read_yaml(path)
     if not isinstance(content, list) or not content:
         raise UserError(f"{path}: expected a list of entries such as {{tables: fedlmd/table3, seeds: 3}}")
@@ -116,5 +116,5 @@ def _listed(value: Any) -> tuple[str, ...]:
 
 
 def plan_jobs(plan: Sequence[Selection]) -> list[Job]:
-    """The runs of all entries in order, each once."""
-    return each_once(job for selection in plan for job in selection.jobs())
+    """List the runs of all entries in order, each once."""
+    return merge_jobs(job for selection in plan for job in selection.jobs())

@@ -1,4 +1,4 @@
-"""A paper's table on the results page: paper → rerun by method, and cells that were not rerun."""
+"""Write a paper's table for the results page: paper → rerun by method, and the cells that were not rerun."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedskew.lab.papers.cells import Cell, Choice, job, missing_method, table_cells
+from fedskew.lab.papers.cells import Cell, Choice, make_job, missing_method, table_cells
 from fedskew.lab.papers.measures import measure
 from fedskew.lab.papers.protocol import Protocol
-from fedskew.lab.papers.rerun import Rerun, columns, order, rerun, row
+from fedskew.lab.papers.rerun import Rerun, columns, compare_order, rerun, row
 from fedskew.lab.sweep.records import Record, Records
 
 
@@ -22,16 +22,16 @@ def table_section(
     findings: Mapping[str, str],
     shown: set[str],
 ) -> list[str]:
-    """A section for a table if any cell was rerun.
+    """Write the section of a table if any of its cells was rerun.
 
-    A single method whose runs are in another table already (`shown`, by identity) gets no section.
+    If only one method was rerun, and another table has already shown its runs (`shown`), the section is empty.
     """
     choice = Choice(variant=variant)
     datasets = {record.config.data for record in records}
     cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
     found = columns([rerun(cell, seeds, records, choice) for cell in cells])
     rerun_columns = {place: column for place, column in found.items() if any(one.was_run for one in column)}
-    own = [column for column in rerun_columns.values() if any(_is_of_variant(one, choice) for one in column)]
+    own = [column for column in rerun_columns.values() if any(_is_changed_by_variant(one, choice) for one in column)]
     runs = {record.identity for column in own for one in column for record in one.records}
     if not any(_compares(column) for column in own) and runs <= shown:
         return []
@@ -42,26 +42,26 @@ def table_section(
         lines.append(f"Variant: {' '.join(rules.variants[variant]['why'].split())}.\n")
     if name in findings:
         lines.append(findings[name] + "\n")
-    lines.append(_how(one for column in rerun_columns.values() for one in column))
+    lines.append(_describe_runs(one for column in rerun_columns.values() for one in column))
     lines += [_wide_table(rules, list(group)) for group in _by_metric(rerun_columns.values())]
     lines += _orders(rerun_columns.values())
-    if variant is not None:  # variants are run for some cells only, so the others are not missing
+    if variant is not None:  # only some cells of a variant are run, so the others are not missing
         return lines
     missing = [cell for column in found.values() for cell in _missing(column)]
-    return lines + _left_out(missing)
+    return lines + _list_missing(missing)
 
 
 def _compares(column: Sequence[Rerun]) -> bool:
-    """Whether more than one method, or the whole column, was rerun."""
+    """Whether at least two methods, or the whole column, were rerun."""
     number = sum(one.was_run for one in column)
     return number > 1 or number == len(column)
 
 
-def _is_of_variant(one: Rerun, choice: Choice) -> bool:
-    """Whether it was run for this variant, which differs from the protocol in this cell."""
+def _is_changed_by_variant(one: Rerun, choice: Choice) -> bool:
+    """Whether the cell was rerun, and the variant changes it."""
     if not one.was_run or choice.variant is None:
         return one.was_run
-    return job(one.cell, 0, choice).identity != job(one.cell, 0, Choice()).identity
+    return make_job(one.cell, 0, choice).identity != make_job(one.cell, 0, Choice()).identity
 
 
 def _by_metric(found: Iterable[Sequence[Rerun]]) -> list[list[Sequence[Rerun]]]:
@@ -72,7 +72,7 @@ def _by_metric(found: Iterable[Sequence[Rerun]]) -> list[list[Sequence[Rerun]]]:
 
 
 def _wide_table(rules: Protocol, group: list[Sequence[Rerun]]) -> str:
-    """A table for one metric: methods by places; each cell has paper → rerun (difference)."""
+    """Write the table of one metric: methods × settings, with paper → rerun (difference) in each cell."""
     metric = group[0][0].cell.metric
     methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.was_run))
     places = [" ".join(filter(None, column[0].cell.place)).replace(";", " ") for column in group]
@@ -102,18 +102,18 @@ def line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _how(reruns: Iterable[Rerun]) -> str:
-    """A sentence with seeds, rounds, machine and number format."""
+def _describe_runs(reruns: Iterable[Rerun]) -> str:
+    """Describe seeds, rounds, machine and number format in a sentence."""
     used = {id(record): record for one in reruns for record in one.records}.values()
     seeds = Counter(record.config.seed for record in used)
     rounds = sorted({record.rounds for record in used})
-    said = ", ".join(sorted({f"{device(r)}, {r.config.precision}" for r in used}))
+    machines = ", ".join(sorted({f"{device(r)}, {r.config.precision}" for r in used}))
     span = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     many = f"up to {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     dates = sorted({str(r.content["date"])[:10] for r in used})
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     runs = "One run" if len(used) == 1 else f"{len(used)} runs"
-    return f"{runs} of {span} round{'s' if span != '1' else ''}, {many}, on {said}; {when}.\n"
+    return f"{runs} of {span} round{'s' if span != '1' else ''}, {many}, on {machines}; {when}.\n"
 
 
 def device(record: Record) -> str:
@@ -122,10 +122,10 @@ def device(record: Record) -> str:
 
 
 def _orders(found: Iterable[Sequence[Rerun]]) -> list[str]:
-    """How much of the papers' rankings holds."""
+    """Say how far the rerun confirms the paper's order of methods."""
     lines = []
     for column in found:
-        ranking = order(column)
+        ranking = compare_order(column)
         if ranking is not None:
             cell = column[0].cell
             where = " ".join(filter(None, cell.place)).replace(";", " ")
@@ -137,8 +137,8 @@ def _missing(column: Sequence[Rerun]) -> list[Cell]:
     return [one.cell for one in column if not one.was_run]
 
 
-def _left_out(cells: Sequence[Cell]) -> list[str]:
-    """The cells that were not rerun, grouped by missing methods."""
+def _list_missing(cells: Sequence[Cell]) -> list[str]:
+    """List the cells that were not rerun, grouped by missing methods."""
     if not cells:
         return []
     lacking: dict[tuple[str, str, str], list[str]] = {}

@@ -1,1 +1,1 @@
-"""Sweeps: grids and searches, worker processes that share a CPU or GPU, one tidy table of results."""
+"""Sweeps: grids and searches, worker processes that share a CPU or a GPU, and a table of the results."""

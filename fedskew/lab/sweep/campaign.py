@@ -1,4 +1,4 @@
-"""Run jobs that have no record yet, and save each record at once."""
+"""Run the jobs that have no record yet, and save each record as soon as its run ends."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedskew.lab.sweep.job import Job, Terms, each_once
-from fedskew.lab.sweep.pool import Watcher, run_jobs, usual_workers
+from fedskew.lab.sweep.job import Job, Terms, merge_jobs
+from fedskew.lab.sweep.pool import Watcher, default_workers, run_jobs
 from fedskew.lab.sweep.ray_pool import run_jobs_on_ray
 from fedskew.lab.sweep.records import Outcome, Record, Records, RecordsFile
 
 
 @dataclass
 class Campaign:
-    """Runs jobs that are not done yet and saves their records."""
+    """Runs the jobs that are not done yet, and saves their records."""
 
     file_of: Callable[[Job], RecordsFile]
-    """The file for a job's record."""
+    """Returns the file for a job's record."""
     known: Records
     """Records of earlier runs."""
     folder: Path
-    """For logs and, if `with_folders`, run folders."""
+    """Folder for logs and, if `with_folders`, run folders."""
     with_folders: bool = True
     workers: int | None = None
-    """None: as many as suit the machine."""
+    """Worker processes. If None, as many as suit the machine."""
     time_limit: float | None = None
-    """Seconds from now after which runs stop; repeating the command resumes them."""
+    """Seconds from now after which runs stop. Repeating the command resumes them."""
     command: str = ""
     ray: str | None = None
     """Address of a Ray cluster to run on instead of this machine."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Reasons by label."""
+    """The reasons of failed runs, by label."""
     stopped: list[str] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Outcomes by the identity of the experiment."""
@@ -41,28 +41,28 @@ class Campaign:
         self._deadline = None if self.time_limit is None else time.time() + self.time_limit
 
     def todo(self, jobs: Iterable[Job]) -> list[Job]:
-        """The jobs without a sufficient record, each experiment once."""
-        return each_once(job for job in jobs if not self._is_done(job))
+        """List the jobs without a sufficient record, each experiment once."""
+        return merge_jobs(job for job in jobs if not self._is_done(job))
 
     def _is_done(self, job: Job) -> bool:
         done = self.known.get(job) if job.validation is None else None
         return done is not None and is_enough(done, job)
 
     def run(self, jobs: Sequence[Job], watcher: Watcher) -> None:
-        """Run the jobs that are not done; `failures` and `stopped` list those that did not finish."""
+        """Run the jobs that are not done. `failures` and `stopped` list those that did not finish."""
         todo = self.todo(jobs)
         if not todo:
             return
         folder = str(self.folder.absolute()) if self.with_folders else None
         terms = Terms(folder, self._deadline, command=self.command)
-        keeping = _Keeping(self, watcher)
+        saver = _RecordSaver(self, watcher)
         if self.ray is not None:
-            run_jobs_on_ray(todo, terms, self.ray, keeping)
+            run_jobs_on_ray(todo, terms, self.ray, saver)
             return
-        workers = usual_workers(todo[0].config.device, len(todo)) if self.workers is None else self.workers
-        run_jobs(todo, terms, workers, keeping, self.folder / "logs")
+        workers = default_workers(todo[0].config.device, len(todo)) if self.workers is None else self.workers
+        run_jobs(todo, terms, workers, saver, self.folder / "logs")
 
-    def take(self, job: Job, outcome: Outcome) -> None:
+    def save_outcome(self, job: Job, outcome: Outcome) -> None:
         self.outcomes[job.identity] = outcome
         if outcome.record is not None and job.validation is None:
             self.file_of(job).append(outcome.record)
@@ -74,11 +74,11 @@ class Campaign:
 
 
 def is_enough(record: Record, job: Job) -> bool:
-    """Whether the record and its start have as many rounds as the job needs."""
+    """Whether the run, and the run it started from, have as many rounds as the job needs."""
     return record.rounds >= job.config.rounds and (job.start is None or record.start_rounds >= job.start.rounds)
 
 
-class _Keeping(Watcher):
+class _RecordSaver(Watcher):
     def __init__(self, campaign: Campaign, watcher: Watcher) -> None:
         self._campaign, self._watcher = campaign, watcher
 
@@ -86,5 +86,5 @@ class _Keeping(Watcher):
         self._watcher.on_progress(job, done, total, accuracy)
 
     def on_outcome(self, job: Job, outcome: Outcome) -> None:
-        self._campaign.take(job, outcome)
+        self._campaign.save_outcome(job, outcome)
         self._watcher.on_outcome(job, outcome)

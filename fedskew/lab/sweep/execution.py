@@ -35,20 +35,20 @@ Report = Callable[[int, int, float | None], None]
 
 
 class OutOfTime(Exception):
-    """The sweep's deadline has passed; the run can be resumed if it has a folder."""
+    """Raised when the sweep's deadline has passed. A run with a folder can be resumed."""
 
 
 def execute(job: Job, terms: Terms, report: Report) -> Outcome:
-    """Run a job. An error is its outcome, so that other jobs can go on."""
+    """Run a job. An error becomes its outcome, so that other jobs can continue."""
     watch, prepared, folder = _Watch(terms.deadline, report), None, None
     try:
         watch.check_time()
-        prepared = _prepared(job, terms)
+        prepared = _prepare(job, terms)
         folder = _folder(job, prepared, terms)
         result = run_prepared(prepared, folder, [watch])
         outcome = Outcome("finished", _record(job, prepared, terms, result.history, result.auroc))
         if folder is not None:
-            _drop_checkpoints(folder)
+            _delete_checkpoints(folder)
         return outcome
     except OutOfTime:
         rows = watch.rows if folder is None else RunFolder(folder).rounds()
@@ -57,7 +57,7 @@ def execute(job: Job, terms: Terms, report: Report) -> Outcome:
         return Outcome("stopped", _record(job, prepared, terms, rows))
     except UserError as error:
         return Outcome("failed", reason=str(error))
-    except Exception as error:  # a bug or a full GPU in one run must not end the others
+    except Exception as error:  # an error in one run must not end the others
         place = traceback.extract_tb(error.__traceback__)[-1]
         message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return Outcome("failed", reason=f"{message} ({Path(place.filename).name}, line {place.lineno})")
@@ -81,15 +81,15 @@ def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow], au
 
 
 def _free_gpu_memory() -> None:
-    """Free the memory of a run before the next one needs it: CUDA graphs are in reference cycles."""
+    """Free the memory of a run for the next one. CUDA graphs are in reference cycles, so this needs a collection."""
     gc.collect()
-    with contextlib.suppress(RuntimeError):  # after a CUDA error the GPU does not answer
+    with contextlib.suppress(RuntimeError):  # after a CUDA error, this fails too
         torch.cuda.empty_cache()
 
 
-def _prepared(job: Job, terms: Terms) -> Prepared:
+def _prepare(job: Job, terms: Terms) -> Prepared:
     federation = shared_federation(job.config, job.validation)
-    model = None if job.start is None else _trained(job, terms)
+    model = None if job.start is None else _train_start_model(job, terms)
     prepared = prepare(job.config, federation, model=model)
     if not terms.alone and prepared.config.engine == "auto":
         engine = usual_engine(prepared.model)
@@ -100,35 +100,35 @@ def _prepared(job: Job, terms: Terms) -> Prepared:
 _trained_models: dict[str, nn.Module] = {}
 
 
-def _trained(job: Job, terms: Terms) -> nn.Module:
-    """The final model of the run that the job starts from; jobs that start from the same run share it.
+def _train_start_model(job: Job, terms: Terms) -> nn.Module:
+    """Train the model that the job starts from. Jobs that start from the same run share it.
 
-    With folders, jobs of other processes share it, too: one process trains it, the others wait and read it.
+    With run folders, processes share it too: one trains it, and the others wait and read it.
     """
     assert job.start is not None
-    before = replace(job, config=job.start, start=None)
-    name = f"{before.identity} {before.config.rounds} {before.validation}"
+    start_job = replace(job, config=job.start, start=None)
+    name = f"{start_job.identity} {start_job.config.rounds} {start_job.validation}"
     if name not in _trained_models:
         _trained_models.clear()
-        prepared = _prepared(before, terms)
+        prepared = _prepare(start_job, terms)
         watch = _Watch(terms.deadline, lambda *_: None)
-        folder = _folder(before, prepared, terms)
+        folder = _folder(start_job, prepared, terms)
         with contextlib.nullcontext() if folder is None else exclusive(folder.parent / f".{folder.name}.lock"):
             _trained_models[name] = run_prepared(prepared, folder, [watch]).model
     return _trained_models[name]
 
 
 def _folder(job: Job, prepared: Prepared, terms: Terms) -> Path | None:
-    """The run folder; runs with the same configuration but other test data or start have their own."""
+    """The run folder. Its name also depends on the validation data and on the start model."""
     if terms.folder is None:
         return None
-    apart = "" if job.validation is None else f"validation-{job.validation:g}"
-    begun = "" if job.start is None else f"-after-{identity(job.start)}"
-    return Path(terms.folder) / apart / f"{run_name(prepared.config)}{begun}"
+    subfolder = "" if job.validation is None else f"validation-{job.validation:g}"
+    suffix = "" if job.start is None else f"-after-{identity(job.start)}"
+    return Path(terms.folder) / subfolder / f"{run_name(prepared.config)}{suffix}"
 
 
 class _Watch(Callback):
-    """Keeps the rows of this process, reports progress, and stops the run when time is up."""
+    """Collects the rows, reports progress, and stops the run when the time is up."""
 
     def __init__(self, deadline: float | None, report: Report) -> None:
         self.rows: list[RoundRow] = []
@@ -151,7 +151,7 @@ class _Watch(Callback):
             self.check_time()
 
 
-def _drop_checkpoints(folder: Path) -> None:
-    """Delete what only resuming needs: finished runs of a large sweep would fill the disk."""
+def _delete_checkpoints(folder: Path) -> None:
+    """Delete the files that only resuming needs, because finished runs of a large sweep would fill the disk."""
     for name in ("checkpoint", "clients"):
         shutil.rmtree(folder / name, ignore_errors=True)

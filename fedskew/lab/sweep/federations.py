@@ -1,7 +1,7 @@
-"""Datasets and splits that several runs share: each process loads or draws them once.
+"""Load datasets and draw splits once per process, for all runs that share them.
 
-Drawing a Dirichlet split of many clients takes half a minute (thousands of draws are rejected, data/partitions), and
-ten methods would draw it ten times. A split that took long is kept in the user's cache for all processes.
+Drawing a Dirichlet split of many clients takes half a minute, because thousands of draws are rejected. Ten methods
+would draw it ten times. So a split that took long is saved in the user's cache, for all processes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fedskew.experiment.preparation import build_federation, partition_rule
 from fedskew.lab.sweep.job import experiment
 from fedskew.locks import exclusive
 
-_WORTH_KEEPING = 1.0
-"""Seconds of drawing."""
+_CACHE_AFTER = 1.0
+"""A split is cached if drawing it took more seconds than this."""
 
 
 def shared_federation(config: Config, validation: float | None = None) -> Federation:
-    """The federation of a run. With `validation`, that fraction of the training data replaces the test set.
+    """Load the federation of a run. With `validation`, that fraction of the training data replaces the test set.
 
-    The fraction is cut before the split, so choices made with it never see the real test set.
+    The fraction is taken before the split. So choices that are based on it never see the real test set.
     """
     data = json.dumps({"name": config.data, **config.data_params}, sort_keys=True)
     dataset = _dataset(data, config.data_dir, validation)
@@ -45,11 +45,11 @@ def shared_federation(config: Config, validation: float | None = None) -> Federa
 def _dataset(data: str, data_dir: str | None, validation: float | None) -> Dataset:
     named = json.loads(data)
     dataset = load(named.pop("name"), data_dir, **named)
-    return dataset if validation is None else validated(dataset, validation)
+    return dataset if validation is None else hold_out_validation(dataset, validation)
 
 
-def validated(dataset: Dataset, fraction: float) -> Dataset:
-    """The dataset with a fraction of its training data as the test set."""
+def hold_out_validation(dataset: Dataset, fraction: float) -> Dataset:
+    """Replace the test set by a fraction of the training data."""
     kept, held = stratified_holdout(dataset.train.y, fraction, dataset.name)
     return replace(dataset, train=dataset.train.select(kept), test=dataset.train.select(held))
 
@@ -62,26 +62,26 @@ def _federation(key: str, dataset: Dataset, config: Config) -> Federation:
     if key not in _recent:
         while len(_recent) >= _RECENT:
             del _recent[next(iter(_recent))]
-        _recent[key] = _kept(key, dataset, config)
+        _recent[key] = _read_or_draw(key, dataset, config)
     return _recent[key]
 
 
-def _kept(key: str, dataset: Dataset, config: Config) -> Federation:
-    """Read the split from the cache or draw it; one process draws, the others wait."""
+def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
+    """Read the split from the cache or draw it. One process draws, and the others wait."""
     folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
     path = folder / f"{key}.json"
     with exclusive(folder / f".{key}.lock"):
         if path.is_file():
-            with contextlib.suppress(UserError):  # a damaged file is drawn again
+            with contextlib.suppress(UserError):  # if the file is damaged, draw the split again
                 rule = partition_rule(config)
                 arranged = rule.arrange(dataset)
                 indices = tuple(read_split(path, arranged.dataset.train.y))
                 return Federation(arranged.dataset, indices, rule.describe(), config.partition_seed,
                                   arranged.client_names, arranged.notes)  # fmt: skip
-        began = time.perf_counter()
+        start = time.perf_counter()
         drawn = build_federation(config, dataset)
-        if time.perf_counter() - began > _WORTH_KEEPING:
-            with contextlib.suppress(UserError):  # go on without a cache if it cannot be written
+        if time.perf_counter() - start > _CACHE_AFTER:
+            with contextlib.suppress(UserError):  # continue if the cache cannot be written
                 drawn.save_split(path)
         return drawn
 

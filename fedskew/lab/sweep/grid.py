@@ -1,4 +1,4 @@
-"""A grid in YAML: a configuration with several values for some keys.
+"""Read a grid from YAML: a configuration with several values for some keys.
 
     data: fashion-mnist
     partition: {rule: dirichlet, clients: 20}
@@ -35,7 +35,7 @@ class Point:
 
     config: Config
     place: Mapping[str, Any]
-    """Its values of the grid's keys, as the table shows them."""
+    """The run's values of the grid's keys, as the table shows them."""
 
     @property
     def job(self) -> Job:
@@ -53,21 +53,23 @@ class Grid:
     seeds: Sequence[int]
 
     def points(self) -> list[Point]:
-        """All runs, checked."""
+        """List all runs, and check their settings."""
         found = []
         for seed in self.seeds:
             for values in itertools.product(*self.axes.values()):
                 place = dict(zip(self.axes, values, strict=True))
                 config = _checked(with_values(self.base, {**place, "seed": seed}), place)
-                found.append(Point(config, {key: _shown(value) for key, value in place.items()} | {"seed": seed}))
+                found.append(
+                    Point(config, {key: _format_value(value) for key, value in place.items()} | {"seed": seed})
+                )
         return found
 
 
 def read_grid(path: str | Path, values: Mapping[str, Any], seeds: str | int | None = None) -> Grid:
-    """Read a grid from a YAML file; `values` by dotted key override the file."""
+    """Read a grid from a YAML file. `values`, by dotted key, override the file."""
     content = read_yaml(path)
     if not isinstance(content, Mapping):
-        raise UserError(f"{path}: expected a mapping of keys to values, one of them 'grid'")
+        raise UserError(f"{path}: expected a mapping of keys to values, with the key 'grid'")
     keys = dict(content)
     axes, listed = keys.pop("grid", None), keys.pop("seeds", 1)
     try:
@@ -86,22 +88,22 @@ def _axes(axes: Any, values: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
         if not isinstance(listed, list) or not listed:
             raise UserError(f"grid.{key} is {listed!r}; expected a list of values")
         if key in ("seed", "seeds"):
-            raise UserError(f"grid.{key}; expected the seeds beside the grid, such as seeds: 3")
+            raise UserError(f"grid.{key} is not possible; expected a key beside the grid, such as seeds: 3")
         if key in values:
-            raise UserError(f"{key} is set and also in the grid; expected one of the two")
+            raise UserError(f"{key} is given by a flag and in the grid; expected only one of the two")
         found[str(key)] = listed
     return found
 
 
 def _seeds(base: Config, listed: Any) -> list[int]:
-    """`3` means three seeds, starting with the configuration's; a list means these seeds."""
+    """Parse the seeds. `3` means three seeds, starting with the configuration's; a list means these seeds."""
     if isinstance(listed, list):
         return [integer(0)("seeds", seed) for seed in listed]
     return list(range(base.seed, base.seed + int(integer(1)("seeds", listed))))
 
 
 def _checked(config: Config, place: Mapping[str, Any]) -> Config:
-    """Check names and parameters before anything runs; whether they fit the data shows when a run starts."""
+    """Check names and parameters before anything runs. Whether they fit the data is checked when a run starts."""
     try:
         make_method(config.method, config.method_params)
         partition_rule(config)
@@ -110,8 +112,8 @@ def _checked(config: Config, place: Mapping[str, Any]) -> Config:
     return config
 
 
-def _shown(value: Any) -> Any:
-    """A value as text; a method with its parameters is one word."""
+def _format_value(value: Any) -> Any:
+    """Format a value for the table. A method is shown with its parameters."""
     if isinstance(value, Mapping):
         named = dict(value)
         name = named.pop("name", None) or named.pop("rule", "")

@@ -1,8 +1,8 @@
-"""One run of a sweep, what makes two runs the same experiment, and the outcome of a run.
+"""Jobs, the runs of a sweep, and when two of them are the same experiment.
 
-A run folder belongs to one machine and one engine, bit for bit; a result does not. Device, engine and number format do
-not count here, nor does the number of rounds: a longer run contains the shorter one, because no random choice depends
-on the number of rounds. (Methods with stages plan by it; for them it counts.)
+Device, engine and number format do not distinguish experiments, as their results differ only by rounding. Neither does
+the number of rounds: a longer run contains the shorter one, because no random choice depends on it. Only for methods
+with stages does it count, because the stages depend on it.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ CIRCUMSTANCES = (
     "mean_last",
     "checkpoint_every",
 )
-"""Keys that say where, how long and how closely a run was evaluated, but do not change what it computes."""
+"""Keys that do not distinguish experiments: where a run runs, how long, and how it is evaluated."""
 
 
 def experiment(config: Config) -> dict[str, Any]:
-    """The keys that determine a run's numbers, with the defaults of method and partition filled in."""
+    """The keys that define an experiment, with the defaults of method and partition filled in."""
     mapping = {key: value for key, value in config.to_mapping().items() if key not in CIRCUMSTANCES}
     method = make_method(config.method, config.method_params)
-    if plans_by_rounds(config):
+    if has_stages(config):
         mapping["rounds"] = config.rounds
     return mapping | {"method": {"name": method.name, **method.params}, "partition": _partition(config)}
 
 
-def plans_by_rounds(config: Config) -> bool:
-    """Whether the method has stages, whose lengths may depend on the number of rounds."""
+def has_stages(config: Config) -> bool:
+    """Whether the method has stages, because their lengths may depend on the number of rounds."""
     return isinstance(make_method(config.method, config.method_params).objective, Schedule)
 
 
 def identity(config: Config) -> str:
-    """Twelve hex digits that identify an experiment."""
+    """Hash a configuration into twelve hex digits that identify its experiment."""
     text = json.dumps(_canonical(experiment(config)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -62,7 +62,7 @@ def _partition(config: Config) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """Make 1 and 1.0, and tuples and lists, the same value."""
+    """Give 1 and 1.0, and tuples and lists, the same form."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -72,21 +72,21 @@ def _canonical(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """A run to do."""
+    """A run of a sweep."""
 
     config: Config
     label: str
     """The name that users see."""
     validation: float | None = None
-    """Test on this fraction of the training data instead of the test set."""
+    """Evaluate on this fraction of the training data instead of the test set."""
     start: Config | None = None
-    """The run whose final model this run starts from; None: a new model."""
+    """The configuration of the run that trains the start model. None for a new model."""
     tag: str = ""
-    """Distinguishes jobs of the same experiment if a grid compares circumstances, such as devices."""
+    """Distinguishes jobs of the same experiment, if a grid compares devices, for example."""
 
     @cached_property
     def identity(self) -> str:
-        """The same for all jobs of one experiment."""
+        """A string that all jobs of one experiment share."""
         begun = "" if self.start is None else f"-after-{identity(self.start)}"
         return identity(self.config) + begun + (f"-{self.tag}" if self.tag else "")
 
@@ -111,17 +111,17 @@ class Job:
         )
 
 
-def each_once(jobs: Iterable[Job]) -> list[Job]:
-    """Merge jobs of the same experiment into one run that serves all of them, in order of first appearance."""
+def merge_jobs(jobs: Iterable[Job]) -> list[Job]:
+    """Merge jobs of the same experiment into one run that serves all of them. Keeps the order."""
     found: dict[str, Job] = {}
     for job in jobs:
         before = found.get(job.identity)
-        found[job.identity] = job if before is None else _merged(before, job)
+        found[job.identity] = job if before is None else _merge(before, job)
     return list(found.values())
 
 
-def _merged(one: Job, other: Job) -> Job:
-    """The longer run from the longer start, with local evaluation if either job needs it."""
+def _merge(one: Job, other: Job) -> Job:
+    """Keep the longer run and the longer start, with local evaluation if either job needs it."""
     config = replace(_longer(one.config, other.config), eval_local=one.config.eval_local or other.config.eval_local)
     start = None if one.start is None or other.start is None else _longer(one.start, other.start)
     return replace(one, config=config, start=start)
@@ -133,14 +133,14 @@ def _longer(one: Config, other: Config) -> Config:
 
 @dataclass(frozen=True)
 class Terms:
-    """Conditions for all jobs of a sweep."""
+    """Settings for all jobs of a sweep."""
 
     folder: str | None = None
-    """Parent of the run folders; None: keep only records, and start stopped runs over."""
+    """Parent of the run folders. If None, only records are saved, and stopped runs start over."""
     deadline: float | None = None
-    """When to stop, in seconds since the epoch."""
+    """When to stop, as a Unix time in seconds."""
     alone: bool = True
-    """Whether a run has the machine to itself; if not, it starts no worker processes."""
+    """Whether a run has the machine to itself. If not, it starts no worker processes."""
     command: str = ""
 
     def to_json(self) -> dict[str, Any]:

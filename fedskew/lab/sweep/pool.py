@@ -1,7 +1,7 @@
 """Run jobs in worker processes that share the CPU or GPU of one machine.
 
-Runs of small models leave a GPU idle between their steps; several processes fill one another's gaps. With one worker,
-jobs run in this process.
+A run of a small model leaves the GPU idle between its steps, so several processes use it better. With one worker, jobs
+run in this process.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _GRACE = 15.0
 
 
 class Watcher:
-    """Receives progress and outcomes; does nothing unless overridden."""
+    """Receives progress and outcomes. The base class ignores them."""
 
     def on_progress(self, job: Job, done: int, total: int, accuracy: float | None) -> None:
-        """A run has finished `done` of `total` rounds."""
+        """Called when a run has finished `done` of `total` rounds."""
 
     def on_outcome(self, job: Job, outcome: Outcome) -> None:
-        """A run has ended."""
+        """Called when a run has ended."""
 
 
-def usual_workers(device: str, jobs: int) -> int:
-    """The number of processes that suits the machine."""
+def default_workers(device: str, jobs: int) -> int:
+    """The default number of processes on this machine."""
     gpus = 0 if device == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
     return max(1, min(jobs, GPU_WORKERS * gpus if gpus else usable_cores()))
 
 
 def run_jobs(jobs: Sequence[Job], terms: Terms, workers: int, watcher: Watcher, logs: Path) -> None:
-    """Run all jobs, starting them in order."""
+    """Run all jobs. They start in order."""
     if workers == 1 or len(jobs) <= 1:
         for job in jobs:
             watcher.on_outcome(job, execute(job, terms, partial(watcher.on_progress, job)))
@@ -57,7 +57,7 @@ def run_jobs(jobs: Sequence[Job], terms: Terms, workers: int, watcher: Watcher, 
 
 
 class _Pool:
-    """Worker processes, each with one job at a time. A process that dies is replaced; only its job fails."""
+    """Worker processes with one job each. If a process dies, only its job fails, and another process replaces it."""
 
     def __init__(self, jobs: Sequence[Job], terms: Terms, workers: int, watcher: Watcher, logs: Path) -> None:
         self._waiting = deque(jobs)
@@ -69,8 +69,8 @@ class _Pool:
         self._workers: dict[int, WorkerProcess] = {}
 
     def run(self) -> None:
-        for place in range(self._size):
-            self._start(place)
+        for number in range(self._size):
+            self._start(number)
         while self._workers:
             if self._terms.deadline is not None and time.time() > self._terms.deadline + _GRACE:
                 self._stop_all()
@@ -84,16 +84,16 @@ class _Pool:
         self._workers.clear()
         self._selector.close()
 
-    def _start(self, place: int) -> None:
-        """Start a process in this place, unless no job is waiting."""
+    def _start(self, number: int) -> None:
+        """Start a worker under this number if a job is waiting."""
         if self._waiting:
-            worker = WorkerProcess(self._logs / f"worker-{place}.log", _environment(place, self._size))
-            self._workers[place] = worker
-            self._selector.register(worker.stream, selectors.EVENT_READ, place)
+            worker = WorkerProcess(self._logs / f"worker-{number}.log", _environment(number, self._size))
+            self._workers[number] = worker
+            self._selector.register(worker.stream, selectors.EVENT_READ, number)
             worker.send(self._waiting.popleft(), self._terms)
 
-    def _receive(self, place: int) -> None:
-        worker = self._workers[place]
+    def _receive(self, number: int) -> None:
+        worker = self._workers[number]
         try:
             for report in worker.reports():
                 if "outcome" not in report:
@@ -101,39 +101,39 @@ class _Pool:
                     continue
                 self._watcher.on_outcome(worker.job, Outcome.from_json(report["outcome"]))
                 if report["broken"]:
-                    self._replace(place)
+                    self._replace(number)
                 elif self._waiting:
                     worker.send(self._waiting.popleft(), self._terms)
                 else:
-                    self._remove(place).dismiss()
+                    self._remove(number).dismiss()
         except EOFError:
             self._watcher.on_outcome(worker.job, Outcome("failed", reason=worker.cause_of_death()))
-            self._replace(place)
+            self._replace(number)
 
-    def _replace(self, place: int) -> None:
-        self._remove(place).kill()
-        self._start(place)
+    def _replace(self, number: int) -> None:
+        self._remove(number).kill()
+        self._start(number)
 
-    def _remove(self, place: int) -> WorkerProcess:
-        worker = self._workers.pop(place)
+    def _remove(self, number: int) -> WorkerProcess:
+        worker = self._workers.pop(number)
         self._selector.unregister(worker.stream)
         return worker
 
     def _stop_all(self) -> None:
-        """Stop workers whose round, or compilation, takes longer than the grace period."""
-        for place in list(self._workers):
-            worker = self._remove(place)
+        """Kill the workers that are still busy after the grace period."""
+        for number in list(self._workers):
+            worker = self._remove(number)
             worker.kill()
             self._waiting.appendleft(worker.job)
         for job in self._waiting:
             self._watcher.on_outcome(job, Outcome("stopped"))
 
 
-def _environment(place: int, workers: int) -> dict[str, str]:
-    """Each worker gets a share of the cores and, on a machine with several GPUs, one GPU."""
+def _environment(number: int, workers: int) -> dict[str, str]:
+    """Give a worker a share of the cores and, if there are several GPUs, one of them."""
     cores = str(max(1, usable_cores() // workers))
     shares = {name: cores for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS") if name not in os.environ}
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        shares["CUDA_VISIBLE_DEVICES"] = str(place % gpus)
+        shares["CUDA_VISIBLE_DEVICES"] = str(number % gpus)
     return {"OMP_WAIT_POLICY": "PASSIVE", **shares}

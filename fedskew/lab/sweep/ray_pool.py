@@ -1,4 +1,4 @@
-"""Run jobs on a Ray cluster, an extra; fedskew must be installed on every machine."""
+"""Run jobs on a Ray cluster. fedskew must be installed on every machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedskew.lab.sweep.pool import GPU_WORKERS, Watcher
 from fedskew.lab.sweep.records import Outcome
 
 LOCAL = "local"
-"""Instead of an address: a cluster of this machine only, to try it out."""
+"""The address of a new cluster on this machine, for trying it out."""
 _TIMEOUT = 5.0
-"""Seconds."""
+"""Seconds to wait for a connection."""
 
 
 def run_jobs_on_ray(jobs: Sequence[Job], terms: Terms, address: str, watcher: Watcher) -> None:
-    """Run all jobs, starting them in order; several share a GPU."""
-    ray = _connected(address)
+    """Run all jobs. They start in order, and several share a GPU."""
+    ray = _connect(address)
     try:
         task = ray.remote(max_retries=0, **_share(ray))(_execute)
         plain = json.dumps(replace(terms, alone=False).to_json())
@@ -35,7 +35,7 @@ def run_jobs_on_ray(jobs: Sequence[Job], terms: Terms, address: str, watcher: Wa
         ray.shutdown()
 
 
-def _connected(address: str) -> Any:
+def _connect(address: str) -> Any:
     try:
         import ray
     except ImportError as error:
@@ -43,13 +43,13 @@ def _connected(address: str) -> Any:
     _require_server(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    except Exception as error:  # Ray has many kinds of failure to connect
+    except Exception as error:  # Ray raises many kinds of errors here
         raise UserError(f"no Ray cluster at {address!r} ({error}); expected an address, or {LOCAL!r}") from error
     return ray
 
 
 def _require_server(address: str) -> None:
-    """Refuse an address without a server at once; Ray itself tries for minutes."""
+    """Refuse an address without a server at once. Ray would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return
@@ -60,13 +60,13 @@ def _require_server(address: str) -> None:
 
 
 def _share(ray: Any) -> dict[str, float]:
-    """The resources of one run: a CPU core and, if there are GPUs, a part of one."""
+    """The resources of one run: a CPU core and, if there are GPUs, a fraction of one."""
     gpus = ray.cluster_resources().get("GPU", 0)
     return {"num_cpus": 1, **({"num_gpus": 1 / GPU_WORKERS} if gpus else {})}
 
 
 def _execute(job: str, terms: str) -> str:
-    """Runs on a machine of the cluster; JSON in, JSON out."""
+    """Run a job on a machine of the cluster. Takes and returns JSON."""
     from fedskew.lab.sweep.execution import execute
 
     outcome = execute(Job.from_json(json.loads(job)), Terms(**json.loads(terms)), lambda *_: None)
@@ -76,5 +76,5 @@ def _execute(job: str, terms: str) -> str:
 def _outcome(ray: Any, done: Any) -> Outcome:
     try:
         return Outcome.from_json(json.loads(ray.get(done)))
-    except Exception as error:  # the task's process died, or its machine
+    except Exception as error:  # the process or its machine died
         return Outcome("failed", reason=" ".join(f"{type(error).__name__}: {error}".split())[:300])

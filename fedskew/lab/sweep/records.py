@@ -1,8 +1,7 @@
-"""Records: what is kept of a run for good, in a few kilobytes of JSON.
+"""Records, the permanent results of runs, in a few kilobytes of JSON each.
 
-A record has the configuration, the curves and the circumstances of a run. It is made from the rows of a run, finished
-or not; the record of a stopped run has fewer rounds. A file has one record per line and is append-only, so that files
-from several machines can be concatenated.
+A record has the configuration, the curves and the circumstances of a run. The record of a stopped run has fewer
+rounds. A file has one record per line and only grows, so files from several machines can be concatenated.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.files import reporting_os_errors
-from fedskew.lab.sweep.job import Job, identity, plans_by_rounds
+from fedskew.lab.sweep.job import Job, has_stages, identity
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.summary import Curve, CurveSummary
 
 FORMAT = 1
 _DIGITS = 5
-"""Digits of an accuracy; test sets have about ten thousand samples."""
+"""Decimal digits of an accuracy. They suffice, as test sets have about ten thousand samples."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,9 @@ class Record:
         circumstances: Mapping[str, Any],
         auroc: float | None = None,
     ) -> Record:
-        """Summarise a run; `experiment` is its identity, `circumstances` say where, when and how it ran.
+        """Summarise a run. `experiment` is its identity; `circumstances` are where, when and how it ran.
 
-        `auroc` is that of the final model, if the run is finished.
+        `auroc` is the final model's, if the run is finished.
         """
         evaluated = [row for row in rows if row.is_evaluated]
         if not evaluated:
@@ -91,12 +90,12 @@ class Record:
     def identity(self) -> str:
         """The identity of the experiment, as this version of fedskew computes it.
 
-        It is recomputed from the configuration, so that a parameter that a method has gained since then gets its
-        default. The suffix (another start, compared circumstances) is kept.
+        It is recomputed from the configuration, so that parameters that the method has gained since then get their
+        defaults. The suffix, which names a start model or a tag, is kept.
         """
         requested = replace(self.config, model=self.content.get("asked_model", self.config.model))
-        _, dash, apart = str(self.content["experiment"]).partition("-")
-        return identity(requested) + dash + apart
+        _, dash, suffix = str(self.content["experiment"]).partition("-")
+        return identity(requested) + dash + suffix
 
     @property
     def rounds(self) -> int:
@@ -116,7 +115,7 @@ class Record:
         return self._points("worst_class")
 
     def value_after(self, measure: str, rounds: int) -> float | None:
-        """Such as `macro_f1` after the last evaluation up to `rounds`; None if the record lacks it.
+        """A measure such as `macro_f1` at the last evaluation up to `rounds`. None if the record lacks it.
 
         AUROC is known only after the last round, and older records have neither it nor the balanced accuracy.
         """
@@ -126,7 +125,7 @@ class Record:
         return until(self._points(measure), rounds)[-1][1] if measure in self.content else None
 
     def domain_curve(self, domain: str) -> list[tuple[int, float]] | None:
-        """Accuracy on one domain; None if the data lacks it."""
+        """Accuracy on one domain. None if the data do not have it."""
         series = self.content.get("domains", {}).get(domain)
         if series is None:
             return None
@@ -134,7 +133,7 @@ class Record:
 
     @property
     def compute_curve(self) -> list[tuple[float, float]]:
-        """(computation so far, worst class) at every evaluation, including the experts' computation."""
+        """(computation so far, accuracy of the worst class) at every evaluation. Includes the experts' computation."""
         return list(zip(self.content["compute"], self.content["worst_class"], strict=True))
 
     @property
@@ -148,7 +147,7 @@ class Record:
 
     @property
     def start_rounds(self) -> int:
-        """Rounds for which the start model was trained; 0 for a new model."""
+        """Rounds for which the start model was trained. 0 for a new model."""
         return int(self.content.get("start_rounds", 0))
 
     @property
@@ -164,7 +163,7 @@ class Record:
 
 
 def until(curve: Curve, rounds: int) -> list[tuple[int, float]]:
-    """The part of a curve that a run of so many rounds has."""
+    """The part of a curve up to this number of rounds."""
     return [point for point in curve if point[0] <= rounds]
 
 
@@ -209,10 +208,10 @@ def _stages(rows: Sequence[RoundRow]) -> dict[str, dict[str, float]]:
 
 def _local(rows: Sequence[RoundRow]) -> dict[str, Any] | None:
     """The last round's clients before and after their update, if the run evaluated them (`eval_local`)."""
-    watched = [row for row in rows if row.local is not None]
-    if not watched:
+    with_local = [row for row in rows if row.local is not None]
+    if not with_local:
         return None
-    last = watched[-1]
+    last = with_local[-1]
     local = last.local or []
     return {
         "round": last.model_round,
@@ -228,7 +227,7 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; a stopped job may have a record of its rounds."""
+    """How a job ended. A stopped job may have a record of its rounds."""
 
     status: Status
     record: Record | None = None
@@ -245,7 +244,7 @@ class Outcome:
 
 
 class RecordsFile:
-    """A file of records; an incomplete last line, which a kill may leave, is ignored."""
+    """A file of records. An incomplete last line is ignored, because a killed process may leave one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -280,30 +279,30 @@ class RecordsFile:
 
 
 class Records:
-    """Records by experiment; if an experiment has several, the longest counts, then the latest.
+    """Records by experiment. If an experiment has several, the longest is used, and of equally long ones the latest.
 
-    A job with local evaluation (`eval_local`) is served only by records that have it.
+    Only records with local evaluation (`eval_local`) serve a job that requests it.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._by_identity: dict[str, Record] = {}
-        self._watched: dict[str, Record] = {}
+        self._with_local: dict[str, Record] = {}
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        for records in (self._by_identity, self._watched) if record.config.eval_local else (self._by_identity,):
+        for records in (self._by_identity, self._with_local) if record.config.eval_local else (self._by_identity,):
             known = records.get(record.identity)
             if known is None or (record.start_rounds, record.rounds) >= (known.start_rounds, known.rounds):
                 records[record.identity] = record
 
     def get(self, job: Job) -> Record | None:
-        """The record of the job's experiment, however long it ran."""
-        return (self._watched if job.config.eval_local else self._by_identity).get(job.identity)
+        """The record of the job's experiment, which may have any number of rounds."""
+        return (self._with_local if job.config.eval_local else self._by_identity).get(job.identity)
 
     def longest(self, job: Job) -> Record | None:
-        """Like `get`; for a method that plans by the number of rounds, also a record with fewer rounds."""
-        if (found := self.get(job)) or not plans_by_rounds(job.config):
+        """Like `get`, but for a method with stages, a record with fewer rounds is also considered."""
+        if (found := self.get(job)) or not has_stages(job.config):
             return found
         rounds_needed = job.config.rounds
         fewer = sorted({r.config.rounds for r in self if r.config.rounds < rounds_needed}, reverse=True)

@@ -1,4 +1,4 @@
-"""The results of a sweep as one tidy table: one row per run, one column per value."""
+"""The results of a sweep as a tidy table, with one row per run and one column per value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Line = dict[str, Any]
 
 
 def line(place: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Line:
-    """The row of a run, cut off at `rounds` if the record is longer."""
+    """Make the row of a run, up to `rounds` if the record is longer."""
     measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, rounds)
     return {**place, "status": status, **measured}
 
@@ -49,7 +49,7 @@ Place = tuple[str, ...]
 
 
 _FEDERATION = ("data", "partition", "clients_per_round")
-"""Keys that change the task itself: accuracies on other federations are not compared."""
+"""Keys that define the task. Accuracies on different federations are not compared."""
 
 
 def grid_keys(lines: Sequence[Line]) -> list[str]:
@@ -59,7 +59,7 @@ def grid_keys(lines: Sequence[Line]) -> list[str]:
 
 
 def by_place(lines: Sequence[Line]) -> dict[Place, list[Line]]:
-    """The runs of each point of the grid: one per seed."""
+    """Group the runs by point of the grid. Each group has one run per seed."""
     keys = grid_keys(lines)
     places: dict[Place, list[Line]] = {}
     for row in lines:
@@ -68,14 +68,14 @@ def by_place(lines: Sequence[Line]) -> dict[Place, list[Line]]:
 
 
 def measured_name(metric: RankingMetric) -> str:
-    """The table's column of a ranking metric."""
+    """The table's column for a ranking metric."""
     return metric.name.replace("-", "_")
 
 
 def best_places(lines: Sequence[Line], metric: RankingMetric) -> set[Place]:
     """The point with the highest mean over its seeds on each federation, if at least two compete there.
 
-    Only points with all their runs compete; reference bounds do not.
+    Points with missing runs, and reference bounds, do not compete.
     """
     keys = grid_keys(lines)
     task = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
@@ -90,7 +90,9 @@ def _mean(place: Place, rows: Sequence[Line], metric: RankingMetric) -> float:
     values = [row[measured_name(metric)] for row in rows]
     if None in values:
         at = ", ".join(place)
-        raise UserError(f"{at} has no {metric.label}: its record is older; repeat the sweep with another --out")
+        raise UserError(
+            f"{at} has no {metric.label}, because an earlier version recorded it; repeat the sweep with another --out"
+        )
     return math.fsum(values) / len(values)
 
 
@@ -103,7 +105,7 @@ def write_csv(lines: Sequence[Line], path: Path) -> None:
 
 
 def write_parquet(lines: Sequence[Line], path: Path) -> bool:
-    """Write a Parquet file; return False without pyarrow, which is an extra."""
+    """Write a Parquet file. Returns False if pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -119,7 +121,7 @@ def _columns(lines: Sequence[Line]) -> list[str]:
 
 
 def _one_type(values: list[Any]) -> list[Any]:
-    """A Parquet column has one type; mixed values become text."""
+    """Turn mixed values into text, because a Parquet column has one type."""
     kinds = {float if isinstance(v, float | int) and not isinstance(v, bool) else type(v) for v in values}
     return values if len(kinds - {type(None)}) <= 1 else [None if v is None else str(v) for v in values]
 

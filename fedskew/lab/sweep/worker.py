@@ -1,7 +1,7 @@
-"""A worker process, seen from both sides: it receives one job at a time and reports, as lines of JSON.
+"""Both sides of a worker process, which receives one job at a time and sends reports, as lines of JSON.
 
-It is started as `python -m fedskew.lab.sweep.worker`, never by fork: a process that has used a GPU cannot be forked,
-and a crash stays in one process.
+It is started as `python -m fedskew.lab.sweep.worker`, not by fork, because a process that has used a GPU cannot be
+forked. A crash affects only this process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fedskew.lab.sweep.job import Job, Terms
 
 _SECONDS_BETWEEN_REPORTS = 0.25
 _LOG_TAIL = 2000
-"""Characters at the end of a log that may explain a crash."""
+"""Characters to read from the end of a log, to find the cause of a crash."""
 
 
 class WorkerProcess:
-    """A worker, seen from the sweep. `stream` becomes readable when the worker reports or dies."""
+    """The sweep's side of a worker. `stream` becomes readable when the worker reports or dies."""
 
     def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
         self.job: Job
-        """The job it received last."""
+        """The current job."""
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         package = str(Path(fedskew.__file__).parent.parent)
@@ -52,11 +52,11 @@ class WorkerProcess:
         try:
             self._jobs.write(json.dumps(request).encode() + b"\n")
             self._jobs.flush()
-        except OSError:  # the worker died; its stream reports that
+        except OSError:  # the worker died; reading its stream will show that
             return
 
     def reports(self) -> Iterator[dict[str, Any]]:
-        """Read the new reports; raise EOFError if the worker died."""
+        """Read the new reports. Raises EOFError if the worker died."""
         content = os.read(self.stream.fileno(), 1 << 20)
         if not content:
             raise EOFError
@@ -71,7 +71,7 @@ class WorkerProcess:
         return f"its process was {how}" + (f": {last}" if last else "")
 
     def dismiss(self) -> None:
-        """Let the worker end; it has no job."""
+        """Let an idle worker end."""
         try:
             self._jobs.close()
         except OSError:
@@ -80,7 +80,7 @@ class WorkerProcess:
         self.stream.close()
 
     def kill(self) -> None:
-        """End the worker at once; its run folder can be resumed."""
+        """Kill the worker. Its run can be resumed."""
         self._process.kill()
         self._process.wait()
         self.stream.close()
@@ -90,11 +90,11 @@ class WorkerProcess:
 def main() -> None:
     """Run jobs until stdin is closed."""
     reports = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep what libraries print out of the reports
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print, which must not mix with the reports
     try:
         _serve(sys.stdin, reports)
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(130)  # the parent informs the user; the files on disk are valid
+        os._exit(130)  # the parent process tells the user
 
 
 def _serve(jobs: TextIO, reports: TextIO) -> None:
@@ -120,7 +120,7 @@ def _serve(jobs: TextIO, reports: TextIO) -> None:
 
 
 def _gpu_works() -> bool:
-    """Whether this process can still use its GPU; after a CUDA error it cannot."""
+    """Whether this process can still use its GPU. After a CUDA error it cannot."""
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fedskew.experiment.config import Config
-from fedskew.lab.papers.cells import Cell, Choice, job, table_cells
+from fedskew.lab.papers.cells import Cell, Choice, make_job, table_cells
 from fedskew.lab.papers.protocol import Number
-from fedskew.lab.papers.rerun import Rerun, json_of, order, rerun, row, title
+from fedskew.lab.papers.rerun import Rerun, compare_order, rerun, rerun_json, row, title
 from fedskew.lab.sweep.records import Record, Records
 
 
@@ -36,7 +36,7 @@ def test_a_run_that_was_stopped_is_shown_and_compared_with_nothing() -> None:
     one = again("c", 90, 10)
     stopped = Rerun(one.cell, one.values, (record(200, 21),), 200)
     assert row(stopped)[2:4] == ("10.00 (stopped after 21 of 200 rounds)", "")
-    told = order([*full, stopped])
+    told = compare_order([*full, stopped])
     assert told is not None
     assert told.pairs == 1
     assert told.holds
@@ -48,7 +48,7 @@ def test_what_was_never_reached_is_not_what_nobody_ran() -> None:
     assert row(replace(one, never=2))[2:] == ("never", "", "2")
     some = replace(again("FedGR", 300, 200.0, metric="rounds to FedAvg"), never=2)
     assert row(some)[2:] == ("200.00 (2 of 3 never)", "", "3"), "the lucky seeds are not the paper's mean"
-    assert order([some, again("FedLC", 400, 300.0, metric="rounds to FedAvg")]) is None
+    assert compare_order([some, again("FedLC", 400, 300.0, metric="rounds to FedAvg")]) is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_rounds_to_fedavg_know_how_far_both_runs_went(fedavg: list[float], fedgr
 
 
 def curve(cell: Cell, accuracy: Sequence[float]) -> Record:
-    one = job(cell, 0, Choice(values={"rounds": len(accuracy) - 1}))
+    one = make_job(cell, 0, Choice(values={"rounds": len(accuracy) - 1}))
     return Record({
         "experiment": one.identity, "config": one.config.to_mapping(), "accuracy": accuracy,
         "rounds": list(range(len(accuracy))),
@@ -84,33 +84,33 @@ def test_rounds_to_what_fedavg_had_after_fewer_are_not_compared_with_the_papers(
 
 def test_only_runs_of_equally_many_rounds_are_ranked() -> None:
     shorter = [again(name, printed, value, rounds=40) for name, printed, value in (("a", 1, 1), ("b", 2, 2))]
-    told = order([*shorter, again("c", 3, 0)])
+    told = compare_order([*shorter, again("c", 3, 0)])
     assert told is not None
     assert told.pairs == 1
 
 
 def test_an_order_holds_if_every_pair_does() -> None:
-    told = order([again("a", 30, 40), again("b", 50, 60), again("c", 40, 50)])
+    told = compare_order([again("a", 30, 40), again("b", 50, 60), again("c", 40, 50)])
     assert told is not None
     assert told.holds
     assert str(told) == "3 of 3 pairs in the paper's order, the same best"
 
 
 def test_an_order_that_does_not_hold_names_the_best() -> None:
-    told = order([again("a", 30, 70), again("b", 50, 60), again("c", 40, 50), again("d", None, 99)])
+    told = compare_order([again("a", 30, 70), again("b", 50, 60), again("c", 40, 50), again("d", None, 99)])
     assert told is not None
     assert not told.holds
     assert str(told) == "1 of 3 pairs in the paper's order, best is a, not b"
 
 
 def test_less_may_be_better() -> None:
-    told = order([again("a", 3, 4, metric="drift diversity"), again("b", 5, 6, metric="drift diversity")])
+    told = compare_order([again("a", 3, 4, metric="drift diversity"), again("b", 5, 6, metric="drift diversity")])
     assert told is not None
     assert told.best_printed == told.best_rerun == "a"
 
 
 def test_one_method_has_no_order() -> None:
-    assert order([again("a", 3, 4), again("b", 3)]) is None
+    assert compare_order([again("a", 3, 4), again("b", 3)]) is None
 
 
 def test_a_row_tells_mean_difference_and_what_was_shortened() -> None:
@@ -118,4 +118,4 @@ def test_a_row_tells_mean_difference_and_what_was_shortened() -> None:
     assert row(again("FedAvg", 33.02, 44.0, rounds=40))[2] == "44.00 (40 of 200 rounds)"
     assert row(again("FedNova", None))[1:] == ("illegible", "–", "", "0")
     assert title([again("FedAvg", 33.02)]) == "fedlmd/table3: cifar10 dirichlet:0.05, best (%)"
-    assert json_of(again("FedAvg", 33.02, 44.0))["difference"] == 44.0 - 33.02
+    assert rerun_json(again("FedAvg", 33.02, 44.0))["difference"] == 44.0 - 33.02

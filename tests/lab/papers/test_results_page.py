@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedskew.cli import main
-from fedskew.lab.papers.cells import Cell, Choice, job, table_cells
-from fedskew.lab.papers.map import Spot, draw_maps, guide, spots
+from fedskew.lab.papers.cells import Cell, Choice, make_job, table_cells
+from fedskew.lab.papers.map import FederationResult, draw_maps, federation_results, guide
 from fedskew.lab.papers.results_page import results_page
 from fedskew.lab.sweep.execution import execute
 from fedskew.lab.sweep.grid import read_grid
@@ -81,15 +81,15 @@ def test_our_own_page_is_what_its_generator_gives(request: pytest.FixtureRequest
 
 
 def test_a_guide_names_all_that_come_close() -> None:
-    spot = Spot("cifar10", 0.05, 0.1, {"FedAvg": 40.0, "FedVLS": 55.0, "FedLC": 54.2, "MOON": 39.0})
-    assert spot.best == ["FedVLS", "FedLC"]
-    assert spot.gain("MOON") == -1.0
-    assert "| cifar10 | 0.05 | 10% | 40.0 | FedVLS, FedLC | +15.0 |" in guide([spot])
+    federation = FederationResult("cifar10", 0.05, 0.1, {"FedAvg": 40.0, "FedVLS": 55.0, "FedLC": 54.2, "MOON": 39.0})
+    assert federation.best == ["FedVLS", "FedLC"]
+    assert federation.gain("MOON") == -1.0
+    assert "| cifar10 | 0.05 | 10% | 40.0 | FedVLS, FedLC | +15.0 |" in guide([federation])
 
 
 def record_of(cell: Cell, accuracy: float, seed: int = 0) -> Record:
     """Of a run that came to its end with that."""
-    one = job(cell, seed, Choice())
+    one = make_job(cell, seed, Choice())
     curve, rounds = [0.1, accuracy], [0, one.config.rounds]
     return Record({
         "format": 1, "experiment": one.identity, "config": one.config.to_mapping(), "rounds": rounds,
@@ -117,7 +117,7 @@ def test_a_map_of_federations_with_other_methods_each_would_compare_nothing() ->
     here, there, *_ = {cell.place: None for cell in cells}
     ran = {here: {"FedAvg", "FedVLS"}, there: {"FedAvg", "MOON"}}
     records = [record_of(cell, 0.5) for cell in cells if cell.method in ran.get(cell.place, ())]
-    assert spots(Records(records), [0]) == []
+    assert federation_results(Records(records), [0]) == []
 
 
 def test_the_map_compares_methods_over_the_seeds_that_all_of_them_have() -> None:
@@ -131,8 +131,8 @@ def test_the_map_compares_methods_over_the_seeds_that_all_of_them_have() -> None
         for seed, value in enumerate(accuracy[cell.method])
         if value is not None
     ]
-    (spot,) = spots(Records(records), [0, 1, 2])
-    assert spot.accuracy == pytest.approx({"FedAvg": 60.0, "FedVLS": 75.0})
+    (federation,) = federation_results(Records(records), [0, 1, 2])
+    assert federation.accuracy == pytest.approx({"FedAvg": 60.0, "FedVLS": 75.0})
 
 
 def test_the_map_is_drawn_from_its_records(tmp_path: Path) -> None:

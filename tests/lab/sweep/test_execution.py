@@ -13,7 +13,7 @@ from fedskew.data import load
 from fedskew.experiment.config import run_name
 from fedskew.lab.sweep import execution, federations
 from fedskew.lab.sweep.execution import execute
-from fedskew.lab.sweep.federations import shared_federation, validated
+from fedskew.lab.sweep.federations import hold_out_validation, shared_federation
 from fedskew.lab.sweep.job import Job, Terms
 from fedskew.lab.sweep.records import Outcome
 
@@ -115,7 +115,7 @@ def test_a_validation_part_knows_its_domains() -> None:
     digits = load("digits")
     domain = np.arange(len(digits.train)) % 2
     train = replace(digits.train, domain=domain)
-    cut = validated(replace(digits, train=train, domains=("even", "odd")), 0.25)
+    cut = hold_out_validation(replace(digits, train=train, domains=("even", "odd")), 0.25)
     for part in (cut.train, cut.test):
         assert part.domain is not None
         for sample in (0, 1, len(part) - 1):
@@ -133,7 +133,7 @@ def test_a_run_on_validation_data_is_not_taken_for_one_on_the_test_set(tiny_job,
 
 
 def test_a_split_that_takes_long_is_drawn_once(tiny_job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federations, "_WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(federations, "_CACHE_AFTER", 0.0)
     config = tiny_job(partition__beta=0.37).config
     federations._recent.clear()
     drawn = shared_federation(config)
@@ -152,8 +152,8 @@ def test_a_split_that_takes_long_is_drawn_once(tiny_job, monkeypatch: pytest.Mon
 def test_workers_share_a_machine_without_processes_of_their_own(tiny_job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.engine.choice.SHORT_RUN", -1.0)
     job = tiny_job()
-    assert execution._prepared(job, Terms(alone=True)).config.engine == "auto"
-    assert execution._prepared(job, Terms(alone=False)).config.engine == "stacked"
+    assert execution._prepare(job, Terms(alone=True)).config.engine == "auto"
+    assert execution._prepare(job, Terms(alone=False)).config.engine == "stacked"
     assert run_name(job.config)
 
 

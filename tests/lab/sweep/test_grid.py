@@ -55,7 +55,7 @@ def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
         ("[0.1, 0.5]", "0.1", r"grid.partition.beta is 0.1; expected a list"),
         ("partition.beta:", "partition.bet:", r"at method=fedavg, partition.bet=0.1: .*beta"),
         ("fedavg,", "fedavgg,", r"at method=fedavgg.*did you mean 'fedavg'"),
-        ("partition.beta: [0.1, 0.5]", "seed: [1, 2]", r"expected the seeds beside the grid"),
+        ("partition.beta: [0.1, 0.5]", "seed: [1, 2]", r"expected a key beside the grid"),
         ("seeds: 2", "seeds: 0", r"seeds is 0; expected"),
     ],
 )
@@ -74,5 +74,5 @@ def test_number_formats_that_are_compared_are_runs_of_their_own(grid: Path) -> N
 
 
 def test_a_key_is_in_the_grid_or_set(grid: Path) -> None:
-    with pytest.raises(UserError, match=r"partition.beta is set and also in the grid"):
+    with pytest.raises(UserError, match=r"partition.beta is given by a flag and in the grid"):
         read_grid(grid, {"partition.beta": 0.3})

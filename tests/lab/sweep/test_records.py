@@ -10,7 +10,7 @@ import pytest
 
 from fedskew.errors import UserError
 from fedskew.lab.sweep.execution import execute
-from fedskew.lab.sweep.job import Terms, each_once
+from fedskew.lab.sweep.job import Terms, merge_jobs
 from fedskew.lab.sweep.records import Record, Records, RecordsFile, read_folder, until
 
 
@@ -85,12 +85,12 @@ def test_who_wants_clients_looked_at_has_no_use_for_a_run_that_did_not(tiny_job,
 
 def test_one_run_serves_all_who_want_it(tiny_job) -> None:
     jobs = [tiny_job("short", eval_local=True), tiny_job("other", seed=1), tiny_job("long", rounds=7)]
-    (both, other) = each_once(jobs)
+    (both, other) = merge_jobs(jobs)
     assert (both.label, both.config.rounds, both.config.eval_local) == ("short", 7, True)
     assert other is jobs[1]
     updates = [replace(tiny_job(), start=tiny_job(rounds=rounds).config) for rounds in (2, 7)]
     for wanted in (updates, updates[::-1]):
-        (update,) = each_once(wanted)
+        (update,) = merge_jobs(wanted)
         assert update.start is not None
         assert update.start.rounds == 7, "a model that was trained less does not serve who wants the other"
 

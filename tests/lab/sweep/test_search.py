@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.errors import UserError
-from fedskew.lab.sweep.job import Job, each_once
+from fedskew.lab.sweep.job import Job, merge_jobs
 from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.lab.sweep.search import read_search, search_with_optuna
 
@@ -87,7 +87,7 @@ def test_trials_of_the_same_point_share_a_run(file: Path, tmp_path: Path) -> Non
 def test_points_of_other_rounds_are_judged_by_runs_of_their_own(file: Path) -> None:
     search = read_search(file, {})
     jobs = [job for number, rounds in enumerate((5, 10)) for job in search.jobs(number, {"rounds": rounds})]
-    assert [job.config.rounds for job in each_once(jobs)] == [5, 5, 10, 10]
+    assert [job.config.rounds for job in merge_jobs(jobs)] == [5, 5, 10, 10]
 
 
 def test_what_was_tried_in_another_search_does_not_count(file: Path, tmp_path: Path) -> None:
