@@ -27,6 +27,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.report.terminal import class_accuracy_table, comparison_table
+from fedskew.report.verdict import conclusion
 from fedskew.results import Comparison, compare_runs
 from fedskew.results.ranking import DEFAULT_METRIC
 
@@ -281,6 +282,8 @@ def print_comparison(comparison: Comparison, as_json: bool) -> None:
         return
     console = stdout()
     console.print(comparison_table(comparison))
+    for line in conclusion(comparison):
+        console.print(line, markup=False, highlight=False)
     console.print(class_accuracy_table(comparison, console.width))
     folders = {folder.parent for run in comparison.runs if (folder := run.folder)}
     for folder in sorted(folders):

@@ -11,20 +11,24 @@ from fedskew.report.figures.sweeps import curves_over
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 from fedskew.results.naming import flat, varied_keys
+from fedskew.results.ranking import METRICS, RankingMetric
 
 
 def overview(found: Sequence[Comparison]) -> Section:
     """Build a table with a row per method and setting, and charts over the numbers that vary."""
     keys = varied_keys([run.config for setting in found for run in setting.runs])
     pairs = [(setting, c) for setting in found for c in setting.methods]
-    rows = [_row(c, keys) for _, c in pairs]
+    shown = [METRICS[name] for name in dict.fromkeys((found[0].rank_by, "accuracy", "macro-f1", "worst-class"))]
+    rows = [_row(c, keys, shown) for _, c in pairs]
     runs = [run for _, c in pairs for run in c.runs]
     done = sum(run.finished for run in runs)
     words = [
         f"{len(runs)} runs, {done} finished, in {len(found)} settings that differ in {', '.join(keys) or 'nothing'}.",
         *_winners(found),
+        "± is the sample standard deviation over the seeds.",
     ]
-    columns = [*keys, "method", "finished", "runs", "accuracy %", "±", "worst class %", "seconds"]
+    numbers = [heading for metric in shown for heading in (f"{metric.label} %", f"± {metric.label}")]
+    columns = [*keys, "method", "finished", "runs", *numbers, "training time, s"]
     charts = curves_over(found)
     figures = [Figure("over-keys", "Accuracy over the varied keys", charts, 2)] if charts else []
     if len(found) > 1 and all(len(s.methods) > 1 for s in found):
@@ -41,21 +45,18 @@ def _winners(found: Sequence[Comparison]) -> list[str]:
     if not wins:
         return []
     wins_by_method = ", ".join(f"{label} in {n}" for label, n in sorted(wins.items(), key=lambda item: -item[1]))
-    return [f"Highest mean accuracy by setting: {wins_by_method}."]
+    return [f"Highest mean {found[0].metric.label} by setting: {wins_by_method}."]
 
 
-def _row(contender: MethodRuns, keys: Sequence[str]) -> list[Cell]:
+def _row(contender: MethodRuns, keys: Sequence[str], shown: Sequence[RankingMetric]) -> list[Cell]:
     values = flat(contender.runs[0].config)
-    spread = contender.over_seeds(lambda run: 100 * run.accuracy)
-    worst = contender.over_seeds(lambda run: 100 * run.evaluation.worst_class)
+    measured = [contender.over_seeds(metric.value) for metric in shown]
     return [
         *(_cell(values.get(key)) for key in keys),
         contender.label,
         len(contender.finished),
         len(contender.runs),
-        number(spread.mean),
-        number(spread.std),
-        number(worst.mean),
+        *(number(100 * value) for found in measured for value in found),
         number(sum(run.seconds for run in contender.runs), 1),
     ]
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from fedskew.metrics.confusion import LOST, lost_classes
 from fedskew.results import Comparison, MethodRuns
-from fedskew.results.significance import Difference
+from fedskew.results.ranking import DEFAULT_METRIC
+from fedskew.results.significance import LEAST_SEEDS, MOST_SEEDS, Difference
 
 NOTABLE = 0.01
 """Smaller differences are not mentioned."""
+MUCH = 0.05
+"""A worst class that is better by this is much better."""
 MOST_CLASSES = 5
 
 
@@ -21,8 +25,28 @@ def verdict(setting: Comparison) -> list[str]:
     if not ranking:
         return ["No run has been evaluated yet."]
     methods = setting.competing
-    answer = _compared(methods, setting) if len(methods) > 1 else _alone(ranking[0], setting)
-    return [*_unfinished(setting), *answer, *_bounds(ranking[max(1, len(methods)) :]), *_diverged(ranking)]
+    compared = [*conclusion(setting), *_details(methods, setting)] if len(methods) > 1 else []
+    answer = compared or _alone(ranking[0], setting)
+    return [*_unfinished(setting), *answer, *_bounds(ranking[max(1, len(methods)) :], setting), *_diverged(ranking)]
+
+
+def conclusion(setting: Comparison) -> list[str]:
+    """Which method is best, by how much and whether that is significant; nothing if fewer than two compete."""
+    methods, baseline = setting.competing, setting.baseline
+    if len(methods) < 2:
+        return []
+    best, second = methods[:2]
+    against = {c.label: d for c, d in zip(methods[1:], setting.differences(), strict=True)}
+    lead = against[second.label]
+    equal = lead is not None and lead.is_zero
+    sentences = [*_on_fewer_seeds(setting), _best(best, second if equal else None, setting)]
+    sentences += [] if equal else [_lead(second, lead, setting)]
+    if unproven := [c for c in methods[2:] if c is not baseline and _not_significant(against[c.label])]:
+        also = "Also not" if _not_significant(lead) else "Not"
+        sentences.append(f"{also} significantly different from {best.label}: {', '.join(c.label for c in unproven)}.")
+    if baseline is not None and baseline not in (best, second) and baseline.tested:
+        sentences.append(_over_baseline(best, baseline, against[baseline.label], setting))
+    return [*sentences, *_fairer(methods)]
 
 
 def _unfinished(setting: Comparison) -> list[str]:
@@ -46,31 +70,27 @@ def _span(rounds: Sequence[int]) -> str:
 
 
 def _alone(contender: MethodRuns, setting: Comparison) -> list[str]:
+    verb = "recognises" if setting.rank_by == DEFAULT_METRIC else f"has {setting.metric.label}"
+    score = _score(setting.score(contender).mean, setting)
     return [
-        f"{contender.label} recognises {_percent(contender.accuracy.mean)} of the test set "
-        f"({_seeds(contender)}){_spread(contender)}.",
+        f"{contender.label} {verb} {score} ({_seeds(contender)}){_spread(contender, setting)}.",
         *_weakest(contender, setting, "Its"),
     ]
 
 
-def _compared(methods: Sequence[MethodRuns], setting: Comparison) -> list[str]:
-    best, second, baseline = methods[0], methods[1], setting.baseline
-    against = {c.label: d for c, d in zip(methods[1:], setting.differences(), strict=True)}
-    sentences = _on_fewer_seeds(setting)
-    lead = against[second.label]
-    equal = lead is not None and lead.is_zero
-    who = f"{best.label} and {second.label} are equally good here" if equal else f"{best.label} is best here"
-    sentences += [f"{who}: {_percent(best.accuracy.mean)} of the test set ({_seeds(best)}){_spread(best)}."]
-    sentences += [] if equal else [_lead(second, lead)]
-    if unsure := [c for c in methods[2:] if c is not baseline and _open(against[c.label])]:
-        names = ", ".join(c.label for c in unsure)
-        sentences.append(f"{'Also not' if _open(lead) else 'Not'} significantly different from {best.label}: {names}.")
-    if baseline is not None and baseline not in (best, second) and baseline.tested:
-        sentences.append(_over_baseline(baseline, against[baseline.label]))
+def _best(best: MethodRuns, equal: MethodRuns | None, setting: Comparison) -> str:
+    who = f"{best.label} and {equal.label} are equally good here" if equal else f"{best.label} is best here"
+    by = "" if setting.rank_by == DEFAULT_METRIC else f" by {setting.metric.label}"
+    score = _score(setting.score(best).mean, setting)
+    return f"{who}{by}: {score} ({_seeds(best)}){_spread(best, setting)}."
+
+
+def _details(methods: Sequence[MethodRuns], setting: Comparison) -> list[str]:
+    """How the best method changes classes, its weakest class, and its cost."""
+    best, baseline, sentences = methods[0], setting.baseline, []
     if baseline is not None and baseline is not best and baseline.tested:
         sentences += _classes(best, baseline, setting.classes)
-    it, its = (best.label, f"{best.label}'s") if equal else ("It", "Its")
-    return [*sentences, *_weakest(best, setting, its), *_cost(best, baseline, it)]
+    return [*sentences, *_weakest(best, setting, f"{best.label}'s"), *_cost(best, baseline, best.label)]
 
 
 def _on_fewer_seeds(setting: Comparison) -> list[str]:
@@ -84,46 +104,66 @@ def _on_fewer_seeds(setting: Comparison) -> list[str]:
     return [f"The methods have different seeds; they are ranked on the seeds that all of them have ({seeds})."]
 
 
-def _open(difference: Difference | None) -> bool:
-    return difference is not None and difference.seeds > 1 and not difference.significant
+def _not_significant(difference: Difference | None) -> bool:
+    return difference is not None and difference.is_tested and not difference.significant
 
 
-def _lead(second: MethodRuns, difference: Difference | None) -> str:
+def _lead(second: MethodRuns, difference: Difference | None, setting: Comparison) -> str:
     if difference is None:
-        found = _percent(second.accuracy.mean)
+        found = _percent(setting.score(second).mean)
         return f"{second.label} comes next with {found}, but on other seeds, so the two cannot be paired."
-    points = f"It leads {second.label} by {_points(difference.mean)}"
-    if difference.seeds == 1:
-        return f"{points}, but one seed cannot rule out chance; run more (--seeds 5)."
-    return f"{points} ({_interval(difference)}): {_significance(difference)}."
+    return f"It leads {second.label} by {_points(difference.mean)}{_significance(difference)}."
 
 
-def _over_baseline(baseline: MethodRuns, difference: Difference | None) -> str:
+def _over_baseline(best: MethodRuns, baseline: MethodRuns, difference: Difference | None, setting: Comparison) -> str:
     if difference is None:
-        return f"{baseline.label} has {_percent(baseline.accuracy.mean)}, on other seeds."
-    gain = f"It gains {_points(difference.mean)} over {baseline.label}"
-    if difference.seeds == 1:
-        return f"{gain} (one seed)."
-    return f"{gain} ({_interval(difference)}): {_significance(difference)}."
+        return f"{baseline.label} has {_percent(setting.score(baseline).mean)}, on other seeds."
+    return f"{best.label} gains {_points(difference.mean)} over {baseline.label}{_significance(difference)}."
+
+
+def _significance(difference: Difference) -> str:
+    """Whether a difference is significant, and how many seeds would settle it if not."""
+    if difference.seeds < LEAST_SEEDS:
+        seen = "one seed" if difference.seeds == 1 else f"better with {difference.wins} of {difference.seeds} seeds"
+        return f" ({seen}); a test needs at least {LEAST_SEEDS} seeds: --seeds {LEAST_SEEDS}"
+    wins = f"better with {difference.wins} of {difference.seeds} seeds"
+    if difference.p is None:
+        return f", {wins} and by the same amount each time, so chance cannot be estimated"
+    how = f"p = {difference.p:.3f}" if difference.p >= 0.001 else "p < 0.001"
+    if difference.comparisons > 1:
+        how += f", corrected for {difference.comparisons} comparisons"
+    result = "significant" if difference.significant else "not significant"
+    return f", {wins}: {result} ({how}{_interval(difference)}){_seeds_needed(difference)}"
 
 
 def _interval(difference: Difference) -> str:
     if difference.low is None or difference.high is None:
-        return f"{difference.seeds} seeds"
-    low, high = 100 * difference.low, 100 * difference.high
-    return f"95 % interval {signed(low, 1)} to {signed(high, 1)}, paired over {difference.seeds} seeds"
+        return ""
+    return f", interval {signed(100 * difference.low, 1)} to {signed(100 * difference.high, 1)} points"
 
 
-def _significance(difference: Difference) -> str:
-    if difference.p is None:
-        return "the same with every seed, so chance cannot be estimated"
-    how = f"p = {difference.p:.3f}" if difference.p >= 0.001 else "p < 0.001"
-    if difference.comparisons > 1:
-        how += f", corrected for {difference.comparisons} comparisons"
-    if not difference.significant:
-        few = f"; with {difference.seeds} seeds only large differences are detectable" if difference.seeds < 5 else ""
-        return f"not significant ({how}){few}"
-    return f"significant ({how})"
+def _seeds_needed(difference: Difference) -> str:
+    if difference.significant or difference.is_zero:
+        return ""
+    if (needed := difference.seeds_to_settle) is None:
+        return f". Even {MOST_SEEDS} seeds would hardly settle it" if difference.seeds < MOST_SEEDS else ""
+    return f". If the difference stays as it is, --seeds {needed} would probably settle it"
+
+
+def _fairer(methods: Sequence[MethodRuns]) -> list[str]:
+    """A method that serves the rare classes much better than the best one."""
+    best = methods[0]
+    f1, worst = best.macro_f1.mean, best.worst_class.mean
+    fairer = [m for m in methods[1:] if m.macro_f1.mean > f1 and m.worst_class.mean >= worst + MUCH]
+    if not fairer:
+        return []
+    other = max(fairer, key=lambda m: m.macro_f1.mean)
+    better_f1 = f"{_percent(other.macro_f1.mean)} against {_percent(f1)}"
+    better_class = f"{_percent(other.worst_class.mean)} against {_percent(worst)}"
+    return [
+        f"{other.label} has a better macro F1 ({better_f1}) and a much better worst class ({better_class}); "
+        "--rank-by macro-f1 ranks by that."
+    ]
 
 
 def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> list[str]:
@@ -177,8 +217,8 @@ def _cost(best: MethodRuns, baseline: MethodRuns | None, it: str) -> list[str]:
     return [f"{it} costs no more than {baseline.label}."] if known else []
 
 
-def _bounds(bounds: Sequence[MethodRuns]) -> list[str]:
-    listed = ", ".join(f"{c.label} {_percent(c.accuracy.mean)}" for c in bounds)
+def _bounds(bounds: Sequence[MethodRuns], setting: Comparison) -> list[str]:
+    listed = ", ".join(f"{c.label} {_percent(setting.score(c).mean)}" for c in bounds)
     return [f"Reference bounds, not federated methods: {listed}."] if listed else []
 
 
@@ -197,8 +237,12 @@ def signed(points: float, digits: int = 0) -> str:
     return f"{points:+.{digits}f}".replace("-", "−")
 
 
+def _score(share: float, setting: Comparison) -> str:
+    return f"{_percent(share)} of the test set" if setting.rank_by == DEFAULT_METRIC else _percent(share)
+
+
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return "–" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _points(difference: float) -> str:
@@ -210,6 +254,6 @@ def _seeds(contender: MethodRuns) -> str:
     return f"mean of {n} seeds" if n > 1 else f"one seed, {contender.tested[0].seed}"
 
 
-def _spread(contender: MethodRuns) -> str:
-    values = list(contender.by_seed(lambda run: run.accuracy).values())
+def _spread(contender: MethodRuns, setting: Comparison) -> str:
+    values = list(contender.by_seed(setting.metric.value).values())
     return f", from {100 * min(values):.1f} to {100 * max(values):.1f}" if len(values) > 1 else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,14 +190,14 @@ class Comparison:
         return set.intersection(*seeds) if seeds else set()
 
     def differences(self) -> list[Difference | None]:
-        """The best method minus each of the others in `competing`; None where two methods share no seed.
+        """The best method minus each of the others in `competing`, corrected for the number of these comparisons.
 
-        The p-values are corrected for all pairs, because any method could have come out best.
+        None where two methods share no seed.
         """
-        values = [method.by_seed(self.metric.value) for method in self.competing]
-        raw = [paired(one, other) for one, other in combinations(values, 2)]
+        best, *others = [method.by_seed(self.metric.value) for method in self.competing] or [{}]
+        raw = [paired(best, other) for other in others]
         corrected = iter(holm([d for d in raw if d is not None]))
-        return [None if d is None else next(corrected) for d in raw][: max(0, len(values) - 1)]
+        return [None if d is None else next(corrected) for d in raw]
 
     def to_json(self) -> dict[str, Any]:
         shared = {key: value for key, value in self.config.to_mapping().items() if key not in ("method", "seed")}
@@ -208,7 +207,27 @@ class Comparison:
             "methods": [m.to_json() for m in self.methods],
             "rank_by": self.rank_by,
             "best": None if self.best is None else self.best.label,
+            "differences": self._differences_json(),
         }
+
+    def _differences_json(self) -> list[dict[str, Any]]:
+        """The best method minus each other one; null where nothing was tested."""
+        found = zip(self.competing[1:], self.differences(), strict=True)
+        return [
+            {
+                "against": method.label,
+                "seeds": d.seeds,
+                "wins": d.wins,
+                "mean": d.mean,
+                "low": d.low,
+                "high": d.high,
+                "p": d.p,
+                "significant": d.significant if d.is_tested else None,
+                "seeds_to_settle": d.seeds_to_settle,
+            }
+            for method, d in found
+            if d is not None
+        ]
 
     def to_frame(self) -> pandas.DataFrame:
         """One line per run, as a pandas DataFrame."""

@@ -1,9 +1,9 @@
-"""Significance of a difference between two methods, paired over seeds.
+"""Significance of the difference between the best method and each other one, paired over seeds.
 
 With one seed both methods get the same split, clients and batches, so their differences on several seeds are
 independent draws. They are tested with Student's t, which assumes that they are roughly normal; a few seeds can neither
-show nor refute that. Several comparisons are corrected by Holm's method. A claim about the best of several methods
-has to count all pairs, because any method could have come out best.
+show nor refute that. With fewer than three seeds nothing is tested. The comparisons with the best method are corrected
+together by Holm's method.
 """
 
 from __future__ import annotations
@@ -13,23 +13,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 LEVEL = 0.05
+POWER = 0.8
+LEAST_SEEDS = 3
+"""With fewer seeds nothing is tested: an interval from two differences is wider than all possible values."""
+MOST_SEEDS = 30
+"""The most seeds that are ever recommended."""
 NO_SPREAD = 1e-12
 """Differences in accuracy on one test set that vary less than this are equal up to rounding."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """First minus second, over the seeds that both have."""
+    """First minus second, over the seeds that both have; shares of 1."""
 
     seeds: int
     mean: float
+    wins: int = 0
+    """The number of seeds with which the first is better."""
+    spread: float | None = None
+    """Sample standard deviation of the differences; None with fewer than three seeds."""
     low: float | None = None
-    """Lower end of the 95 % interval; None with fewer than two seeds, or if all differences are equal."""
+    """Lower end of the interval, at the level that Holm's method uses for this comparison. The interval excludes 0
+    exactly if the difference is significant. None if nothing was tested."""
     high: float | None = None
     p: float | None = None
-    """Two-sided; after `holm`, corrected."""
+    """Two-sided; after `holm`, corrected. None if nothing was tested, or if all differences are equal."""
     comparisons: int = 1
     """The number of comparisons that p is corrected for."""
+    divisor: int = 1
+    """Holm's method tests this comparison at the level 5 % divided by this."""
 
     @property
     def is_zero(self) -> bool:
@@ -37,8 +49,25 @@ class Difference:
         return abs(self.mean) < NO_SPREAD
 
     @property
+    def is_tested(self) -> bool:
+        return self.p is not None
+
+    @property
     def significant(self) -> bool:
         return self.p is not None and self.p < LEVEL
+
+    @property
+    def seeds_to_settle(self) -> int | None:
+        """How many seeds would make the difference significant with a probability of 80 %, at least as many as now + 1.
+
+        It assumes that the mean and the spread stay as they are. None if the difference is significant or was not
+        tested, or if it takes more than 30 seeds.
+        """
+        if self.p is None or self.significant or not self.spread or self.is_zero:
+            return None
+        effect, level = abs(self.mean) / self.spread, LEVEL / self.divisor
+        numbers = range(self.seeds + 1, MOST_SEEDS + 1)
+        return next((n for n in numbers if _power(effect, n, level) >= POWER), None)
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
@@ -48,23 +77,53 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Differenc
         return None
     differences = [first[seed] - second[seed] for seed in common]
     n, mean = len(differences), math.fsum(differences) / len(differences)
-    if n < 2:
-        return Difference(n, mean)
-    spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1) / n)
+    found = Difference(n, mean, sum(d > NO_SPREAD for d in differences))
+    if n < LEAST_SEEDS:
+        return found
+    spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
     if spread < NO_SPREAD:  # equal up to rounding: chance cannot be estimated
-        return Difference(n, mean, p=1.0 if abs(mean) < NO_SPREAD else None)
+        return replace(found, spread=0.0, p=1.0 if found.is_zero else None)
     from scipy.stats import t
 
-    half = float(t.ppf(1 - LEVEL / 2, n - 1)) * spread
-    return Difference(n, mean, mean - half, mean + half, 2 * float(t.sf(abs(mean) / spread, n - 1)))
+    p = 2 * float(t.sf(abs(mean) / (spread / math.sqrt(n)), n - 1))
+    return _with_interval(replace(found, spread=spread, p=p))
 
 
 def holm(differences: Sequence[Difference]) -> list[Difference]:
-    """Correct the p-values for the number of comparisons."""
+    """Correct p-values and intervals for the number of comparisons.
+
+    The comparison with the smallest p is tested at 5 % divided by the number of comparisons, the next one at 5 %
+    divided by one less, and so on. After the first one that is not significant, none is.
+    """
     order = sorted((d.p, i) for i, d in enumerate(differences) if d.p is not None)
-    corrected: dict[int, float] = {}
-    floor = 0.0
-    for rank, (p, i) in enumerate(order):
-        floor = max(floor, min(1.0, p * (len(order) - rank)))
-        corrected[i] = floor
-    return [replace(d, p=corrected.get(i), comparisons=len(order)) for i, d in enumerate(differences)]
+    corrected: dict[int, tuple[float, int]] = {}
+    p, divisor = 0.0, len(order)
+    for rank, (raw, i) in enumerate(order):
+        divisor = len(order) - rank if p < LEVEL else divisor
+        p = max(p, min(1.0, raw * (len(order) - rank)))
+        corrected[i] = p, divisor
+    return [
+        _with_interval(replace(d, p=corrected[i][0], comparisons=len(order), divisor=corrected[i][1]))
+        if i in corrected
+        else replace(d, comparisons=len(order))
+        for i, d in enumerate(differences)
+    ]
+
+
+def _with_interval(difference: Difference) -> Difference:
+    """Add the interval at this comparison's level. A difference of shares is between -1 and 1."""
+    if not difference.spread:
+        return difference
+    from scipy.stats import t
+
+    n, level = difference.seeds, LEVEL / difference.divisor
+    half = float(t.ppf(1 - level / 2, n - 1)) * difference.spread / math.sqrt(n)
+    return replace(difference, low=max(-1.0, difference.mean - half), high=min(1.0, difference.mean + half))
+
+
+def _power(effect: float, seeds: int, level: float) -> float:
+    """The probability that a paired t test finds a mean difference of `effect` standard deviations."""
+    from scipy.stats import nct, t
+
+    critical, centre = float(t.ppf(1 - level / 2, seeds - 1)), effect * math.sqrt(seeds)
+    return float(nct.sf(critical, seeds - 1, centre) + nct.cdf(-critical, seeds - 1, centre))

@@ -98,3 +98,13 @@ def test_the_metric_that_ranks_is_marked_and_stated(cli):
     outcome = cli(*command, "--rank-by", "macrof1")
     assert outcome.status == 2
     assert "unknown ranking metric 'macrof1'; did you mean 'macro-f1'" in outcome.err
+
+
+def test_the_verdict_follows_the_table(cli):
+    outcome = cli(*TINY, "--methods", "fedavg,fedvls", "--seeds", "2", "--quiet")
+    sentences = " ".join(outcome.out.split())
+    assert "is best here: " in sentences
+    assert "of 2 seeds); a test needs at least 3 seeds: --seeds 3." in sentences
+    more = " ".join(cli(*TINY, "--methods", "fedavg,fedvls", "--seeds", "3", "--quiet").out.split())
+    assert "of 3 seeds: " in more
+    assert "significant (p" in more

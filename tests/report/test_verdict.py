@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
 from made_up_runs import made_up
 
+from fedskew.metrics.confusion import Evaluation
 from fedskew.report.verdict import verdict
 from fedskew.results import Result, comparisons
 
@@ -23,17 +26,20 @@ def test_the_best_its_lead_and_the_classes() -> None:
     text = said(*runs)
     assert text.startswith("fedvls is best here: 80.0 % of the test set (mean of 4 seeds)")
     assert "It leads fedavg by 41.0 points" in text
-    assert "paired over 4 seeds): significant (p < 0.001" in text
+    assert "better with 4 of 4 seeds: significant (p < 0.001, interval +36.9 to +45.1 points)." in text
     assert "these gain most: class 1 (+63), class 2 (+57), class 0 (+3, not with every seed)" in text
     assert "Classes that lose accuracy: none by a point or more" in text
-    assert "Its weakest class is class 2 with 60.0 %; no class is lost" in text
-    assert "It costs no more than fedavg" in text
+    assert "fedvls's weakest class is class 2 with 60.0 %; no class is lost" in text
+    assert "fedvls costs no more than fedavg" in text
 
 
-def test_one_seed_is_never_significant() -> None:
-    text = said(made_up("fedavg", 0, BAD), made_up("fedvls", 0, GOOD))
-    assert "but one seed cannot rule out chance" in text
+@pytest.mark.parametrize(("seeds", "seen"), [(1, "one seed"), (2, "better with 2 of 2 seeds")])
+def test_fewer_than_three_seeds_are_not_tested(seeds: int, seen: str) -> None:
+    runs = [made_up("fedavg", s, [b + s / 25 for b in BAD]) for s in range(seeds)]
+    text = said(*runs, *(made_up("fedvls", s, GOOD) for s in range(seeds)))
+    assert f"points ({seen}); a test needs at least 3 seeds: --seeds 3." in text
     assert "significant" not in text
+    assert "interval" not in text
 
 
 def test_a_difference_within_the_spread_is_not_significant() -> None:
@@ -41,7 +47,34 @@ def test_a_difference_within_the_spread_is_not_significant() -> None:
     runs += [made_up("fedvls", s, [0.5 - d, 0.52]) for s, d in enumerate((0.1, -0.1, 0.05))]
     text = said(*runs)
     assert "not significant (p = " in text
-    assert "; with 3 seeds only large differences are detectable" in text
+    assert "Even 30 seeds would hardly settle it." in text
+
+
+def test_it_says_how_many_seeds_would_settle_it() -> None:
+    ahead = {"fedvls": (0.71, 0.69, 0.74), "fedavg": (0.70, 0.64, 0.71)}
+    text = said(*(made_up(method, s, [a] * 2) for method, found in ahead.items() for s, a in enumerate(found)))
+    assert "It leads fedavg by 3.0 points, better with 3 of 3 seeds: not significant (p = 0.122" in text
+    assert "If the difference stays as it is, --seeds 6 would probably settle it." in text
+
+
+def imbalanced(method: str, seed: int, right: list[int]) -> Result:
+    """900 test samples of class 0 and 100 of class 1."""
+    run = made_up(method, seed, [0.5, 0.5])
+    matrix = np.array([[right[0], 900 - right[0]], [100 - right[1], right[1]]])
+    return replace(run, history=[run.history[0], replace(run.history[1], evaluation=Evaluation(matrix))])
+
+
+def test_a_method_that_serves_rare_classes_better_is_named_beside_the_most_accurate() -> None:
+    runs = [imbalanced("fedavg", s, [895 + s, 20]) for s in range(3)]
+    runs += [imbalanced("fedvls", s, [870 + s, 41]) for s in range(3)]
+    text = said(*runs)
+    assert text.startswith("fedavg is best here: 91.6 % of the test set")
+    assert "fedvls has a better macro F1 (71.7 % against 63.9 %)" in text
+    assert "and a much better worst class (41.0 % against 20.0 %); --rank-by macro-f1 ranks by that." in text
+    (ranked,) = comparisons(runs, "macro-f1")
+    told = verdict(ranked)
+    assert told[0].startswith("fedvls is best here by macro F1: 71.7 % (mean of 3 seeds)")
+    assert not any("much better worst class" in line for line in told)
 
 
 def test_fedavg_may_be_the_best() -> None:
@@ -55,7 +88,7 @@ def test_a_bound_is_no_rival() -> None:
     runs += [made_up("fedvls", s, [0.6, 0.6]) for s in range(3)]
     text = said(*runs, made_up("centralised", 0, [0.95, 0.95]))
     assert text.startswith("fedvls is best here: 60.0 % of the test set (mean of 3 seeds)")
-    assert "paired over 3 seeds" in text, "though the bound has one only"
+    assert "better with 3 of 3 seeds" in text, "though the bound has one only"
     assert text.endswith("Reference bounds, not federated methods: centralised 95.0 %.")
     assert text.count("centralised") == 1
 
@@ -73,10 +106,13 @@ def test_equal_methods_are_called_equal() -> None:
     assert "fedavg's weakest class is class 2" in text, "which of the two is said"
 
 
-def test_the_best_of_several_is_corrected_for_all_pairs() -> None:
+def test_the_best_is_compared_with_each_other_method_and_they_not_with_each_other() -> None:
     runs = [made_up(m, s, [a + s * s / 50] * 2) for m, a in (("fedavg", 0.3), ("fedvls", 0.6)) for s in range(3)]
     runs += [made_up("fedlmd", s, [0.4 + s / 50] * 2) for s in range(3)]
-    assert "corrected for 2 comparisons" in said(*runs), "of the three pairs one has the same difference in every seed"
+    runs += [made_up("fedprox", s, [0.2 + (s == 1) / 50] * 2) for s in range(3)]
+    text = said(*runs)
+    assert "corrected for 2 comparisons" in text, "the difference to fedavg is the same with every seed, so not tested"
+    assert "fedvls gains 30.0 points over fedavg, better with 3 of 3 seeds and by the same amount each time" in text
 
 
 def test_half_a_run_is_not_compared_in_cost() -> None:

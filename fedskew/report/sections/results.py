@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
+from fedskew.metrics.summary import MeanStd
 from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
+from fedskew.results.ranking import METRICS
+from fedskew.results.significance import LEAST_SEEDS, POWER, Difference
 
 _MEASURES: dict[str, Callable[[Result], float]] = {
-    "accuracy %": lambda run: run.accuracy,
-    "worst class %": lambda run: run.evaluation.worst_class,
+    **{f"{metric.label} %": metric.value for metric in METRICS.values()},
     "best − worst class": lambda run: run.evaluation.class_gap,
-    "macro F1 %": lambda run: run.evaluation.macro_f1,
-    "best %": lambda run: run.curve.best.accuracy,
-    "mean of last %": lambda run: run.curve.mean_last.accuracy,
+    "best accuracy %": lambda run: run.curve.best.accuracy,
+    "mean of last accuracies %": lambda run: run.curve.mean_last.accuracy,
 }
 
 
 def results(setting: Comparison) -> Section:
     ranking = setting.ranking
-    tables = [Table("final", "After the last round", _columns(), [_row(c) for c in ranking])] if ranking else []
+    tables = [_final(ranking)] if ranking else []
     words = ["Mean ± sample standard deviation over the seeds. The best round is chosen on the test set, as in papers."]
     if len(setting.competing) > 1:
         tables.append(_significance(setting))
         words.append(
-            "The second table compares the best method with each of the others, paired by seed. p is two-sided, from "
-            "Student's t test, and corrected by Holm's method for all pairs of methods, because any of them could have "
-            "come out best. The intervals are not corrected."
+            f"The second table compares the best method by {setting.metric.label} with each of the others, paired by "
+            "seed. p is two-sided, from Student's t test, and corrected by Holm's method for these comparisons. Each "
+            "interval has the level at which Holm's method tests that comparison, so it excludes 0 exactly if the "
+            'difference is significant. "Seeds to settle it" is the number of seeds with which the difference would '
+            f"be significant with a probability of {100 * POWER:.0f} %, if its mean and spread stay as they are."
         )
         words += _few_seeds_note(len(setting.common_seeds))
     missing = [f"{c.label}: no evaluated round in {c.runs[0].folder}" for c in setting.methods if not c.tested]
@@ -36,19 +40,26 @@ def results(setting: Comparison) -> Section:
 
 def _few_seeds_note(seeds: int) -> list[str]:
     """Warn that only large differences are detectable with few seeds."""
-    if not 2 <= seeds <= 4:
+    if seeds < LEAST_SEEDS:
+        return [f"Fewer than {LEAST_SEEDS} seeds are not tested; --seeds {LEAST_SEEDS} runs as many."]
+    if seeds > 4:
         return []
-    freedom = f"{seeds - 1} degree{'s' if seeds > 2 else ''} of freedom"
-    return [f"With {seeds} seeds the test has {freedom}: only large and consistent differences are significant."]
+    return [
+        f"With {seeds} seeds the test has {seeds - 1} degrees of freedom: only large, consistent differences are significant."
+    ]
 
 
-def _columns() -> list[str]:
-    return ["method", "seeds", *_MEASURES, "compute", "MB moved", "seconds"]
+def _final(ranking: Sequence[MethodRuns]) -> Table:
+    """One row per method, with the numbers that at least one of them has."""
+    found = {name: [c.over_seeds(measure) for c in ranking] for name, measure in _MEASURES.items()}
+    shown = {name: values for name, values in found.items() if not all(math.isnan(value.mean) for value in values)}
+    columns = ["method", "seeds", *shown, "compute", "MB moved", "training time, s"]
+    rows = [_row(c, [values[i] for values in shown.values()]) for i, c in enumerate(ranking)]
+    return Table("final", "After the last round", columns, rows)
 
 
-def _row(contender: MethodRuns) -> list[Cell]:
+def _row(contender: MethodRuns, measured: Sequence[MeanStd]) -> list[Cell]:
     n = len(contender.tested)
-    measured = [contender.over_seeds(measure) for measure in _MEASURES.values()]
     totals = [[run.compute, run.bytes_moved / 1e6, run.seconds] for run in contender.tested]
     means = [number(sum(column) / n, 1) for column in zip(*totals, strict=True)]
     return [
@@ -64,10 +75,19 @@ def _significance(setting: Comparison) -> Table:
     rows: list[list[Cell]] = []
     for other, d in zip(others, setting.differences(), strict=True):
         if d is None:
-            rows.append([other.label, 0, None, None, None, None, "no seed in common"])
+            rows.append([other.label, None, None, None, None, None, "no seed in common", None])
             continue
         bounds = [None if b is None else number(100 * b) for b in (d.low, d.high)]
-        result = "one seed: unknown" if d.seeds < 2 else "significant" if d.significant else "not significant"
-        rows.append([other.label, d.seeds, number(100 * d.mean), *bounds, number(d.p, 4), result])
-    columns = ["against", "seeds in common", "difference, points", "95 % from", "to", "p", "result"]
-    return Table("significance", f"{best.label} (the best) minus each of the others", columns, rows)
+        won = f"{d.wins} of {d.seeds}"
+        rows.append([other.label, won, number(100 * d.mean), *bounds, number(d.p, 4), _result(d), d.seeds_to_settle])
+    columns = ["against", "seeds won", "difference, points", "interval from", "to", "p", "result", "seeds to settle it"]
+    title = f"{best.label}, the best by {setting.metric.label}, minus each of the others"
+    return Table("significance", title, columns, rows)
+
+
+def _result(difference: Difference) -> str:
+    if difference.seeds < LEAST_SEEDS:
+        return f"not tested: fewer than {LEAST_SEEDS} seeds"
+    if difference.p is None:
+        return "not tested: the same with every seed"
+    return "significant" if difference.significant else "not significant"
