@@ -44,9 +44,8 @@ def _few_seeds_note(seeds: int) -> list[str]:
         return [f"Fewer than {LEAST_SEEDS} seeds are not tested; --seeds {LEAST_SEEDS} runs as many."]
     if seeds > 4:
         return []
-    return [
-        f"With {seeds} seeds the test has {seeds - 1} degrees of freedom: only large, consistent differences are significant."
-    ]
+    freedom = f"{seeds - 1} degrees of freedom"
+    return [f"With {seeds} seeds the test has {freedom}: only large and consistent differences are significant."]
 
 
 def _final(ranking: Sequence[MethodRuns]) -> Table:
