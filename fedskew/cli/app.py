@@ -1,10 +1,17 @@
-"""The app with all commands, in the order of `fedskew --help`."""
+"""The app with all commands, in the order of `fedskew --help`, and `main`, which runs one of them.
+
+A user's mistake is one line on stderr and exit status 2.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from fedskew import __version__
 from fedskew.cli import (
@@ -21,9 +28,11 @@ from fedskew.cli import (
     run,
     sweep,
 )
-from fedskew.cli.commands import EXAMPLES, Commands
+from fedskew.cli.commands import BROKEN_PIPE, EXAMPLES, INTERRUPTED, USAGE_ERROR, Commands
+from fedskew.cli.terminal import allow_any_encoding
+from fedskew.errors import UserError, nearest
 
-__all__ = ["EXAMPLES", "app"]
+__all__ = ["EXAMPLES", "app", "main"]
 
 app = typer.Typer(
     cls=Commands,
@@ -67,3 +76,41 @@ for _panel, _modules in _PANELS.items():
         _command.rich_help_panel = _command.rich_help_panel or _panel
     for _group in app.registered_groups:
         _group.rich_help_panel = _group.rich_help_panel or _panel
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    # Let idle threads sleep: on a busy machine, spinning threads made rounds twenty times slower. OpenMP reads this
+    # once, when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    allow_any_encoding()
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, or that of typer's copy of click
+    try:
+        status = get_command(app).main(args=arguments, prog_name="fedskew", standalone_mode=False)
+        sys.stdout.flush()
+    except UserError as error:
+        return _print_error(str(error))
+    except usage_error as error:
+        return _print_error(_usage_message(error))
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # prevents a traceback at exit
+        return BROKEN_PIPE
+    return status if isinstance(status, int) else 0
+
+
+def _print_error(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _usage_message(error: Any) -> str:
+    """Describe a usage error in one line."""
+    context = error.ctx
+    if hasattr(error, "possibilities") and context is not None:
+        options = [name for parameter in context.command.params for name in parameter.opts]
+        hint = nearest(error.option_name, options)
+        meant = f"did you mean {hint!r}?" if hint else f"{context.command_path} --help lists them"
+        return f"unknown option {error.option_name!r}; {meant}"
+    return " ".join(str(error.format_message()).split())

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli import INTERRUPTED
-from fedskew.cli.commands import Json, Quiet, add_command, option, split_names
+from fedskew.cli.commands import INTERRUPTED, Json, Quiet, add_command, option, split_names
 from fedskew.errors import UserError, unknown
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedskew.cli import INTERRUPTED
-from fedskew.cli.commands import Settings
+from fedskew.cli.commands import INTERRUPTED, Settings
 from fedskew.cli.terminal import notice, stderr
 from fedskew.experiment.config.values import integer, real
 from fedskew.lab.sweep.campaign import Campaign

@@ -19,6 +19,9 @@ from fedskew.errors import unknown
 from fedskew.experiment.config import KEYS, Config, PartitionConfig, load_yaml, parse_assignments, with_values
 from fedskew.experiment.config.values import parse_yaml
 
+USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+"""Exit statuses other than 0."""
+
 EXAMPLES: dict[str, tuple[str, ...]] = {}
 """The examples in each command's help, by command."""
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli import INTERRUPTED
 from fedskew.cli.commands import (
     FLAGS,
+    INTERRUPTED,
     Commands,
     Json,
     Quiet,

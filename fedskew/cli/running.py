@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedskew.cli import INTERRUPTED
+from fedskew.cli.commands import INTERRUPTED
 from fedskew.cli.terminal import notice, print_json, stderr, stdout
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
