@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from method_cases import KINDS, slow
 
 from fedskew.methods import METHODS
 
@@ -35,10 +36,15 @@ def test_all_methods_meet_the_same_federations(cli):
     assert other["params"] == {"mu": 0.0, "server_momentum": 0.0, "server_lr": 1.0}
 
 
-def test_every_method_runs_and_none_complains(cli):
-    outcome = cli(*TINY, "--methods", "all", "--lr", "0.02", "--json")
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [(",".join(KINDS.values()), list(KINDS.values())), *slow(("all", sorted(METHODS)))],
+    ids=["one of each kind", "all"],
+)
+def test_every_method_runs_and_none_complains(methods, expected, cli):
+    outcome = cli(*TINY, "--methods", methods, "--lr", "0.02", "--json")
     assert outcome.status == 0
-    assert [method["method"] for method in outcome.json["methods"]] == sorted(METHODS)
+    assert [method["method"] for method in outcome.json["methods"]] == expected
     assert "warning" not in outcome.err.lower()
     assert "cannot" not in outcome.err
 

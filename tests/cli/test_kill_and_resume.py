@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from method_cases import slow
 
 from fedskew import IID, Callback, federation, run
 
@@ -92,14 +93,15 @@ def damage_newest_checkpoint(folder: Path) -> None:
     newest.write_bytes(damaged)
 
 
-def test_a_run_killed_interrupted_and_damaged_ends_with_the_same_bits(undisturbed, cli, tmp_path):
-    """A method with state at every client; the second kill is in the middle of a checkpoint, if the clock allows."""
+@pytest.mark.parametrize("kills", [1, *slow(2)])
+def test_a_run_killed_interrupted_and_damaged_ends_with_the_same_bits(kills, undisturbed, cli, tmp_path):
+    """A method with state at every client; the last kill is in the middle of a checkpoint, if the clock allows."""
     whole, folder = undisturbed("scaffold"), tmp_path / "killed"
     moments: tuple[Callable[[], bool], ...] = (
         lambda: written(folder) >= 1,
         lambda: written(folder) >= 10 or (written(folder) >= 4 and writes_checkpoint(folder)),
     )
-    for moment in moments:
+    for moment in moments[-kills:]:
         process = start(arguments_of("scaffold"), folder)
         stop_when(process, moment, signal.SIGKILL)
         process.communicate(timeout=SPARE_SECONDS)

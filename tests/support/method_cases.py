@@ -49,9 +49,21 @@ KINDS = {
 """One method for each kind of hook; a test checks that together they use every hook that any method uses."""
 
 
-def slow(*values: str) -> list[Any]:
-    """Parameters for `pytest.mark.parametrize` that `make test` leaves out."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+def slow(*values: Any) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize` that `make test` leaves out; a tuple has one for each argument."""
+    return [
+        pytest.param(*value, marks=pytest.mark.slow)
+        if isinstance(value, tuple)
+        else pytest.param(value, marks=pytest.mark.slow)
+        for value in values
+    ]
+
+
+def only(fast: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """All values as parameters for `pytest.mark.parametrize`; those that are not in `fast` are marked as slow."""
+    listed, values = list(fast), list(values)
+    assert all(value in values for value in listed), "a value that is not there would be left out unnoticed"
+    return [*listed, *slow(*(value for value in values if value not in listed))]
 
 
 def by_kind(methods: Iterable[str] = (*METHODS, *JOINED)) -> list[Any]:

@@ -148,7 +148,7 @@ class Protocol:
         for name, value in conditions(condition).items():
             meaning = self.conditions.get(name)
             if isinstance(meaning, str):
-                values[meaning] = parse_yaml(value, f"condition {condition}")
+                values[meaning] = _condition_value(value, condition)
             elif meaning is not None:
                 values |= meaning[value]
             values |= change.get("conditions", {}).get(f"{name}={value}", {})
@@ -163,13 +163,19 @@ def _matching(patterns: Mapping[str, Mapping[str, Any]], place: str) -> Values:
     return values
 
 
+@cache
+def _condition_value(value: str, condition: str) -> Any:
+    return parse_yaml(value, f"condition {condition}")
+
+
 def conditions(text: str) -> dict[str, str]:
     """Parse conditions such as `lambda=0.1;rounds=40`."""
     pairs = (part.partition("=") for part in text.split(";") if part)
     return {name: value for name, _, value in pairs}
 
 
-def _split_values(split: str) -> Values:
+@cache
+def _split_values(split: str) -> Mapping[str, Any]:
     rule, _, strength = split.partition(":")
     if not strength:
         return {"partition": rule}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_cases import PARAMS, by_kind
+from method_cases import PARAMS, by_kind, slow
 from parallel_engines import pooled
 from torch import Tensor, nn
 from toy_runs import (
@@ -221,7 +221,7 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, *slow(signal.SIGTERM)])
 def test_workers_end_with_their_parent_in_the_middle_of_a_round(number: signal.Signals) -> None:
     """Its output ends only when the last process that could write to it is gone."""
     script = SCRIPT.format(support=str(SUPPORT))

@@ -80,6 +80,7 @@ def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Pa
     assert {watcher.ended[label].status for label in "abc"} == {"finished"}
 
 
+@pytest.mark.slow
 def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path: Path, monkeypatch) -> None:
     processes: dict[str, int] = {}
     give, said = WorkerProcess.send, WorkerProcess.reports

@@ -66,9 +66,26 @@ def opened(browser: Any, report: Path, width: int, scheme: str = "light") -> Ope
     return found
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (390, "dark")], ids=["desktop", "phone"])
-def test_everything_is_drawn_and_nothing_asked_for(browser: Any, report: Path, width: int, scheme: str) -> None:
-    found = opened(browser, report, width, scheme)
+@pytest.fixture(scope="module")
+def desktop(browser: Any, report: Path) -> Iterator[Opened]:
+    """The page as several tests use it; each leaves it as it was, for drawing it takes seconds."""
+    found = opened(browser, report, 1300)
+    yield found
+    found.page.close()
+
+
+@pytest.fixture(scope="module")
+def phone(browser: Any, report: Path) -> Iterator[Opened]:
+    found = opened(browser, report, 390, "dark")
+    yield found
+    found.page.close()
+
+
+@pytest.mark.parametrize(("device", "width", "scheme"), [("desktop", 1300, "light"), ("phone", 390, "dark")])
+def test_everything_is_drawn_and_nothing_asked_for(
+    device: str, width: int, scheme: str, report: Path, request: pytest.FixtureRequest
+) -> None:
+    found: Opened = request.getfixturevalue(device)
     if folder := os.environ.get("FEDSKEW_SCREENSHOTS"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         found.page.screenshot(path=Path(folder) / f"report-{width}-{scheme}.png", full_page=True)
@@ -77,23 +94,21 @@ def test_everything_is_drawn_and_nothing_asked_for(browser: Any, report: Path, w
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width, "no scrolling sideways"
     sizes = found.page.evaluate("[...document.querySelectorAll('.main-svg')].map(s => s.getBoundingClientRect().width)")
     assert min(size for size in sizes if size) > 100
-    found.page.close()
 
 
-@pytest.mark.parametrize("width", [1300, 390])
-def test_no_legend_lies_on_an_axis(browser: Any, report: Path, width: int) -> None:
-    page = opened(browser, report, width).page
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_no_legend_lies_on_an_axis(device: str, request: pytest.FixtureRequest) -> None:
+    page = request.getfixturevalue(device).page
     overlapping = page.evaluate("""[...document.querySelectorAll('[data-chart]')].filter(box => {
         const legend = box.querySelector('.legend'), title = box.querySelector('.xtitle');
         return legend && title && title.getBoundingClientRect().bottom > legend.getBoundingClientRect().top + 1;
     }).map(box => box.id)""")
     assert overlapping == []
     assert page.evaluate("document.querySelectorAll('.legend').length") > 3
-    page.close()
 
 
-def test_a_tooltip_tells_the_value(browser: Any, report: Path) -> None:
-    page = opened(browser, report, 1300).page
+def test_a_tooltip_tells_the_value(desktop: Opened) -> None:
+    page = desktop.page
     chart = page.locator("#chart-accuracy")
     chart.scroll_into_view_if_needed()
     box = chart.locator(".nsewdrag").first.bounding_box()
@@ -106,29 +121,28 @@ def test_a_tooltip_tells_the_value(browser: Any, report: Path) -> None:
         if "fedvls" in said:
             break
     assert "fedvls" in said
-    page.close()
 
 
-def test_the_tool_bar_lies_above_the_data(browser: Any, report: Path) -> None:
-    page = opened(browser, report, 1300).page
+def test_the_tool_bar_lies_above_the_data(desktop: Opened) -> None:
+    page = desktop.page
     chart = page.locator("#chart-accuracy")
     bar, plot = chart.locator(".modebar-group").first.bounding_box(), chart.locator(".nsewdrag").first.bounding_box()
     assert bar["y"] + bar["height"] <= plot["y"]
-    page.close()
 
 
-def test_a_method_is_hidden_in_all_charts(browser: Any, report: Path) -> None:
-    page = opened(browser, report, 1300).page
+def test_a_method_is_hidden_in_all_charts_and_shown_again(desktop: Opened) -> None:
+    page = desktop.page
     shown = """['accuracy', 'by-class'].map(key => document.getElementById('chart-' + key).data
         .filter(trace => trace.name === 'fedvls').every(trace => trace.visible === 'legendonly'))"""
     assert page.evaluate(shown) == [False, False]
     page.get_by_role("checkbox", name="fedvls").uncheck()
     page.wait_for_function(f"({shown}).every(Boolean)")
-    page.close()
+    page.get_by_role("checkbox", name="fedvls").check()
+    page.wait_for_function(f"!({shown}).some(Boolean)")
 
 
-def test_the_theme_changes_page_and_charts(browser: Any, report: Path) -> None:
-    page = opened(browser, report, 1300, "light").page
+def test_the_theme_changes_page_and_charts_and_goes_round(desktop: Opened) -> None:
+    page = desktop.page
     colours = (
         "[getComputedStyle(document.body).backgroundColor, document.getElementById('chart-accuracy').layout.font.color]"
     )
@@ -138,11 +152,12 @@ def test_the_theme_changes_page_and_charts(browser: Any, report: Path) -> None:
     page.get_by_role("button", name="Theme").press("Enter")
     page.wait_for_function(f"({colours})[1] !== {light[1]!r}")
     assert page.evaluate(colours)[0] == "rgb(20, 23, 28)"
-    page.close()
+    page.get_by_role("button", name="Theme").press("Enter")
+    page.wait_for_function(f"({colours})[1] === {light[1]!r}")
 
 
-def test_numbers_open_by_keyboard_and_save_as_csv(browser: Any, report: Path) -> None:
-    page = opened(browser, report, 1300).page
+def test_numbers_open_by_keyboard_and_save_as_csv(desktop: Opened) -> None:
+    page = desktop.page
     details = page.locator("details[data-table=by-class]")
     details.locator("summary").press("Enter")
     details.locator("tbody tr").first.wait_for()
@@ -154,11 +169,10 @@ def test_numbers_open_by_keyboard_and_save_as_csv(browser: Any, report: Path) ->
     assert len(saved) == 11
     details.get_by_role("button", name="Copy").click()
     details.get_by_role("button", name="Copied").wait_for()
-    page.close()
 
 
-def test_a_screen_reader_finds_names_for_everything(browser: Any, report: Path) -> None:
-    page = opened(browser, report, 1300).page
+def test_a_screen_reader_finds_names_for_everything(desktop: Opened) -> None:
+    page = desktop.page
     unnamed = page.evaluate("""[...document.querySelectorAll('[role=img], section, nav, button, [role=region]')]
         .filter(e => !e.closest('.modebar'))
         .filter(e => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.textContent.trim()))
@@ -168,7 +182,6 @@ def test_a_screen_reader_finds_names_for_everything(browser: Any, report: Path) 
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert page.evaluate("document.documentElement.lang") == "en"
-    page.close()
 
 
 def test_it_prints_black_on_white_even_from_a_dark_page(browser: Any, report: Path) -> None:
