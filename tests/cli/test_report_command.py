@@ -5,24 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from method_cases import slow
 
 import fedskew as fs
 from fedskew.cli import main
 
 
+@pytest.mark.parametrize("formats", ["svg", *slow("svg,png")])
 def test_the_page_the_figures_and_the_answer(
-    comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    formats: str, comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, figures = tmp_path / "deep/report.html", tmp_path / "figures"
     runs = [str(comparison / name) for name in ("fedavg-0", "fedvls-0")]
-    arguments = ["report", *runs, "-o", str(page), "--figures", str(figures), "--format", "svg,png"]
+    arguments = ["report", *runs, "-o", str(page), "--figures", str(figures), "--format", formats]
     assert main([*arguments, "--no-features"]) == 0
     told = capsys.readouterr().out
     assert "is best here" in told
     assert page.stat().st_size < 5_000_000
     assert f"report written to {page}" in told
-    names = {path.stem for path in figures.glob("*.svg")}
-    assert names == {path.stem for path in figures.glob("*.png")}
+    assert {path.suffix[1:] for path in figures.iterdir()} == set(formats.split(","))
+    names, *others = ({path.stem for path in figures.glob(f"*.{kind}")} for kind in formats.split(","))
+    assert all(same == names for same in others)
     assert names >= {"rounds", "by-class", "confusion", "predictions", "map", "kinds", "drift", "time"}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from method_cases import only
 from parallel_engines import spread
 from torch import Tensor, nn
 from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, server, use_engine
@@ -140,8 +142,13 @@ def test_every_engine_sees_the_same() -> None:
         two.close()
 
 
-@pytest.mark.parametrize("method", ["fedlmd+fedcurv", "fpl+fedvls", "balancefl+fpl+fedsam"])
-@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize(
+    ("most", "method"),
+    only(
+        [(2, "fedlmd+fedcurv"), (1, "balancefl+fpl+fedsam")],
+        itertools.product([1, 2], ["fedlmd+fedcurv", "fpl+fedvls", "balancefl+fpl+fedsam"]),
+    ),
+)
 def test_methods_with_passes_in_fewer_slots_than_clients(method: str, most: int) -> None:
     plain = finished(server(image_federation(), method, norm_and_dropout(), lr=0.02))[0]
     this = server(image_federation(), method, norm_and_dropout(), lr=0.02, engine="stacked")
