@@ -16,7 +16,6 @@ from fedskew.engine.choice import choose_devices
 from fedskew.errors import UserError
 from fedskew.experiment.round.server import Server
 
-
 METHODS = ("fedvls", "scaffold", "fedgr", "pkd", "fpl+fedcurv")
 
 
