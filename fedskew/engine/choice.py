@@ -21,51 +21,51 @@ from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 5_000
-"""Local steps from which compiling pays. It costs as much time as a few thousand compiled steps save."""
+"""The number of local steps from which compiling pays off. It takes as long as a few thousand compiled steps save."""
 _WORTH_STACKING = 4
-"""Clients per worker process from which stacking them is faster than one after another."""
+"""The number of clients per worker process from which stacking is faster than one after another."""
 SHORT_RUN = 30.0
-"""Estimated seconds below which worker processes are not worth their start."""
+"""The estimated seconds below which starting worker processes does not pay off."""
 ENGINES = ("plain", "stacked", "pool", "pool-stacked")
 
 
 def choose_devices(name: str) -> tuple[torch.device, ...]:
-    """The devices of a run. `auto` is a GPU if there is one, `cuda:all` is every GPU, a list names several."""
-    found = torch.cuda.device_count()
+    """Return the devices of a run. `auto` is a GPU if there is one, `cuda:all` is every GPU, a list names several."""
+    available = torch.cuda.device_count()
     if name == "auto":
         return (torch.device("cuda" if torch.cuda.is_available() else "cpu"),)
     if name == "cuda:all":
-        if not found:
+        if not available:
             raise UserError("device is 'cuda:all', but no CUDA device is available; expected cpu or auto")
-        return tuple(torch.device("cuda", index) for index in range(found))
+        return tuple(torch.device("cuda", index) for index in range(available))
     devices = tuple(torch.device(part) for part in name.split(","))
     for device in devices:
-        if device.type == "cuda" and (device.index or 0) >= found:
-            raise UserError(f"device is {str(device)!r}, but {_count_cuda(found)} available; expected cpu or auto")
+        if device.type == "cuda" and (device.index or 0) >= available:
+            raise UserError(f"device is {str(device)!r}, but {_count_cuda(available)} available; expected cpu or auto")
     return devices
 
 
-def _count_cuda(found: int) -> str:
-    return {0: "no CUDA device is", 1: "1 CUDA device is"}.get(found, f"{found} CUDA devices are")
+def _count_cuda(count: int) -> str:
+    return {0: "no CUDA device is", 1: "1 CUDA device is"}.get(count, f"{count} CUDA devices are")
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that holds the global model."""
+    """Return the device that holds the global model."""
     return choose_devices(name)[0]
 
 
 def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
-    """The dtype of parameters, and the dtype of autocast, if any."""
+    """Return the dtype of parameters, and the dtype of autocast, if any."""
     dtype = torch.float64 if precision == "float64" else torch.float32
     return dtype, torch.bfloat16 if precision == "bf16" else None
 
 
 @contextlib.contextmanager
 def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
-    """GPU arithmetic for a precision: TF32 for `tf32` and for the float32 part of `bf16`, else full float32.
+    """Set GPU arithmetic for a precision: TF32 for `tf32` and for the float32 part of `bf16`, else full float32.
 
-    Convolutions are deterministic, so that a resumed run ends with the same bits as an uninterrupted one. Otherwise,
-    cuDNN chooses the fastest algorithms by trial.
+    Deterministic convolutions let a resumed run end with the same bits as an uninterrupted one. Without them, cuDNN
+    chooses the fastest algorithms by trial.
     """
     allowed = precision in ("tf32", "bf16")
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -81,8 +81,8 @@ def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
 def choose_engine(name: str, model: nn.Module, device: torch.device, seconds: float = 0.0) -> str:
     """Resolve `auto` for a run that takes about `seconds`. It is `stacked` on a GPU, and on a CPU for dense models.
 
-    A long run on a CPU stays `auto` in its configuration and is resolved by `cpu_engine` when it starts: that choice
-    depends on the machine, and a run may be resumed on another one.
+    A long run on a CPU stays `auto` in its configuration, and `cpu_engine` resolves it at the start. That choice
+    depends on the machine, and the run may be resumed on another one.
     """
     if name.startswith("pool") and (device.type != "cpu" or sys.platform != "linux"):
         raise UserError(f"engine {name!r} needs a CPU and Linux; expected plain, stacked or auto here")
@@ -94,18 +94,18 @@ def choose_engine(name: str, model: nn.Module, device: torch.device, seconds: fl
 
 
 def usual_engine(model: nn.Module) -> str:
-    """The fastest engine of one process on a CPU: stacked for dense networks, plain for convolutional ones."""
+    """Return the fastest engine in one process on a CPU: stacked for dense networks, plain for convolutional ones."""
     return "plain" if _is_convolutional(model) else "stacked"
 
 
 def cpu_engine(model: nn.Module, clients: int) -> str:
-    """The engine for a long run on a CPU with `clients` clients per round.
+    """Return the engine for a long run on a CPU with `clients` clients per round.
 
-    Worker processes pay where there are several cores and clients. On two cores this choice is within 1.2 of the
-    fastest engine for all models of `fedskew bench` (docs/speed.md).
+    Worker processes pay off with several cores and clients. On two cores, this choice takes at most 1.2 times as long
+    as the fastest engine, for all models of `fedskew bench` (docs/speed.md).
     """
     workers = min(usable_cores(), clients)
-    # Where torch has a GPU, a process that once took a gradient cannot fork one that takes gradients.
+    # If torch has a GPU, a process that has computed a gradient cannot fork one that computes gradients.
     if sys.platform != "linux" or workers < 2 or torch.cuda.is_available():
         return usual_engine(model)
     stacks = not _is_convolutional(model) and clients // workers >= _WORTH_STACKING
@@ -116,19 +116,18 @@ def _is_convolutional(model: nn.Module) -> bool:
     return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
 
 
-def worth_compiling(wish: str, steps: float) -> bool:
-    """Whether to compile the stacked step of a run with `steps` local steps one after another.
+def worth_compiling(compile_steps: str, steps: float) -> bool:
+    """Return whether to compile the stacked step of a run with `steps` consecutive local steps.
 
-    For `auto` this is a rule and not a measurement: the same run must decide the same each time, or its last bits
-    differ.
+    `auto` follows a rule instead of a measurement. A repeated run must make the same choice, or its last bits differ.
     """
-    return wish == "always" or (wish == "auto" and steps >= _WORTH_COMPILING)
+    return compile_steps == "always" or (compile_steps == "auto" and steps >= _WORTH_COMPILING)
 
 
 def make_engine(
     name: str, network: Network, data: DeviceSamples, smallest_batch: int, compile_steps: bool = False
 ) -> Engine:
-    """The engine of that name. Steps are compiled only on a GPU, where `auto` is `stacked`."""
+    """Make the engine called `name`. Steps are compiled only on a GPU, where `auto` is `stacked`."""
     if name.startswith("pool"):
         inner = "stacked" if name == "pool-stacked" else "plain"
         return PoolEngine(make_engine(inner, network, data, smallest_batch))
@@ -142,20 +141,20 @@ def make_engine(
 _PER_STEP = 1e-3
 """Seconds per step that do not depend on the model's size."""
 _PER_SECOND = 1e10
-"""Multiplications per second of small convolutions. Large layers reach five times as many."""
+"""Multiplications per second in small convolutions. Large layers reach five times as many."""
 
 
 def estimated_seconds(model: nn.Module, sample: Tensor, steps: float, visits: float) -> float:
-    """A rough estimate for a CPU, the same on every machine, of `steps` local steps that visit `visits` samples.
+    """Estimate roughly how long `steps` local steps take on a CPU if they visit `visits` samples.
 
-    `sample` is one input of the model.
+    The estimate is the same on every machine. `sample` is one input of the model.
     """
     return steps * _PER_STEP + 3 * multiplications(model, sample) * visits / _PER_SECOND
 
 
 @torch.no_grad()
 def multiplications(model: nn.Module, sample: Tensor) -> float:
-    """Multiplications of the linear and convolutional layers in the forward pass of one sample."""
+    """Count the multiplications of linear and convolutional layers in the forward pass of one sample."""
     total = 0.0
 
     def count(layer: nn.Module, _: Any, out: Tensor) -> None:

@@ -51,7 +51,7 @@ class Assignment:
     state: Tensors
     """The client's state from its last round."""
     start: ModelState | None = None
-    """The model that the client starts from, in host memory. None: it starts from the model that the server sends."""
+    """The model that the client starts from, in host memory. None means the model that the server sends."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,20 @@ class RoundWork:
 
     @property
     def members(self) -> list[Part]:
-        """The parts, with composed parts replaced by what they are composed of."""
+        """The parts, with composed parts split into their members."""
         return [member for part in self.parts for member in part.members]
 
     def needs_pass(self, when: When) -> bool:
-        """Whether a part of the method has this hook."""
+        """Return whether a part of the method has this hook."""
         return any(uses_hook(part, when) for part in self.parts)
 
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
-        """What the method may use of one client. `state` may include the sums of its opening pass."""
+        """Return what the method may know about one client. `state` may include the sums of its opening pass."""
         kept = {name: t for name, t in state.items() if not name.startswith(f"{OPENING}/")}
         return Client(label_counts, self.sent.params, self.downlink, kept, unpack(OPENING, state))
 
     def companion(self, name: str, state: Tensors) -> ModelState:
-        """The frozen model that the objective calls `name`."""
+        """Return the frozen model that the objective calls `name`."""
         if name == "teacher":
             return self.sent
         if name.startswith("state/"):
@@ -96,7 +96,7 @@ class RoundWork:
         return self.companions[name]
 
     def finish_client(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
-        """What one client sends besides its model, and its state for the next round."""
+        """Return what one client sends besides its model, and its state for the next round."""
         uplink: Tensors = {}
         state: Tensors = {}
         for part in self.members:
@@ -105,7 +105,7 @@ class RoundWork:
         return uplink, state
 
     def batch_plans(self, smallest: int) -> list[BatchPlan]:
-        """The batches of each client. They are no wider than the largest client needs."""
+        """Plan the batches of each client. They are no wider than the largest client needs."""
         largest = max(len(a.samples) for a in self.assignments)
         width = min(self.local.batch_size, largest)
         return [
@@ -132,24 +132,24 @@ class Engine(Protocol):
 
     name: str
     notices: list[str]
-    """One line for each thing that the engine had to do differently from what the user chose."""
+    """One line for each way in which the engine deviates from what the user chose."""
 
     def train(self, work: RoundWork) -> RoundResult:
         """Train the round's clients."""
         ...
 
     def prefetch(self, work: RoundWork) -> None:  # noqa: ARG002
-        """Prepare a round that probably comes next, while the device is busy. By default nothing is prepared."""
+        """Prepare a round that probably comes next, while the device is busy. Does nothing by default."""
         return
 
     def close(self) -> None:
-        """End the engine's processes and threads. By default it has none."""
+        """End the engine's processes and threads, if any."""
         return
 
 
-def same_parts(some: Sequence[Part], others: Sequence[Part]) -> bool:
-    """Whether the parts are pairwise the same."""
-    return len(some) == len(others) and all(map(_same_part, some, others))
+def same_parts(parts: Sequence[Part], others: Sequence[Part]) -> bool:
+    """Return whether the parts are pairwise equal."""
+    return len(parts) == len(others) and all(map(_same_part, parts, others))
 
 
 def _same_part(one: Part, other: Part) -> bool:
@@ -157,8 +157,8 @@ def _same_part(one: Part, other: Part) -> bool:
         return True
     if type(one) is not type(other) or not hasattr(one, "__dict__"):
         return False
-    held, also = vars(one), vars(other)
-    return held.keys() == also.keys() and all(_same_value(held[name], also[name]) for name in held)
+    values, others = vars(one), vars(other)
+    return values.keys() == others.keys() and all(_same_value(values[name], others[name]) for name in values)
 
 
 def _same_value(one: object, other: object) -> bool:

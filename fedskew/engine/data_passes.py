@@ -1,7 +1,7 @@
 """Passes over clients' training data besides their local training, for parts with an `opening` or `closing` hook.
 
-A pass sees every sample once, without augmentation, with the model in eval mode. A hook is the maths of one client's
-batch; its sums over the batches are the same in every engine.
+A pass sees every sample once, without augmentation, with the model in eval mode. A hook computes the statistics of one
+client's batch. Their sums over the batches are the same in every engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedskew.methods.parts import Client, Outputs, Seen, Tensors, pack
 from fedskew.randomness import fold
 
 _CLIENTS_AT_A_TIME = 16
-"""Clients in one opening pass: enough to keep a device busy."""
+"""The number of clients in one opening pass, enough to keep a device busy."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class DataPass:
         return self.when == "closing" and any(m.needs_gradient for m in self.work.members)
 
     def sample_keys(self, client_key: Tensor, rows: Tensor) -> Tensor:
-        """A random key per sample, whichever batch it is in."""
+        """Return a random key per sample, which does not depend on its batch."""
         return fold(fold(client_key, {"opening": 0x09E2, "closing": 0xC105}[self.when]), rows)
 
     def batch_sums(self, seen: Seen, client: Client) -> Tensors:
-        """What the parts' hooks return for one client's batch; zeros for a batch of padding alone."""
+        """Call the parts' hooks on one client's batch. A batch of only padding gives zeros."""
         sums: Tensors = {}
         for member in self.work.members:
             sums |= member.opening(seen, client) if self.when == "opening" else member.closing(seen, client)
-        some = (seen.y != IGNORE).any()
-        return {name: torch.where(some, t, torch.zeros_like(t)) for name, t in sums.items()}
+        has_samples = (seen.y != IGNORE).any()
+        return {name: torch.where(has_samples, t, torch.zeros_like(t)) for name, t in sums.items()}
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def client_sums(
     model: ModelState,
     client: Client,
 ) -> Tensors:
-    """The sums of one client's pass, batch by batch."""
+    """Run one client's pass, batch by batch, and return its sums."""
     key = torch.tensor(plan.client_key, device=data.y.device)
     sums: Tensors = {}
     for indices in plan.pass_batches:
@@ -74,7 +74,7 @@ def client_sums(
 
 
 def _batch(data: DeviceSamples, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Rows and labels of a batch. An empty batch becomes two rows of padding, from which sums get their shape."""
+    """Return the rows and labels of a batch. An empty batch becomes two rows of padding, so that sums have a shape."""
     if len(indices):
         rows = torch.from_numpy(indices).to(data.y.device)
         return rows, data.y[rows]
@@ -108,7 +108,7 @@ class ClientStack:
 
 @torch.no_grad()
 def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, stack: ClientStack) -> Tensors:
-    """The sums of the clients' passes, one batch of each client at a time. Clients with fewer batches are padded."""
+    """Run the clients' passes, one batch of each at a time, and return the sums. Missing batches are padding."""
     device = data.y.device
     keys = torch.tensor([plan.client_key for plan in stack.plans], device=device)
     batches = _padded([plan.pass_batches for plan in stack.plans])
@@ -133,7 +133,7 @@ def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, sta
 
 
 def with_opening_pass(network: Network, data: DeviceSamples, work: RoundWork, plans: Sequence[BatchPlan]) -> RoundWork:
-    """The work after its opening pass. Its sums are in the clients' states, where `RoundWork.client` finds them."""
+    """Run the opening pass, and return the work with its sums in the clients' states, for `RoundWork.client`."""
     data_pass, device = DataPass(work, "opening"), data.y.device
     opened: list[Assignment] = []
     for first in range(0, len(plans), _CLIENTS_AT_A_TIME):
@@ -150,7 +150,7 @@ def with_opening_pass(network: Network, data: DeviceSamples, work: RoundWork, pl
 
 
 def _start_models(work: RoundWork, some: Sequence[Assignment], device: torch.device) -> ModelState:
-    """The models that these clients start from, stacked."""
+    """Stack the models that these clients start from."""
     starts = [a.start for a in some if a.start is not None]
     if not starts:
         params, buffers = (
@@ -165,7 +165,7 @@ def _start_models(work: RoundWork, some: Sequence[Assignment], device: torch.dev
 
 
 def _padded(plans: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """[batches, clients, width], with −1 where a client has no more samples."""
+    """Stack the clients' batches: [batches, clients, width], with −1 where a client has no more samples."""
     width = max(batches.shape[1] for batches in plans)
     rows = np.full((max(map(len, plans)), len(plans), width), -1, dtype=np.int64)
     for client, batches in enumerate(plans):

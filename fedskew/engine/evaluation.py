@@ -23,7 +23,7 @@ _BATCH = 1000
 
 
 class Evaluator:
-    """Tests models on one set of samples."""
+    """Evaluates models on one set of samples."""
 
     def __init__(self, network: Network, data: DeviceSamples, compile_steps: bool = False) -> None:
         self._network, self._data, self._compile = network, data, compile_steps
@@ -32,36 +32,36 @@ class Evaluator:
         self._layouts: tuple[RowLayout, RowLayout] | None = None
 
     def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
-        """True class × predicted class. With `labels`, only these classes' samples and predictions count."""
+        """Return the counts by true and predicted class. With `labels`, only samples and predictions of these count."""
         return self.begin(model, labels)()
 
     def begin(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], npt.NDArray[np.int64]]:
-        """Begin an evaluation and return a function that waits for it. A GPU evaluates beside its other work."""
+        """Start an evaluation and return a function that waits for it. On a GPU it runs in parallel with other work."""
         device = self._data.y.device
-        if labels is None and device.type == "cuda" and self._captured(model):
+        if labels is None and device.type == "cuda" and self._capture(model):
             stream = stream_for("testing", device)
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
-                cells = Fetch({"": self._replayed(model)})
+                cells = Fetch({"": self._replay(model)})
         else:
             cells = Fetch({"": _confusion(self._network, model, self._data, labels)})
         return partial(self._read, cells, model)
 
     @torch.no_grad()
     def probabilities(self, model: ModelState) -> tuple[Tensor, Tensor]:
-        """The probability of every class [samples, classes] in float64, and the true classes."""
+        """Return the probability of every class [samples, classes] in float64, and the true classes."""
         rows = torch.arange(len(self._data), device=self._data.y.device)
         parts = [logits.double().softmax(dim=-1) for _, logits in _logits(self._network, model, self._data, rows)]
         return torch.cat(parts), self._data.y[rows]
 
     def _read(self, cells: Fetch, model: ModelState) -> npt.NDArray[np.int64]:  # noqa: ARG002
-        """`model` is a parameter only to keep its memory alive while it is evaluated."""
+        """Wait for the counts. `model` is an argument only to keep its memory alive during the evaluation."""
         return np.asarray(cells.read()[""].view(self._data.classes, self._data.classes).numpy())
 
-    def _captured(self, model: ModelState) -> bool:
-        """Capture the evaluation as one CUDA graph per batch, if possible, and return whether it is captured.
+    def _capture(self, model: ModelState) -> bool:
+        """Capture the evaluation as one CUDA graph per batch, and return whether that worked.
 
-        A small network's operations take longer to launch one by one than to run.
+        Launching a small network's operations one by one takes longer than running them.
         """
         if self._programs is None:
             layouts = self._layouts = RowLayout(model.params), RowLayout(model.buffers)
@@ -78,11 +78,11 @@ class Evaluator:
     def _program(self, layouts: tuple[RowLayout, RowLayout], size: int) -> Callable[[], None]:
         batch = _Batch(self._network, self._data, layouts, size)
         if self._compile:
-            with contextlib.suppress(Exception):  # a compiler may fail in any way; without it the program works as well
+            with contextlib.suppress(Exception):  # a compiler may fail in any way, and the program works without it
                 return captured(compiled(batch, self._memory), self._memory, None, "testing")
         return captured(batch, self._memory, None, "testing")
 
-    def _replayed(self, model: ModelState) -> Tensor:
+    def _replay(self, model: ModelState) -> Tensor:
         assert self._layouts is not None
         for kind, flats in _rows(self._layouts, model).items():
             for name, flat in flats.items():
@@ -103,7 +103,7 @@ def _memory(layouts: tuple[RowLayout, RowLayout], model: ModelState, data: Devic
 
 
 def _rows(layouts: tuple[RowLayout, RowLayout], model: ModelState) -> Memory:
-    """The model's tensors as flat rows, in the order of the programs' memory."""
+    """Return the model's tensors as flat rows, in the layout of the programs' memory."""
     parts = {"params": model.params, "buffers": model.buffers}
     return {
         kind: layout.flat({n: t.unsqueeze(0) for n, t in part.items()})
@@ -154,9 +154,9 @@ def _confusion(network: Network, model: ModelState, data: DeviceSamples, labels:
 
 @torch.no_grad()
 def survey(network: Network, model: ModelState, data: DeviceSamples, samples: npt.NDArray[np.int64]) -> Survey:
-    """The mean prediction for the samples of each true class, as if all samples were one client's.
+    """Return the mean prediction per true class, in one pass over all clients' samples.
 
-    Each client would send its sums and counts. One pass over all samples gives the same totals.
+    Clients would send sums and counts, which add up to the same totals.
     """
     classes = data.classes
     rows = torch.from_numpy(samples).to(data.y.device)
@@ -170,10 +170,10 @@ def survey(network: Network, model: ModelState, data: DeviceSamples, samples: np
 
 
 def macro_auroc(probabilities: Tensor, true: Tensor) -> float | None:
-    """Area under the ROC curve of each class against the rest, mean over the classes that occur among the labels.
+    """Return the area under the ROC curve of each class against the rest, averaged over the classes with samples.
 
-    It counts pairs of a sample of the class and another sample, so ties count one half exactly. None if no class has
-    both kinds of samples, or if a probability is not finite.
+    Every sample of the class is compared with every other sample, and a tie counts exactly one half. The result is None
+    if no class has both kinds of samples, or if a probability is not finite.
     """
     if not bool(probabilities.isfinite().all()):
         return None
@@ -194,6 +194,6 @@ def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tens
 
 
 def _parts(rows: Tensor) -> Sequence[Tensor]:
-    """Parts of about equal size: some models use batch statistics in tests too, and one sample has none."""
+    """Split rows into parts of about equal size, because some models use batch statistics, which one sample lacks."""
     parts: Sequence[Tensor] = rows.tensor_split(-(-len(rows) // _BATCH))
     return parts

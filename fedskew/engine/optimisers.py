@@ -1,7 +1,7 @@
 """Local optimisers: how a client's descent direction becomes a step. Every engine uses the same ones.
 
-They compute what `torch.optim` computes. Their state is zero when a client's round begins. A tensor is that of one
-client, or a stack with a leading axis of clients, each of which may be at another of its local steps.
+They compute the same as `torch.optim`. Their state is zero at the start of a client's round. A tensor belongs to one
+client, or is a stack with a leading axis of clients. Stacked clients may be at different local steps.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from fedskew.methods.parts import Tensors
 
 STEPS = "steps"
-"""Key of the number of steps that each client has taken, for optimisers that use it."""
+"""Key of each client's number of steps so far, for optimisers that use it."""
 
 State = Mapping[str, Sequence[Tensor]]
-"""Tensors shaped like the parameters by name; under `STEPS`, one tensor with an entry per client."""
+"""Lists of tensors shaped like the parameters, by name. Under `STEPS`, one tensor with an entry per client."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,13 @@ class LocalOptimiser(ABC):
         lr: float | Tensor,
         fused: bool = False,
     ) -> None:
-        """Change parameters and state in place. A GPU holds `lr` as a tensor; `fused` allows PyTorch's fused kernels,
-        which a compiler could not combine with other operations."""
+        """Change parameters and state in place. On a GPU, `lr` is a tensor.
+
+        `fused` allows PyTorch's fused kernels, which a compiler cannot combine with other operations.
+        """
 
     def new_state(self, params: Sequence[Tensor]) -> State:
-        """The state of one client before its first step."""
+        """Return the state of one client before its first step."""
         state = {name: [torch.zeros_like(p) for p in params] for name in self.shaped_state}
         if self.counts_steps:
             state[STEPS] = [torch.zeros((), dtype=torch.float64, device=params[0].device)]
@@ -146,13 +148,13 @@ class Adam(LocalOptimiser):
             p.sub_(lr * (first / self._bias(self.momentum, steps, p)) / denominator)
 
     def _bias(self, beta: float, steps: Tensor, like: Tensor) -> Tensor:
-        """1 − βᵗ for each client, where t counts its steps: what a moment lacks because it began at zero."""
-        bias = (1 - beta**steps).to(like.dtype)  # the steps are float64, for β₂ᵗ is close to 1
+        """Return 1 − βᵗ for each client after t steps, which corrects a moment that started at zero."""
+        bias = (1 - beta**steps).to(like.dtype)  # the steps are float64, because β₂ᵗ is close to 1
         return bias.view(bias.shape + (1,) * (like.dim() - bias.dim()))
 
 
 def clip(direction: Tensors, clip_norm: float | None) -> Tensors:
-    """One client's direction, scaled down to a norm of at most `clip_norm`."""
+    """Scale one client's direction down to a norm of at most `clip_norm`."""
     if clip_norm is None:
         return direction
     norm = torch.stack([d.square().sum() for d in direction.values()]).sum().sqrt()

@@ -1,4 +1,4 @@
-"""The reference engine: one client after another, one batch after another, ordinary PyTorch."""
+"""The reference engine: one client after another, one batch after another, in ordinary PyTorch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PlainEngine(Engine):
 
 
 _STAGED_NUMBERS = 1 << 19
-"""Input numbers prepared at a time: few enough for a processor's cache, and enough to make up for the calls."""
+"""Input values prepared at a time: few enough for the processor's cache, but enough to outweigh the calls' cost."""
 
 
 class _ClientTraining:
@@ -94,20 +94,20 @@ class _ClientTraining:
         device = self._loss.device
         self._client = replace(self._client, opening=self._pass("opening"))
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            _seed(device, self._plan.client_key)  # for a user's layers that draw from torch's global stream
+            _seed(device, self._plan.client_key)  # for users' layers that draw from torch's global stream
             for key, (x, y) in zip(self._keys, self._batches(), strict=True):
                 self._descend(x, y, key)
         return self
 
     def _pass(self, when: When) -> Tensors:
-        """The sums of the client's opening or closing pass with the current model."""
+        """Run the client's opening or closing pass with the current model, and return its sums."""
         if not self._work.needs_pass(when):
             return {}
         data_pass, model = DataPass(self._work, when), ModelState(self.params, self.buffers)
         return client_sums(self._network, self._data, self._layout, data_pass, self._plan, model, self._client)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The inputs and labels of each step. Those of several steps are prepared at once."""
+        """Yield the inputs and labels of each step. Several steps are prepared at once."""
         plan, device = self._plan, self._loss.device
         valid = plan.indices >= 0
         entries = plan.indices.shape[1] * self._data.x[0].numel()
@@ -130,7 +130,7 @@ class _ClientTraining:
             leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
             targets = half_targets(y, half)
             out = self._network.forward(leaves, self.buffers, x, "train", key, self._perturbation(targets, key))
-            out = Outputs(out.logits, _usual_layout(out.features), companions)
+            out = Outputs(out.logits, _contiguous(out.features), companions)
             loss = objective.loss(out, targets, self._client)
             _expect_one_number(loss, objective)
             if not recorded:  # for the whole batch, even if a solver begins with half of it
@@ -147,7 +147,7 @@ class _ClientTraining:
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
 
     def _perturbation(self, y: Tensor, key: Tensor) -> Between | None:
-        """The objective's change of the features; None if it has none."""
+        """Return the function with which the objective changes the features, if it has one."""
         objective = self._work.objective
         if not uses_hook(objective, "perturbed"):
             return None
@@ -160,7 +160,7 @@ class _ClientTraining:
             model = self._work.companion(name, self._client.state)
             buffers = {n: b.clone() for n, b in model.buffers.items()}
             out = self._network.forward(model.params, buffers, x, mode, companion_key(key))
-            outputs[name] = Outputs(out.logits, _usual_layout(out.features))
+            outputs[name] = Outputs(out.logits, _contiguous(out.features))
         return outputs
 
     def mean_loss(self) -> Tensor:
@@ -168,7 +168,7 @@ class _ClientTraining:
 
     @torch.no_grad()
     def finish(self) -> tuple[Tensors, Tensors]:
-        """What the client sends besides its model, and its state for the next round."""
+        """Return what the client sends besides its model, and its state for the next round."""
         local = self._work.local
         dtype = next(iter(self.params.values())).dtype
         steps = torch.tensor(self._plan.steps, dtype=dtype, device=self._loss.device)
@@ -177,14 +177,16 @@ class _ClientTraining:
 
 
 def _expect_one_number(loss: Tensor, objective: Objective) -> None:
-    """Refuse a loss of several numbers: torch's own message would not name the objective."""
+    """Raise `UserError` if the loss is not a scalar, because torch's error would not name the objective."""
     if loss.dim():
         shape = "×".join(map(str, loss.shape))
-        raise UserError(f"loss() of {type(objective).__name__} gave {shape} numbers; expected one, such as their mean")
+        raise UserError(
+            f"loss() of {type(objective).__name__} returned {shape} numbers; expected one, such as their mean"
+        )
 
 
-def _usual_layout(features: Tensor | None) -> Tensor | None:
-    """Contiguous features, because methods may call `view`."""
+def _contiguous(features: Tensor | None) -> Tensor | None:
+    """Make features contiguous, because methods may call `view`."""
     return None if features is None else features.contiguous()
 
 
@@ -201,7 +203,7 @@ def _stack(clients: Sequence[Tensors]) -> Tensors:
 
 
 def _entry(tensors: Tensors, name: str, clients: Sequence[Tensors]) -> Tensor:
-    """A client's tensor, or zeros: a client without steps has no tally."""
+    """Return a client's tensor, or zeros, because a client without steps has no tally."""
     if name in tensors:
         return tensors[name]
     return torch.zeros_like(next(other[name] for other in clients if name in other))

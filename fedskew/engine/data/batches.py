@@ -1,4 +1,4 @@
-"""Which samples each client sees at each local step: drawn once per round, the same for every engine."""
+"""The samples of each client at each local step, drawn once per round and the same for every engine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RoundKey:
 class BatchPlan:
     """One client's batches of a round, in order.
 
-    Their number and lengths are known at once. Their samples are drawn epoch by epoch when they are needed, so that a
-    device can begin with the first batches while the host draws the next.
+    Their number and lengths are known from the start. Their samples are drawn epoch by epoch when they are needed, so a
+    device can start with the first batches while the host draws the next.
     """
 
     samples: npt.NDArray[np.int64]
@@ -73,8 +73,10 @@ class BatchPlan:
 
     @property
     def pass_batches(self) -> npt.NDArray[np.int64]:
-        """[batches, width]: every sample once, for passes besides the training. −1 is padding; a client with too few
-        samples for a batch has one batch of padding."""
+        """[batches, width]: every sample once, for passes besides the training. −1 is padding.
+
+        A client with too few samples for a batch has one batch of padding.
+        """
         order = permutation(len(self.samples), self.key.seed, "pass", *self._key_parts)
         rows = np.full(max(self.per_epoch, 1) * self.width, -1, dtype=np.int64)
         rows[: self._kept] = self.samples[order[: self._kept]]
@@ -86,7 +88,7 @@ class BatchPlan:
         return self.epoch_keys_between(0, self.steps)
 
     def epoch_keys_between(self, first: int, end: int) -> npt.NDArray[np.int64]:
-        """The epoch keys of the steps from `first` to `end`, without `end`."""
+        """Return the epoch keys of the steps from `first` to `end`, without `end`."""
         return np.array([self._epoch_key(step // self.per_epoch) for step in range(first, end)], dtype=np.int64)
 
     def _epoch_key(self, epoch: int) -> int:
@@ -100,7 +102,7 @@ class BatchPlan:
         self.epoch_keys_between(0, end)
 
     def indices_between(self, first: int, end: int) -> npt.NDArray[np.int64]:
-        """The indices of the steps from `first` to `end`, without `end`."""
+        """Return the indices of the steps from `first` to `end`, without `end`."""
         if end <= first:
             return np.empty((0, self.width), dtype=np.int64)
         epochs = range(first // self.per_epoch, -(-end // self.per_epoch))
@@ -109,7 +111,7 @@ class BatchPlan:
         return drawn[first - begin : end - begin]
 
     def _epoch(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The client's samples, shuffled and cut into batches."""
+        """Shuffle the client's samples and cut them into batches."""
         if epoch not in self._drawn:
             rows = np.full(self.per_epoch * self.width, -1, dtype=np.int64)
             order = permutation(len(self.samples), self.key.seed, "shuffle", *self._key_parts, epoch)
@@ -135,7 +137,7 @@ def plan_batches(
 ) -> BatchPlan:
     """Shuffle the client's samples in each epoch and cut them into batches. The last batch may be short.
 
-    Batches of fewer than `smallest` samples are dropped: BatchNorm cannot train on a single value.
+    Batches of fewer than `smallest` samples are dropped, because BatchNorm cannot train on a single value.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:
@@ -144,9 +146,9 @@ def plan_batches(
 
 
 def half_targets(y: Tensor, half: Half | None) -> Tensor:
-    """Labels [..., B] of one half of the batch, every other sample; the others become `IGNORE`.
+    """Keep the labels [..., B] of one half of the batch, which is every other sample. The others become `IGNORE`.
 
-    A half without any sample is replaced by the whole batch.
+    If a half has no samples, the whole batch replaces it.
     """
     if half is None:
         return y
@@ -156,10 +158,10 @@ def half_targets(y: Tensor, half: Half | None) -> Tensor:
 
 
 def companion_key(key: Tensor) -> Tensor:
-    """The key of a frozen model's dropout masks, which differ from the trained model's."""
+    """Return the key of a frozen model's dropout masks, which differ from the trained model's."""
     return fold(key, 0x7EAC)
 
 
 def perturbation_key(key: Tensor) -> Tensor:
-    """The key of what an objective draws for the features, independent of all dropout masks."""
+    """Return the key with which an objective changes the features. It is independent of all dropout masks."""
     return fold(key, 0xFEA7)

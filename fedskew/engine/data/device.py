@@ -26,7 +26,7 @@ class Augmentation(Protocol):
 
     @property
     def moves_pixels_only(self) -> bool:
-        """Whether it moves pixels without computing new values."""
+        """Whether it only moves or erases pixels."""
         ...
 
     def before(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Augmentation(Protocol):
 
 
 class DeviceSamples:
-    """Inputs and labels on a device, as the dataset stores them."""
+    """Inputs and labels on a device, in the dataset's raw format."""
 
     def __init__(
         self,
@@ -63,30 +63,30 @@ class DeviceSamples:
 
     @property
     def compilable(self) -> bool:
-        """Whether compiling keeps the same images, up to the rounding of their normalisation."""
+        """Whether compiled code gives the same images, up to rounding in their normalisation."""
         return self._augmentation is None or self._augmentation.moves_pixels_only
 
     def tensors(self) -> Tensors:
-        """The tensors that a program over static memory reads."""
+        """Return the tensors that a program over static memory reads."""
         return {"x": self.x, "y": self.y}
 
     def with_tensors(self, tensors: Tensors) -> DeviceSamples:
-        """The same samples, read from these tensors."""
+        """Return the same samples, read from these tensors."""
         other = copy.copy(self)
         other.x, other.y = tensors["x"], tensors["y"]
         return other
 
     def inputs(self, indices: Tensor) -> Tensor:
-        """The model's inputs for samples with these indices."""
+        """Return the model's inputs for samples with these indices."""
         return self._normalised(self._rows(indices))
 
     def some_inputs(self) -> Tensor:
-        """A few inputs; always the same ones, so that a resumed run decides as the first one did."""
+        """Return a few inputs, always the same ones, so that a resumed run makes the same choices."""
         rows = torch.linspace(0, len(self) - 1, 8, device=self.y.device)
         return self.inputs(rows.long())
 
     def training_inputs(self, indices: Tensor, epoch_keys: Tensor) -> Tensor:
-        """Augmented inputs. A sample's changes depend only on the epoch's key and on the sample."""
+        """Return augmented inputs. A sample's augmentation depends only on the epoch's key and on the sample."""
         if self._augmentation is None:
             return self.inputs(indices)
         flat, keys = indices.flatten(), fold(epoch_keys.expand_as(indices).flatten(), indices.flatten())
@@ -116,16 +116,16 @@ def all_to_device(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device)
 
 
 class Fetch:
-    """Tensors on their way to the host. `read` waits for them, but not for work that began later."""
+    """Tensors that are being copied to the host. `read` waits for them, but not for work that started later."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Begin to copy tensors from a GPU through pinned memory. Tensors on the host are not copied."""
+        """Start to copy tensors from a GPU through pinned memory. Tensors on the host are not copied."""
         self._copies = {name: _begin_copy(t) for name, t in tensors.items()}
         self._arrivals = [_event(d) for d in {t.device for t in tensors.values() if t.device.type == "cuda"}]
 
     @classmethod
     def beside(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Fetch:
-        """Copy while the device goes on with its next work. The tensors must not change until they are read."""
+        """Copy while the device continues with its next work. The tensors must not change until they are read."""
         if device.type != "cuda":
             return cls(tensors)
         stream = stream_for("copying", device)
@@ -146,7 +146,7 @@ def _begin_copy(tensor: Tensor) -> Tensor:
 
 
 def _event(device: torch.device) -> torch.cuda.Event:
-    """An event after all work so far in the current stream."""
+    """Record an event after all work so far in the current stream."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
@@ -159,8 +159,8 @@ def on_host(tensors: Tensors) -> Tensors:
 
 @cache
 def stream_for(purpose: str, device: torch.device) -> torch.cuda.Stream:  # noqa: ARG001 - the key of the cache
-    """The stream for a purpose, always the same one.
+    """Return the stream for a purpose, always the same one.
 
-    Programs captured in one stream share a cuBLAS workspace, so programs that run at the same time need different ones.
+    Programs captured in one stream share a cuBLAS workspace, so programs that run in parallel need different streams.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

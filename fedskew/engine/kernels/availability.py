@@ -18,18 +18,18 @@ def _triton_is_installed() -> bool:
 
 
 def supported(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels can convolve these tensors: on CUDA, or anywhere in Triton's interpreter."""
+    """Return whether the kernels can convolve these tensors: on CUDA, or anywhere in Triton's interpreter."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     reachable = x.device == weight.device and (x.device.type == "cuda" or interpreted)
     return reachable and x.dtype in _FORMATS and weight.dtype in _FORMATS and _triton_is_installed()
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """The dtype that autocast would use for a convolution."""
+    """Return the dtype that autocast would use for a convolution."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def tf32_allowed() -> bool:
-    """Whether a float32 convolution may use TF32, as for cuDNN."""
+    """Return whether a float32 convolution may use TF32, as with cuDNN."""
     return bool(torch.backends.cudnn.allow_tf32)

@@ -58,7 +58,7 @@ _MOST_SPLITS = 128
 
 
 def _channel_block(clients: int, channels: int) -> int:
-    """The widest of three blocks with at most a quarter of padding; narrower if there are few clients.
+    """Return the widest of three blocks with at most a quarter of padding, or a narrower one for few clients.
 
     There are few widths, because each is compiled separately.
     """
@@ -69,7 +69,7 @@ def _channel_block(clients: int, channels: int) -> int:
 
 
 def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
-    """A tiling with two loads of 16 bytes in flight per thread; backwards, one of the images and one of their gradient.
+    """Return a tiling with two 16-byte loads in flight per thread (backwards, of the images and of their gradient).
 
     There are as many programs as can run at once with their registers: four per multiprocessor forwards and three
     backwards. Each has at least two blocks of rows.
@@ -85,14 +85,14 @@ def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwa
 
 
 def _cut(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
-    """The grid of programs, and the number of rows per split."""
+    """Return the grid of programs, and the number of rows per split."""
     clients, samples, h, w, channels = x.shape
     chunk = blocks(blocks(samples * h * w, tiling.rows), tiling.splits) * tiling.rows
     return (blocks(channels, tiling.channels), clients, tiling.splits), chunk
 
 
 def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
-    """A tensor [K, C] with contiguous rows, and their stride. The images replace a missing tensor."""
+    """Return a tensor [K, C] with contiguous rows, and their stride. The images replace a missing tensor."""
     if values is None:
         return x, 0
     values = values if values.stride(1) == 1 or values.shape[1] == 1 else values.contiguous()
@@ -100,7 +100,7 @@ def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
-    """Number of samples, of pixels per sample, and of channels in units of their alignment."""
+    """Return the numbers of samples, of pixels per sample, and of channels in units of their alignment."""
     _, samples, h, w, channels = x.shape
     return samples, h * w, channels // aligned(channels)
 
@@ -110,7 +110,7 @@ def _as_bytes(valid: Tensor | None, x: Tensor) -> Tensor:
 
 
 def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[Tensor, Tensor]:
-    """[splits, K, 2, C]: means and sums of squared deviations. [splits, K]: numbers of rows."""
+    """Return means and sums of squared deviations [splits, K, 2, C], and numbers of rows [splits, K]."""
     from fedskew.engine.kernels.batch_norm_programs import statistics_program
 
     clients, channels = x.shape[0], x.shape[4]
@@ -206,7 +206,7 @@ class Kept:
 
 
 def launch_gradient_sums(grad: Tensor, kept: Kept, tiling: Tiling) -> Tensor:
-    """[splits, K, 2, C]: sums of the gradient, and of its product with the normalised images."""
+    """Return sums of the gradient, and of its product with the normalised images: [splits, K, 2, C]."""
     from fedskew.engine.kernels.batch_norm_programs import gradient_sums_program
 
     x = kept.x
@@ -226,7 +226,7 @@ def launch_gradient_sums(grad: Tensor, kept: Kept, tiling: Tiling) -> Tensor:
 
 
 def launch_input_gradient(grad: Tensor, kept: Kept, partial: Tensor, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of images, weight and bias."""
+    """Return the gradients of images, weight and bias."""
     from fedskew.engine.kernels.batch_norm_programs import input_gradient_program
 
     x = kept.x

@@ -12,13 +12,13 @@ _PROGRAMS = 1056
 
 
 def channel_sums(images: Tensor) -> Tensor:
-    """Sums [K, C] in float32 of images [K, B, H, W, C], in two stages of a fixed order."""
+    """Sum images [K, B, H, W, C] to [K, C] in float32, in two stages with a fixed order."""
     partial: Tensor = _partial_sums(images)
     return partial.sum(0)
 
 
 def _cut(images: Tensor) -> tuple[int, int, int]:
-    """Rows and channels of a block, and splits of the rows. Each thread has two loads of 16 bytes in flight."""
+    """Return a block's rows and channels, and the splits of the rows. Each thread has two 16-byte loads in flight."""
     clients, samples, h, w, channels = images.shape
     wide = power_of_two(16, 64, channels)
     high = 4 * 32 * 32 // images.dtype.itemsize // wide
@@ -28,7 +28,7 @@ def _cut(images: Tensor) -> tuple[int, int, int]:
 
 @torch.library.custom_op("fedskew::stacked_channel_sums", mutates_args=())
 def _partial_sums(images: Tensor) -> Tensor:
-    """[splits, K, C]"""
+    """Return partial sums: [splits, K, C]."""
     from fedskew.engine.kernels.channel_sums_programs import sums_program
 
     clients, samples, h, w, channels = images.shape

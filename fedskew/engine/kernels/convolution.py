@@ -67,7 +67,7 @@ _MULTIPROCESSORS = 132
 
 
 def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, tf32: bool) -> Tiling:
-    """The tiling of the forward pass and the input's gradient: `columns` of results, reduced over `channels` per tap.
+    """Return the tiling of the forward pass and the input's gradient, for `columns` of results and `channels` per tap.
 
     Blocks are as wide as the result, so that the images are read once. A block of the reduction lies inside one tap if
     the channels allow it. If they do not, it holds all taps if whole pixels of four channels can be loaded, and is a
@@ -86,7 +86,7 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype, tf32: bool) -> Tiling:
-    """A tiling with 128 rows of taps and input channels, so that the gradient of the output is read few times.
+    """Return a tiling with 128 rows of taps and input channels, so that the output's gradient is read few times.
 
     Channels that do not fill a vector are loaded one by one. Then there are fewer pixels at once, to avoid spilling
     registers.
@@ -102,7 +102,7 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: t
 
 
 def _even_splits(programs: int) -> int:
-    """Splits per program that give every multiprocessor the same two to four programs, and preferably few."""
+    """Return the splits per program that give every multiprocessor the same two to four programs, preferably few."""
     choices = [max(1, each * _MULTIPROCESSORS // programs) for each in (2, 3, 4)]
 
     def busy(splits: int) -> float:
@@ -116,7 +116,7 @@ def _even_splits(programs: int) -> int:
 
 
 def _fixed(shape: Geometry) -> bool:
-    """Whether to compile the sizes in. Narrow layers gain by it, and networks have few such shapes."""
+    """Return whether to compile the sizes in. Narrow layers get faster, and networks have few such shapes."""
     return min(shape.c, shape.o) < 128
 
 
@@ -189,7 +189,7 @@ def launch_input_gradient(
 
 
 def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool, tiling: Tiling) -> Tensor:
-    """[splits, K, taps·C, O]: the gradient is their sum."""
+    """Return partial gradients [splits, K, taps·C, O]. The gradient is their sum."""
     from fedskew.engine.kernels.convolution_programs import fixed_weight_gradient_program, weight_gradient_program
 
     clients, samples = x.shape[:2]
@@ -219,7 +219,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool,
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
-    """Images [K, B, H, W, C], weights [K, O, kh, kw, C]."""
+    """Convolve images [K, B, H, W, C] with weights [K, O, kh, kw, C]."""
     shape = Geometry.from_shapes(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
     return launch_forward(x, weight, bias, shape, tf32, product_tiling(shape.o, shape.c, shape.taps, x.dtype, tf32))
 
@@ -228,7 +228,7 @@ def _forward(
 def _input_gradient(
     grad: Tensor, weight: Tensor, image: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
-    """The gradient of images of the given shape."""
+    """Return the gradient of images of the given shape."""
     shape = Geometry.from_shapes(image, weight.shape[1], weight.shape[2:4], stride, padding)
     tiling = product_tiling(shape.c, shape.o, shape.taps, grad.dtype, tf32)
     return launch_input_gradient(grad, weight, image[1], shape, tf32, tiling)
@@ -238,7 +238,7 @@ def _input_gradient(
 def _weight_gradient(
     x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
-    """Partial sums [splits, K, kh·kw·C, O] of the gradient, in float32."""
+    """Return partial sums [splits, K, kh·kw·C, O] of the gradient, in float32."""
     shape = Geometry.from_shapes(x.shape, grad.shape[-1], window, stride, padding)
     tiling = weight_gradient_tiling(x.shape[0], x.shape[1], shape, x.dtype, tf32)
     return launch_weight_gradient(x, grad, shape, tf32, tiling)

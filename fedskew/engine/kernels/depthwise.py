@@ -35,7 +35,7 @@ class Tiling:
     """How a kernel is divided into programs."""
 
     pixels: int
-    """Pixels per block; of one row if rows are processed one by one."""
+    """Pixels per block, within one row if rows are processed one by one."""
     channels: int
     warps: int = 4
     splits: int = 1
@@ -48,27 +48,27 @@ class Tiling:
 # -- rules of shapes ---------------------------------------------------------------------------------------
 
 _PROGRAMS = 1056
-"""Fewest programs for the gradient of the weights: eight per multiprocessor of an H200, which has 132."""
+"""Minimum number of programs for the gradient of the weights: eight per multiprocessor of an H200, which has 132."""
 
 
 def _channel_block(channels: int) -> int:
-    """The largest power of two from 16 to 64 that divides the channels, or else a padded block."""
+    """Return the largest power of two from 16 to 64 that divides the channels, or else a padded block."""
     return next((c for c in (64, 32, 16) if channels % c == 0), power_of_two(16, 64, channels))
 
 
 def pass_tiling(shape: Geometry) -> Tiling:
-    """The tiling of the forward pass and of the input's gradient: 16 values per thread, two loads in 16-bit formats."""
+    """Return the tiling of the forward pass and of the input's gradient, with 16 values per thread."""
     wide = _channel_block(shape.c)
     return Tiling(2048 // wide, wide)
 
 
 def _slides(shape: Geometry) -> bool:
-    """Whether rows can be processed one by one, each for all windows that touch it."""
+    """Return whether rows can be processed one by one, each for all windows that touch it."""
     return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tiling:
-    """A tiling with 8 values per thread, because each thread has a sum per tap in registers."""
+    """Return a tiling with 8 values per thread, because each thread has a sum per tap in registers."""
     wide = _channel_block(shape.c)
     pixels = 1024 // wide
     columns = blocks(samples * shape.wo, pixels)
@@ -152,7 +152,7 @@ def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling:
 
 
 def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Tiling) -> Tensor:
-    """[splits, K, taps, C]: the gradient is their sum."""
+    """Return partial gradients [splits, K, taps, C]. The gradient is their sum."""
     from fedskew.engine.kernels.depthwise_programs import weight_gradient_program
     from fedskew.engine.kernels.sliding_programs import weight_gradient_program as sliding_program
 
@@ -187,7 +187,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[in
 def _input_gradient(
     grad: Tensor, weight: Tensor, image: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """The gradient of images of the given shape."""
+    """Return the gradient of images of the given shape."""
     shape = _geometry(image, weight.shape[1:3], stride, padding)
     return launch_input_gradient(grad, weight, shape, pass_tiling(shape))
 
@@ -196,7 +196,7 @@ def _input_gradient(
 def _weight_gradient(
     x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """Partial sums [splits, K, kh·kw, C] of the gradient, in float32."""
+    """Return partial sums [splits, K, kh·kw, C] of the gradient, in float32."""
     shape = _geometry(x.shape, window, stride, padding)
     return launch_weight_gradient(x, grad, shape, weight_gradient_tiling(x.shape[0], x.shape[1], shape))
 

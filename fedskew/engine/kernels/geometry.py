@@ -35,7 +35,7 @@ class Geometry:
         stride: Sequence[int],
         padding: Sequence[int],
     ) -> Geometry:
-        """The geometry of images [K, B, H, W, C] and windows [KH, KW]."""
+        """Make the geometry of images [K, B, H, W, C] and windows [KH, KW]."""
         (_, _, h, w, c), (kh, kw), (sh, sw), (ph, pw) = image, window, stride, padding
         ho, wo = (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1
         return cls(h, w, c, ho, wo, out_channels, kh, kw, sh, sw, ph, pw)
@@ -49,12 +49,12 @@ class Geometry:
         return self.taps * self.c
 
     def reversed(self) -> Geometry:
-        """The geometry of the convolution with the flipped window that gives the images' gradient, for stride 1."""
+        """Return the geometry of the convolution, with the flipped window, that gives the images' gradient at stride 1."""
         ph, pw = self.kh - 1 - self.ph, self.kw - 1 - self.pw
         return replace(self, h=self.ho, w=self.wo, c=self.o, ho=self.h, wo=self.w, o=self.c, ph=ph, pw=pw)
 
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Sizes of images, channels in units of their alignment, and sizes of results."""
+        """Return the sizes of images, the channels in units of their alignment, and the sizes of results."""
         return self.h, self.w, self.c // aligned(self.c), self.ho, self.wo
 
     @property
@@ -63,18 +63,18 @@ class Geometry:
         return all(map(is_power_of_two, (self.h, self.w, self.ho, self.wo)))
 
     def windows(self) -> dict[str, int]:
-        """The constants that are compiled in."""
+        """Return the constants that are compiled in."""
         names = ("kh", "kw", "sh", "sw", "ph", "pw")
         return {"ALIGNED": aligned(self.c), **{name.upper(): getattr(self, name) for name in names}}
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """[K, B, C, H, W] as contiguous [K, B, H, W, C]. It is a view if the memory has that order."""
+    """Return [K, B, C, H, W] as contiguous [K, B, H, W, C], without a copy if the memory has that order."""
     return images.permute(0, 1, 3, 4, 2).contiguous()
 
 
 def channels_first(images: Tensor) -> Tensor:
-    """A view of [K, B, H, W, C] as [K, B, C, H, W]."""
+    """Return a view of [K, B, H, W, C] as [K, B, C, H, W]."""
     return images.permute(0, 1, 4, 2, 3)
 
 
@@ -83,12 +83,12 @@ def blocks(total: int, block: int) -> int:
 
 
 def power_of_two(least: int, most: int, number: int) -> int:
-    """The smallest power of two that is at least the number, within bounds."""
+    """Return the smallest power of two that is at least the number, within bounds."""
     return max(least, min(most, 1 << (number - 1).bit_length()))
 
 
 def aligned(channels: int) -> int:
-    """The largest power of two up to 8 that divides the channels; a load takes 16 bytes, 8 values of 16 bits."""
+    """Return the largest power of two up to 8 that divides the channels. A load takes 16 bytes: 8 values of 16 bits."""
     return math.gcd(channels, 8)
 
 

@@ -1,7 +1,7 @@
-"""Images with their channels last in memory: on a CPU this makes convolutions faster, by a tenth to a half.
+"""Images with their channels last in memory, which makes convolutions on a CPU faster by a tenth to a half.
 
 Only inputs are rearranged. Convolutions keep the layout of their inputs, and methods never see it. The layout is used
-with one thread only: with more threads it may be slower (LeNet's small convolutions run at half their speed).
+only with one thread. With more threads it may be slower (LeNet's small convolutions run at half their speed).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class InputLayout:
         self._suitable: bool | None = None
 
     def arrange(self, x: Tensor) -> Tensor:
-        """The same inputs, with channels last if that suits the network."""
+        """Return the same inputs, with channels last if that suits the network."""
         if x.dim() != 4 or x.device.type != "cpu" or x.dtype != torch.float32 or torch.get_num_threads() != 1:
             return x
         if self._suitable is None:
@@ -30,7 +30,7 @@ class InputLayout:
 
     @torch.no_grad()
     def _is_suitable(self) -> bool:
-        """Whether the network has convolutions and gives the same outputs with either layout.
+        """Return whether the network has convolutions and gives the same outputs with either layout.
 
         A user's network may call `view`, which needs the usual layout, or draw random numbers in memory order.
         """
@@ -52,7 +52,7 @@ class InputLayout:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same images with channels last. PyTorch cannot tell where a single channel lies, so its strides are set."""
+    """Return the same images with channels last. For a single channel, PyTorch needs explicit strides."""
     channels, height, width = x.shape[1:]
     if channels == 1:
         return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))

@@ -67,7 +67,7 @@ class ValidBatchNorm:
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self._layer
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # like PyTorch's BatchNorm under autocast
         if not layer.training and layer.running_mean is not None and layer.running_var is not None:
             mean, var = layer.running_mean, layer.running_var
         else:
@@ -102,6 +102,6 @@ class ValidBatchNorm:
         self._context.buffers[f"{self._name}.num_batches_tracked"] = seen + 1
 
     def _current(self, statistic: str) -> Tensor:
-        """The statistic so far in this pass; a layer may be called more than once."""
+        """Return the statistic so far in this pass, because a layer may be called more than once."""
         current: Tensor = self._context.buffers.get(f"{self._name}.{statistic}", getattr(self._layer, statistic))
         return current

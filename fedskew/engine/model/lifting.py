@@ -1,7 +1,7 @@
 """How a model is lifted over clients: it becomes one program that applies every client's parameters to its batch.
 
 This happens once per model and mode. `torch.fx` takes the module apart. A layer with a rule (`stacked_layers`) becomes
-one operation on all clients; everything else is lifted by `vmap`, operation by operation.
+one operation on all clients. Everything else is lifted by `vmap`, operation by operation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Tracer(fx.Tracer):
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an operation changes its arguments in place, which a stack of clients does not allow."""
+    """Return whether an operation changes its arguments in place, which a stack of clients does not allow."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     called = node.op in ("call_method", "call_function")
     in_place = (name.endswith("_") and not name.endswith("__")) or name in (
@@ -54,7 +54,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def lifted_model(module: nn.Module) -> StackedModel | None:
-    """The program of a module in its current mode; None if it cannot be taken apart."""
+    """Return the program of a module in its current mode, or None if it cannot be taken apart."""
     try:
         return _lift(module)
     except (TypeError, ValueError, RuntimeError, AttributeError, NameError, fx.proxy.TraceError):
@@ -80,7 +80,7 @@ def _lift(module: nn.Module) -> StackedModel:
 
 
 def _random_streams() -> tuple[object, ...]:
-    """The states of the random streams of Python and torch."""
+    """Return the states of the random streams of Python and torch."""
     return random.getstate(), torch.get_rng_state().tolist()
 
 
@@ -131,7 +131,7 @@ _ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", F.rel
 
 
 def _activations_after_norms(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node, Activation], set[fx.Node]]:
-    """BatchNorm layers that feed only an activation, and the nodes of these activations."""
+    """Find the BatchNorm layers that feed only an activation, and the nodes of these activations."""
     found: dict[fx.Node, Activation] = {}
     done: set[fx.Node] = set()
     for node in graph.nodes:
@@ -171,7 +171,7 @@ def _holds_stacked(args: Any) -> bool:
 
 
 def _alike(args: Any) -> bool:
-    """Whether an elementwise function of these arguments needs no broadcasting over clients."""
+    """Return whether an elementwise function of these arguments needs no broadcasting over clients."""
     given = [a for a in args if isinstance(a, Stacked)]
     same = all(a.tensor.shape == given[0].tensor.shape for a in given)
     return same and all(isinstance(a, Stacked | int | float) for a in args)

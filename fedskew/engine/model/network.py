@@ -61,12 +61,12 @@ class Network:
         return torch.finfo(self._autocast or self._dtype).eps
 
     def state(self) -> ModelState:
-        """A copy of the model's tensors by name, without parameters that the user froze."""
+        """Copy the model's tensors by name, without parameters that the user froze."""
         trained = {n: p.detach().clone() for n, p in sorted(self._model.named_parameters()) if p.requires_grad}
         return ModelState(trained, {n: b.detach().clone() for n, b in sorted(self._model.named_buffers())})
 
     def module(self, state: ModelState) -> nn.Module:
-        """An ordinary module with the given tensors."""
+        """Return an ordinary module with the given tensors."""
         module = copy.deepcopy(self._model).eval()
         module.load_state_dict({**state.params, **state.buffers}, strict=False)
         return module
@@ -80,7 +80,7 @@ class Network:
         key: Tensor | None = None,
         between: Between | None = None,
     ) -> Outputs:
-        """Logits and features of a batch; in train mode BatchNorm writes its statistics into `buffers`.
+        """Return logits and features of a batch. In train mode, BatchNorm writes its statistics into `buffers`.
 
         `between` changes the features before the head.
         """
@@ -93,7 +93,7 @@ class Network:
     def forward_padded(
         self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, key: Tensor | None = None
     ) -> tuple[Outputs, Tensors]:
-        """Like `forward`, for a padded batch. Writes nowhere and returns the new statistics instead."""
+        """Like `forward`, for a padded batch. It has no side effects and returns the new statistics instead."""
         outputs = self._call(self._stackable, params, buffers, x, mode, key, valid)
         return outputs, {**buffers, **self._context.buffers}
 
@@ -107,7 +107,7 @@ class Network:
         keys: Tensor,
         between: Between | None = None,
     ) -> tuple[Outputs, Tensors]:
-        """Like `forward_padded`, for a stack of clients: all tensors have a leading axis of clients.
+        """Like `forward_padded`, for a stack of clients. All tensors have a leading axis of clients.
 
         `valid` is None if there is no padding.
         """
@@ -123,7 +123,7 @@ class Network:
         return self._outputs(logits, features), {**buffers, **new}
 
     def logits(self, model: ModelState, x: Tensor) -> Tensor:
-        """Logits in eval mode. On a GPU they use the kernels for stacked clients, which are faster."""
+        """Return logits in eval mode. On a GPU, this uses the kernels for stacked clients, which are faster."""
         if not self.prefers_channels_last(x) or self._lifted_in("eval") is None:
             return self.forward(model.params, model.buffers, x).logits
         one = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (model.params, model.buffers)]
@@ -183,11 +183,11 @@ class Network:
         return torch.autocast(device.type, dtype=self._autocast)
 
     def prefers_channels_last(self, samples: Tensor) -> bool:
-        """Whether stacked inputs should have their channels last in memory."""
+        """Return whether stacked inputs should have their channels last in memory."""
         return self._convolves and kernels.supported(samples, samples)
 
     def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
-        """Whether a sample's output depends on the other samples of the batch, or on its position there."""
+        """Return whether a sample's output depends on the other samples of the batch, or on its position there."""
         if mode not in self._mixes:
             known = any(_mixes_rows(layer, mode) for layer in self._stackable.modules())
             self._mixes[mode] = known or self._mixes_on_trial(mode, samples)
@@ -206,7 +206,7 @@ class Network:
         return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
 
     def smallest_batch(self, sample: Tensor) -> int:
-        """The smallest batch that can be trained on: 2 if BatchNorm would see a single value, else 1."""
+        """Return the smallest batch size for training: 2 if BatchNorm would see a single value, else 1."""
         state = self.state()
         devices = [sample.device] if sample.device.type == "cuda" else []
         try:
@@ -227,7 +227,7 @@ class Network:
 
 
 def _has_ties(model: nn.Module) -> bool:
-    """Whether a tensor has two names. PyTorch can find out at every call, but that takes longer than a small layer."""
+    """Return whether a tensor has two names. Checking at every call would take longer than a small layer."""
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return len({id(tensor) for _, tensor in tensors}) < len(tensors)
 
@@ -242,7 +242,7 @@ _PREFIX = "model."
 
 
 def _prefixed(tensors: Tensors) -> Tensors:
-    """The tensors by their names inside `_WithFeatures`."""
+    """Name the tensors as in `_WithFeatures`."""
     return {_PREFIX + name: t for name, t in tensors.items()}
 
 

@@ -29,19 +29,19 @@ class StackedForward:
 
     clients: int
     tensors: Callable[[str], Tensor | None]
-    """Finds a parameter or buffer of all clients by its qualified name; returns None for an unknown name."""
+    """Finds a parameter or buffer of all clients by its qualified name, and returns None for an unknown name."""
     valid: Tensor | None
-    """[K, B]: False for rows of padding. None: there is no padding."""
+    """[K, B]: False for rows of padding. None if there is no padding."""
     keys: Tensor | None
     """[K]: the keys of dropout."""
     between: Between | None = None
     """Changes the features of all clients between encoder and head."""
     dropouts: int = 0
-    """Number of dropout masks drawn so far; a layer may be called more than once."""
+    """Number of dropout masks drawn so far. A layer may be called more than once."""
     statistics: Tensors = field(default_factory=dict)
     """New running statistics of BatchNorm."""
     activation: Activation = "none"
-    """The activation that directly follows the layer; BatchNorm applies it in the same pass over its values."""
+    """The activation that directly follows the layer. BatchNorm applies it in the same pass over its values."""
 
     def tensor(self, layer: str, name: str) -> Tensor | None:
         qualified = f"{layer}.{name}" if layer else name
@@ -102,7 +102,7 @@ class StackedModel:
     def __init__(
         self, module: nn.Module, operations: Mapping[fx.Node, Operation], outputs: Any, canonical: Mapping[str, str]
     ) -> None:
-        """`canonical` maps each tensor's names to its first: tied tensors have several, and clients use the first."""
+        """`canonical` maps each name of a tensor to its first name. Tied tensors have several names."""
         self._module, self._operations, self._outputs, self._canonical = module, operations, outputs, canonical
 
     def __call__(
@@ -113,7 +113,7 @@ class StackedModel:
         keys: Tensor | None,
         between: Between | None = None,
     ) -> tuple[Any, Tensors]:
-        """The module's outputs with a leading axis of clients, and BatchNorm's new statistics."""
+        """Return the module's outputs with a leading axis of clients, and BatchNorm's new statistics."""
 
         def find(name: str) -> Tensor | None:
             name = self._canonical.get(name, name)
@@ -136,7 +136,7 @@ def is_stacked(value: Any) -> bool:
 
 
 def attribute(module: nn.Module, name: str) -> Any:
-    """The module's attribute with this qualified name, or None."""
+    """Return the module's attribute with this qualified name, or None."""
     owner, _, own = name.rpartition(".")
     return getattr(module.get_submodule(owner), own, None)
 
@@ -145,12 +145,12 @@ def attribute(module: nn.Module, name: str) -> Any:
 
 
 def _channels_adjoin(x: Tensor) -> bool:
-    """Whether the clients' channels lie side by side."""
+    """Return whether the clients' channels lie side by side."""
     return x.dim() > 2 and x.stride(0) == x.shape[2] * x.stride(2)
 
 
 def _as_channels(x: Tensor) -> Tensor:
-    """[B, K·C, …]"""
+    """Return the clients' channels as channels of one batch: [B, K·C, …]."""
     return x.transpose(0, 1).flatten(1, 2)
 
 
@@ -163,7 +163,7 @@ def _split(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
 
 
 def _per_channel(tensor: Tensor, x: Tensor) -> Tensor:
-    """A tensor [K, C], shaped to broadcast over x."""
+    """Reshape a tensor [K, C], so that it broadcasts over x."""
     return tensor.view(len(tensor), 1, -1, *(1,) * (x.dim() - 3))
 
 
@@ -196,7 +196,7 @@ def _convolution(forward: StackedForward, name: str, layer: nn.Conv2d, x: Tensor
 
 
 def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A 1×1 convolution as a matrix product over the channels, which come last in memory."""
+    """Compute a 1×1 convolution as a matrix product over the channels, which come last in memory."""
     pixels = x.permute(0, 1, 3, 4, 2)
     out = _matrix_product(pixels.flatten(1, 3), weight.flatten(2), bias)
     return out.view(*pixels.shape[:-1], -1).permute(0, 1, 4, 2, 3)
@@ -243,7 +243,7 @@ def batch_norm(forward: StackedForward, name: str, layer: nn.BatchNorm2d, x: Ten
         weight, bias = forward.tensor(name, "weight"), forward.tensor(name, "bias")
         out, mean, var = kernels.stacked_batch_norm(x, weight, bias, forward.valid, layer.eps, forward.activation)
     else:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as PyTorch's own does under autocast
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # like PyTorch's BatchNorm under autocast
         mean, var = _batch_statistics(forward, wide)
         out = _normed(forward, name, layer, wide, mean, var).to(x.dtype)
     if layer.training and layer.track_running_stats:
@@ -278,7 +278,7 @@ def _activated(x: Tensor, activation: Activation) -> Tensor:
 
 
 def _full_batch_norm(forward: StackedForward, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """PyTorch's BatchNorm, for batches without padding: the clients' channels become channels of one batch."""
+    """Apply PyTorch's BatchNorm to batches without padding, with the clients' channels as channels of one batch."""
     keep = layer.training and layer.track_running_stats
     weight, bias = (
         None if t is None else t.flatten() for t in (forward.tensor(name, "weight"), forward.tensor(name, "bias"))
@@ -295,7 +295,7 @@ def _full_batch_norm(forward: StackedForward, name: str, layer: nn.BatchNorm2d, 
 
 
 def _batch_statistics(forward: StackedForward, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each client's channels [K, C] over its valid rows."""
+    """Return the mean and variance of each client's channels [K, C] over its valid rows."""
     axes = (1, *range(3, x.dim()))
     if forward.valid is None:
         var, mean = torch.var_mean(x, axes, correction=0)
@@ -307,7 +307,7 @@ def _batch_statistics(forward: StackedForward, x: Tensor) -> tuple[Tensor, Tenso
 
 
 def _values(forward: StackedForward, x: Tensor) -> Tensor | int:
-    """Number of values per statistic: [K, 1], or one number if it is the same for all clients."""
+    """Return the number of values per statistic: [K, 1], or one number if it is the same for all clients."""
     if forward.valid is None:
         return x[0, :, 0].numel()
     return forward.valid.sum(dim=1, keepdim=True) * x[0, 0, 0].numel()

@@ -46,7 +46,7 @@ class DevicesEngine(Engine):
     def _results(self, work: RoundWork, shares: Sequence[Share]) -> list[RoundResult]:
         """Train the shares in parallel, except in the first round of a kind of work.
 
-        Engines trace the model in that round. Torch patches its modules meanwhile, which would disturb other threads.
+        In that round, engines trace the model. Torch patches its modules meanwhile, which would disturb other threads.
         """
         kinds = {(place, repr(work.parts)) for place in range(len(shares))}
         if not kinds <= self._trained_kinds:
@@ -70,7 +70,7 @@ class DevicesEngine(Engine):
 
 
 def _move_work(device: torch.device, work: RoundWork) -> RoundWork:
-    """The same work with its models on the device. Engines fetch the clients' states from the host themselves."""
+    """Copy the work's models to the device. Engines copy the clients' states from the host themselves."""
     return replace(
         work,
         sent=_move_model(work.sent, device),

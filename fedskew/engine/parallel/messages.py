@@ -42,7 +42,7 @@ class Parcel:
         os.ftruncate(self._memory, max(end, 1))
 
     def _write(self, tensor: Tensor, position: int) -> int:
-        """Write the bytes of a tensor and return where they end. (numpy does not know all dtypes of torch.)"""
+        """Write a tensor as bytes, because numpy lacks some of torch's dtypes, and return where they end."""
         content = memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         while content:
             written = os.pwrite(self._memory, content, position)
@@ -55,7 +55,7 @@ class Parcel:
         to.sendall(body)
 
     def close(self) -> None:
-        """Release the memory here. Receivers still hold it."""
+        """Release the memory in this process. Receivers still hold it."""
         os.close(self._memory)
 
 
@@ -69,13 +69,13 @@ def send(to: socket.socket, facts: Facts, tensors: Mapping[str, Tensor | Sequenc
 
 
 def receive(from_: socket.socket) -> tuple[Facts, Tensors] | None:
-    """Receive the next message; None if the sender is gone."""
+    """Receive the next message, or None if the sender is gone."""
     try:
         head, descriptors, _, _ = socket.recv_fds(from_, _LENGTH, 1)
         if not descriptors:
             return None
         try:
-            body = _exactly(from_, int.from_bytes(head + _exactly(from_, _LENGTH - len(head)), "big"))
+            body = _receive_exactly(from_, int.from_bytes(head + _receive_exactly(from_, _LENGTH - len(head)), "big"))
             memory = mmap.mmap(descriptors[0], 0, flags=mmap.MAP_PRIVATE)
         finally:
             os.close(descriptors[0])
@@ -93,7 +93,7 @@ def _mapped(memory: mmap.mmap, table: Facts) -> Iterator[tuple[str, Tensor]]:
         yield name, (torch.frombuffer(memory, dtype=kind, count=count, offset=start) if count else empty).view(shape)
 
 
-def _exactly(from_: socket.socket, count: int) -> bytes:
+def _receive_exactly(from_: socket.socket, count: int) -> bytes:
     content = bytearray()
     while len(content) < count:
         piece = from_.recv(min(count - len(content), 1 << 20))

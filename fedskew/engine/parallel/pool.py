@@ -1,9 +1,9 @@
-"""The pool engine: worker processes of one thread each share a round's clients.
+"""The pool engine: single-threaded worker processes share a round's clients.
 
 On a CPU, small networks gain little from a second thread, but training two clients at a time is almost twice as fast.
-Workers are forked when they are first needed, so that they inherit network, data and method, and they stay for the next
-rounds. Models and results travel through shared memory (`messages`). With `plain` inside, a client's result has the
-bits of the plain engine with one thread, whichever worker trains it.
+Workers are forked when they are first needed, so they inherit network, data and method, and they stay for the next
+rounds. Models and results are sent through shared memory (`messages`). With `plain` inside, a client's result has the
+same bits as with the plain engine and one thread, whichever worker trains it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Reply = tuple[Facts, Tensors]
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use, limited by OMP_NUM_THREADS."""
+    """Return the number of cores that this process may use, at most OMP_NUM_THREADS."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(limit)) if limit.isdecimal() and int(limit) else cores
@@ -38,7 +38,7 @@ class PoolEngine(Engine):
     """Trains one client per worker at a time. Each worker has its own engine."""
 
     def __init__(self, inner: Engine, workers: int | None = None) -> None:
-        """Each worker has a copy of the `inner` engine; the original never trains."""
+        """Each worker has a copy of the `inner` engine. The original never trains."""
         self._engine = inner
         self.name = "pool" if inner.name == "plain" else f"pool-{inner.name}"
         self.notices: list[str] = []
@@ -55,17 +55,17 @@ class PoolEngine(Engine):
         try:
             return join_results(self._results(parcel, work_facts(work), shares), shares)
         except BaseException:
-            self.close()  # the other workers' results are not needed any more
+            self.close()  # the other workers' results are no longer needed
             raise
         finally:
             parcel.close()
 
     def close(self) -> None:
-        """End the workers; the next round forks new ones."""
+        """End the workers. The next round forks new ones."""
         _end_workers(self._workers, os.getpid())
 
     def _ensure_workers(self, parts: Sequence[Part], number: int) -> None:
-        """Have enough workers that were forked with these parts."""
+        """Fork workers until there are enough of them with these parts."""
         if not same_parts(parts, self._parts):
             self.close()
             self._parts = tuple(parts)
@@ -78,7 +78,7 @@ class PoolEngine(Engine):
         return [self._result(place, parcel, facts | {"share": share}) for place, share in enumerate(shares)]
 
     def _result(self, place: int, parcel: Parcel, facts: Facts) -> RoundResult:
-        """The result of a worker. A worker that died is replaced once."""
+        """Return the result of a worker. A worker that died is replaced once."""
         reply = self._workers[place].reply()
         if reply is None:
             self._workers[place].end()
@@ -92,7 +92,9 @@ class PoolEngine(Engine):
                 "choose --engine plain or stacked"
             )
         about, tensors = reply
-        fresh = [line for line in about.get("notices", ()) if line not in self._noticed]  # every worker reports its own
+        fresh = [
+            line for line in about.get("notices", ()) if line not in self._noticed
+        ]  # every worker reports its notices
         self.notices += fresh
         self._noticed.update(fresh)
         if "refused" in about:
@@ -107,7 +109,7 @@ class _Worker:
 
     def __init__(self, engine: Engine, parts: tuple[Part, ...]) -> None:
         self._connection, far_end = socket.socketpair()
-        # Block Ctrl-C during the fork: the child must not run its parent's handling, such as ending the workers.
+        # Block Ctrl-C during the fork, because the child must not run its parent's handler, which ends the workers.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
@@ -130,11 +132,11 @@ class _Worker:
             return
 
     def reply(self) -> Reply | None:
-        """Wait for the reply; None if the worker died."""
+        """Wait for the reply. Returns None if the worker died."""
         return receive(self._connection)
 
     def end(self) -> str:
-        """End the process, whatever happened, and return how it ended, in words."""
+        """End the process and describe how it ended."""
         if self._end_reason:
             return self._end_reason
         self._connection.close()

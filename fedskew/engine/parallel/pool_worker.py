@@ -1,4 +1,4 @@
-"""A worker process: it trains the work that it receives until its parent process is gone."""
+"""A worker process, which trains the work that it receives until its parent process is gone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def serve(connection: socket.socket, engine: Engine, parts: tuple[Part, ...]) ->
     """Answer messages. This never returns to the code that forked the process."""
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the parent handles it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
         threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()

@@ -1,4 +1,4 @@
-"""A round's work and result as JSON facts and named tensors, to be sent between processes."""
+"""Convert a round's work and result to JSON facts and named tensors, and back, to send them between processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Tensors, 
 
 
 def work_facts(work: RoundWork) -> Facts:
-    """Everything but tensors. The receiver knows the parts of the method."""
+    """Return everything but the tensors. The receiver knows the parts of the method."""
     return {
         "companions": _needed_companions(work),
         "clients": [a.client for a in work.assignments],
@@ -44,7 +44,7 @@ def work_tensors(work: RoundWork) -> Mapping[str, Tensor | Sequence[Tensor]]:
 
 
 def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWork:
-    """The part of the round that `facts["share"]` lists."""
+    """Return the clients' work that `facts["share"]` lists."""
     objective, solver, server = parts
     starts = [0, *facts["ends"]]
     samples, counts = tensors["samples"].numpy(), tensors["label_counts"].numpy()
@@ -72,7 +72,7 @@ def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> Roun
 
 
 def _starts(work: RoundWork) -> Mapping[str, Sequence[Tensor]]:
-    """The clients' start models. Either all clients of a round have one, or none."""
+    """Return the clients' start models. Either all clients of a round have one, or none has."""
     starts = [_pack_model("start", a.start) for a in work.assignments if a.start is not None]
     return {name: [start[name] for start in starts] for name in starts[0]} if starts else {}
 

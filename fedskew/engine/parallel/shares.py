@@ -18,13 +18,13 @@ Share = list[int]
 
 
 def client_costs(work: RoundWork) -> list[int]:
-    """The cost of each client in steps: its local steps, and one for its fixed cost."""
+    """Estimate the cost of each client in steps: its local steps, plus one for its fixed cost."""
     local = work.local
     return [1 + local.epochs * -(-len(a.samples) // local.batch_size) for a in work.assignments]
 
 
 def balanced_shares(costs: Sequence[int], workers: int) -> list[Share]:
-    """Assign the costliest clients first, each to the share with the least cost. No share is empty.
+    """Assign the costliest clients first, each to the share with the least cost so far. No share is empty.
 
     The largest share costs at most 4/3 of the optimum.
     """
@@ -42,7 +42,7 @@ def take_share(work: RoundWork, share: Share) -> RoundWork:
 
 
 def join_results(results: Sequence[RoundResult], shares: Sequence[Share]) -> RoundResult:
-    """All clients' results, in the order of the assignments, on the device of the first result."""
+    """Join all clients' results, in the order of the assignments, on the device of the first result."""
     device = results[0].loss.device
     order = np.argsort(np.concatenate([np.asarray(share, dtype=np.int64) for share in shares]))
 
@@ -61,7 +61,7 @@ def join_results(results: Sequence[RoundResult], shares: Sequence[Share]) -> Rou
 
 
 def _join_rows(parts: Sequence[Tensor | None], shares: Sequence[Share], device: torch.device) -> Tensor:
-    """Join the rows of several tensors. A missing tensor means zeros: clients without steps have no tally."""
+    """Join the rows of several tensors. A missing tensor means zeros, because clients without steps have no tally."""
     like = next(part for part in parts if part is not None)
     whole = torch.empty(sum(map(len, shares)), *like.shape[1:], dtype=like.dtype, device=device)
     for part, share in zip(parts, shares, strict=True):

@@ -2,8 +2,8 @@
 
 Parameters have a leading axis of clients. Each client trains in a *slot*, a row of memory that is kept from round to
 round (`Slots`, `round`). A step of all slots is one program (`local_step`), which a GPU runs as a CUDA graph
-(`graph_program`). A client's short last batch is padded; rows of padding have the target `IGNORE`, which losses and
-BatchNorm ignore.
+(`graph_program`). A client's short last batch is padded. Losses and BatchNorm ignore rows of padding, whose target is
+`IGNORE`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from fedskew.methods.parts import Part, Tensors
 T = TypeVar("T")
 
 _CPU_CACHE, _FEWEST_ON_CPU = 8 << 20, 4
-"""Bytes of parameters, and clients, up to which stacking more at a time pays on a CPU."""
+"""On a CPU, stack as many clients as have this many bytes of parameters, but at least this many clients."""
 
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what fits in a cache; what keeps a GPU busy
 STAGED_STEPS = 16
-"""Steps staged at a time. They are few, so that the device need not wait long for the first."""
+"""Steps staged at a time. They are few, so that the device does not wait long for the first one."""
 
 _WINDOWS = {"cpu": 1, "cuda": 2}
-"""Windows of staged batches in memory: a GPU stages one while it steps through the other."""
+"""Windows of staged batches in memory. A GPU stages one while it steps through the other."""
 
 _PER_SLOT = ("params", "buffers", "state", "sums", "label_counts")
 """The kinds of memory with a row for each slot, besides the optimiser's state."""
@@ -90,7 +90,7 @@ class Slots:
         self.notices: list[str] = []
 
     def fits(self, work: RoundWork, clients: int) -> bool:
-        """Whether there is memory for so many clients, and the programs are made for the same parts."""
+        """Return whether there is memory for this many clients, and whether the programs are for the same parts."""
         return self.capacity >= clients and same_parts(self._work.parts, work.parts)
 
     def train(self, work: RoundWork, plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) -> RoundResult:
@@ -103,7 +103,7 @@ class Slots:
     def bare_step(
         self, work: RoundWork, plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int
     ) -> Callable[[], None]:
-        """A function that repeats one step of the round's first clients on staged batches, for benchmarks."""
+        """Return a function that repeats one step of the round's first clients on staged batches, for benchmarks."""
         program = self._program(work, schedule, width)
         round_ = SlotRound(self._network, self._data, self._layouts, program, work, plans, schedule, width)
         program.prepare({bool(round_.full[0])})
@@ -119,7 +119,7 @@ class Slots:
         return step
 
     def _fill_common(self, work: RoundWork) -> None:
-        """Copy what the server sends to all clients to where the programs read it."""
+        """Copy what the server sends to all clients into the programs' memory."""
         for kind, flats in self._layouts.common_memory(work).items():
             for name, flat in flats.items():
                 self._memory[kind][name].copy_(flat)
@@ -144,12 +144,12 @@ class Slots:
         return self._programs[key].start_round(work)
 
     def _inputs(self, slots: int, width: int, times: int) -> tuple[Tensors, Tensors]:
-        """Memory for the batches of the next steps, and for the indices and keys from which they are made."""
+        """Allocate memory for the batches of the next steps, and for the indices and keys from which they are made."""
         sample = self._samples[0]
         shape = (*sample.shape[1:], sample.shape[0]) if self._channels_last else sample.shape
         bytes_ = slots * width * sample.numel() * sample.element_size()
         most = max(1, min(STAGED_STEPS, _STAGED_BYTES[self._device.type] // max(bytes_, 1)))
-        even = -(-times // -(-times // most))  # windows of equal size, so that the last is not half empty
+        even = -(-times // -(-times // most))  # windows of equal size, so that the last one is not half empty
         window = max(even, min(most, STAGED_STEPS // 2))  # later rounds may be longer than this one
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -177,7 +177,7 @@ class _Ability:
     """Whether the model and the method ignore padding."""
     tally: Mapping[str, torch.dtype] | None = None
     most: int = 1
-    """Largest number of clients to train at a time, in any round."""
+    """Maximum number of clients to train at a time, in any round."""
     fitting: int = sys.maxsize
     """Number of clients that fit in the device's memory."""
 
@@ -196,7 +196,7 @@ class StackedEngine(Engine):
         compile_steps: bool = False,
         most_slots: int | None = None,
     ) -> None:
-        """`most_slots` limits the number of clients that train at a time."""
+        """`most_slots` is the maximum number of clients that train at a time."""
         self._network = network
         self._data = data
         self._smallest = smallest_batch
@@ -235,7 +235,7 @@ class StackedEngine(Engine):
         return self._on_slots(opened, plans, lambda slots, schedule, width: slots.train(opened, plans, schedule, width))
 
     def bare_step(self, work: RoundWork) -> tuple[Callable[[], None], int]:
-        """A function that repeats one step on the same batches, and the number of clients in it, for benchmarks."""
+        """Return a function that repeats one step on the same batches, and its number of clients, for benchmarks."""
         plans = work.batch_plans(self._smallest)
         work = self._with_opening_pass(work, plans)
         return self._on_slots(
@@ -246,7 +246,7 @@ class StackedEngine(Engine):
         return with_opening_pass(self._network, self._data, work, plans) if work.needs_pass("opening") else work
 
     def _try_opening_pass(self, work: RoundWork, plans: Sequence[BatchPlan]) -> RoundWork | None:
-        """The work after its opening pass, if it has one; None if the pass cannot be stacked."""
+        """Run the opening pass, if there is one, and return the work. Returns None if the pass cannot be stacked."""
         try:
             return self._with_opening_pass(work, plans)
         except torch.OutOfMemoryError:
@@ -291,7 +291,7 @@ class StackedEngine(Engine):
         torch.cuda.empty_cache()
 
     def _width(self, work: RoundWork, plans: Sequence[BatchPlan], ability: _Ability) -> int:
-        """Width of the batches. A GPU uses few different widths, because each is captured."""
+        """Return the width of the batches. A GPU uses few different widths, because each is captured separately."""
         width = plans[0].width
         if self._data.y.device.type == "cpu" or not ability.paddable:
             return width
@@ -300,7 +300,7 @@ class StackedEngine(Engine):
     # -- what a kind of work allows ------------------------------------------------------------------------
 
     def _find_ability(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
-        """Whether this objective, solver and model can be stacked, and whether they ignore padding.
+        """Find out whether this objective, solver and model can be stacked, and whether they ignore padding.
 
         A trial step of one client, with and without padding, shows both.
         """
@@ -322,13 +322,13 @@ class StackedEngine(Engine):
             trial = Trial(self._network, self._data, work)
             tally, paddable = trial.tally(), trial.ignores_padding()
             fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
-        except Exception as error:  # a user's code may fail in any way; a real fault shows again in the plain engine
+        except Exception as error:  # a user's code may fail in any way, and a bug shows again in the plain engine
             self._note_unstackable(error)
             return _Ability(stackable=False)
         return _Ability(True, paddable, tally, self._most_clients(work), fitting)
 
     def _most_clients(self, work: RoundWork) -> int:
-        """Largest number of clients to train at a time. On a CPU their parameters should fit in its cache."""
+        """Return the maximum number of clients at a time. On a CPU, their parameters should fit in its cache."""
         most = sys.maxsize if self._most is None else self._most
         if self._data.y.device.type == "cpu":
             each = max(Layouts.for_work(work, {}).params.row_bytes, 1)
@@ -336,7 +336,7 @@ class StackedEngine(Engine):
         return most
 
     def _fitting(self, work: RoundWork, step: Callable[[int], object]) -> int:
-        """Number of clients that fit in memory, estimated from the steps of one and of two clients."""
+        """Estimate the number of clients that fit in memory from the steps of one and of two clients."""
         spare = spare_bytes(self._data.y.device)
         if spare is None:
             return sys.maxsize
@@ -353,7 +353,7 @@ class StackedEngine(Engine):
 
     def _note_unstackable(self, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        self._notice(f"this model or method cannot be stacked, clients run one after another: {reason}")
+        self._notice(f"this model or method cannot be stacked, so clients run one after another: {reason}")
 
     def _notice(self, line: str) -> None:
         if line not in self._noticed:
@@ -362,7 +362,7 @@ class StackedEngine(Engine):
 
 
 def _kind(work: RoundWork) -> str:
-    """Works of one kind differ only in their clients and in the values of tensors."""
+    """Return a key for the kind of work. Work of one kind differs only in its clients and in the values of tensors."""
     companions = sorted(work.objective.companions().items())
     shapes = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
     return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {shapes!r}"

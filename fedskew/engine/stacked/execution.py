@@ -1,6 +1,6 @@
 """Ways to run a step over static memory: as a CUDA graph, and compiled.
 
-On a GPU a small network's step is a hundred launches of a few microseconds each. A graph launches them at once.
+On a GPU, a small network's step takes a hundred launches of a few microseconds each. A graph launches them at once.
 Compiling also fuses neighbouring operations into one pass over memory.
 """
 
@@ -31,7 +31,7 @@ def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "tra
     """Capture the step as one CUDA graph, and return a function that replays it.
 
     Graphs with the same pool share temporary memory. Graphs of one purpose must not run at the same time. The step runs
-    before it is captured, because libraries allocate on first use; the caller must reset what it wrote.
+    before it is captured, because libraries allocate on first use. The caller must reset what it wrote.
     """
     device = next(iter(memory["params"].values())).device
     with _ONE_CAPTURE_AT_A_TIME, torch.cuda.device(device), torch.no_grad():
@@ -74,8 +74,10 @@ def compiled(step: StaticStep, memory: Memory, longest_expression: int | None = 
 
 
 def _expect_no_copies_from_the_host(recorded: torch.fx.GraphModule, device: torch.device) -> None:
-    """Refuse a step that makes tensors from Python numbers. They lie on the host, and a graph would copy from their old
-    address."""
+    """Raise an error if the step makes tensors from Python numbers.
+
+    They are in host memory, and a graph would copy from their old address.
+    """
     made = [value for value in vars(recorded).values() if isinstance(value, Tensor)]
     made += [*recorded.buffers(), *recorded.parameters()]
     if device.type != "cpu" and any(t.device.type == "cpu" and t.dim() for t in made):

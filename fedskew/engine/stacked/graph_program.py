@@ -1,4 +1,4 @@
-"""The program of a GPU: staging and step as CUDA graphs, compiled if that pays, and staging beside the steps."""
+"""The program on a GPU: staging and steps are CUDA graphs, may be compiled, and run in parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedskew.engine.stacked.execution import Memory, StaticStep, captured, compi
 from fedskew.engine.stacked.local_step import Program, SlotStep, Staging
 
 _LONGEST_EXPRESSION = 15
-"""In operations. A keyed draw has more of them, so a compiler does not repeat a sample's draw for each pixel."""
+"""In operations. A keyed draw has more, so a compiler does not repeat a sample's draw for each pixel."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class GraphProgram(Program):
         self._pools, self._compile, self._notices = pools, compile_steps, notices
         self._device = memory["inputs"]["at"].device
         self._launched: torch.cuda.Event | None = None
-        """Fires when the device has done all work from before the last window was staged."""
+        """Fires when the device has finished all work from before the last window was staged."""
 
     def prepare(self, forms: set[bool]) -> None:  # noqa: ARG002
-        """Prepare the form with padding only: GPU kernels mask it at no cost, and each form would be captured."""
+        """Prepare only the form with padding. GPU kernels mask padding at no cost, and each form would need a graph."""
         super().prepare({False})
 
     def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
@@ -70,19 +70,19 @@ class GraphProgram(Program):
         try:
             with torch.cuda.stream(staging):
                 yield
-        finally:  # also if memory runs out: the next attempt reuses it
+        finally:  # also if memory runs out, because the next attempt reuses it
             steps.wait_stream(staging)
 
     def run(self, position: int, full: bool) -> None:  # noqa: ARG002
         super().run(position, False)
 
     def _sendable(self, array: npt.NDArray[np.int64]) -> Tensor:
-        """In pinned memory, so that the host need not wait for the copy."""
+        """Return the array in pinned memory, so that the host does not wait for the copy."""
         return torch.from_numpy(array).pin_memory()
 
     def _prepare_step(self, step: SlotStep) -> Callable[[int], None]:
         replay = self._replay(step)
-        return _ignoring(replay) if replay else (lambda _: step(self.memory))
+        return _ignoring_position(replay) if replay else (lambda _: step(self.memory))
 
     def _replay(self, step: SlotStep) -> Callable[[], None] | None:
         if self._compile:
@@ -103,7 +103,7 @@ class GraphProgram(Program):
     def _prepare_staging(self) -> list[Callable[[int], None]]:
         windows = [self._window_memory(number) for number in range(self.windows)]
         if self._compile and self._staging.data.compilable:
-            with contextlib.suppress(Exception):  # a compiler may fail in any way; without it the program works as well
+            with contextlib.suppress(Exception):  # a compiler may fail in any way, and the program works without it
                 program = compiled(self._staging, windows[0], _LONGEST_EXPRESSION)
                 return [self._captured_staging(program, window) for window in windows]
         try:
@@ -115,12 +115,12 @@ class GraphProgram(Program):
         return super()._prepare_staging()
 
     def _captured_staging(self, staging: StaticStep, window: Memory) -> Callable[[int], None]:
-        return _ignoring(captured(staging, window, self._pools.staging, "staging"))
+        return _ignoring_position(captured(staging, window, self._pools.staging, "staging"))
 
     def _notice(self, what: str, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         self._notices.append(f"a step of this model or method {what}: {reason}")
 
 
-def _ignoring(replay: Callable[[], None]) -> Callable[[int], None]:
+def _ignoring_position(replay: Callable[[], None]) -> Callable[[int], None]:
     return lambda _: replay()

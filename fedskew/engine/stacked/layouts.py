@@ -1,7 +1,7 @@
-"""How tensors lie in the memory of the stacked engine: named tensors of several clients, one row per client.
+"""The memory layout of the stacked engine: the named tensors of several clients, with one row per client.
 
-A client enters or leaves a slot with one copy, however many tensors it has, and an optimiser's step is one operation on
-all of them.
+One copy moves a client into or out of a slot, however many tensors it has. An optimiser's step is one operation on all
+of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedskew.engine.stacked.execution import Memory
 from fedskew.methods.parts import Tensors
 
 _ALIGNMENT = 16
-"""In elements. Matrix products are fastest if tensors begin at multiples of 64 bytes."""
+"""In elements. Matrix products are fastest if tensors start at multiples of 64 bytes."""
 
 Flats = dict[str, Tensor]
 """Arrays [rows, width] by the name of their dtype."""
@@ -62,7 +62,7 @@ class RowLayout:
         }
 
     def views(self, flats: Mapping[str, Tensor]) -> Tensors:
-        """The named tensors [rows, …] as views of the arrays."""
+        """Return the named tensors [rows, …] as views of the arrays."""
         return {name: self._view(flats, self._places[name]) for name in self._names}
 
     def _view(self, flats: Mapping[str, Tensor], place: _Place) -> Tensor:
@@ -70,7 +70,7 @@ class RowLayout:
         return flat[:, place.offset : place.offset + place.shape.numel()].view(len(flat), *place.shape)
 
     def flat(self, tensors: Mapping[str, Tensor]) -> Flats:
-        """The arrays that hold these named tensors [rows, …]."""
+        """Pack named tensors [rows, …] into arrays."""
         flats: Flats = {}
         for kind, width in self._widths.items():
             parts = [
@@ -114,14 +114,14 @@ class Layouts:
         )
 
     def optimiser_memory(self, optimiser: LocalOptimiser, rows: int, device: torch.device) -> Memory:
-        """Memory for the optimiser's state of `rows` clients."""
+        """Allocate memory for the optimiser's state of `rows` clients."""
         memory = {kind: self.params.zeros(rows, device) for kind in optimiser.shaped_state}
         if optimiser.counts_steps:
             memory[STEPS] = {"": torch.zeros(rows, dtype=torch.float64, device=device)}
         return memory
 
     def common_memory(self, work: RoundWork) -> Memory:
-        """Memory for what all clients of a round receive, filled from the work."""
+        """Allocate memory for what all clients of a round receive, and fill it from the work."""
         memory = {
             "sent": self.params.flat(_as_row(work.sent.params)),
             "sent buffers": self.buffers.flat(_as_row(work.sent.buffers)),
@@ -133,7 +133,7 @@ class Layouts:
         return memory
 
     def work_from_memory(self, work: RoundWork, memory: Memory) -> RoundWork:
-        """The work, with everything that clients receive read from memory."""
+        """Return the work, with everything that clients receive read from memory."""
 
         def model(kind: str, params: RowLayout, buffers: RowLayout) -> ModelState:
             head, _, name = kind.partition(" ")

@@ -31,12 +31,12 @@ from fedskew.randomness import fold
 
 @dataclass(frozen=True)
 class Batches:
-    """One batch per client, and what the objective uses besides. Every tensor has a leading axis of clients."""
+    """One batch per client, and what else the objective uses. Every tensor has a leading axis of clients."""
 
     x: Tensor
     y: Tensor
     valid: Tensor | None
-    """[K, B]: False for rows of padding. None: there is no padding."""
+    """[K, B]: False for rows of padding. None if there is no padding."""
     keys: Tensor
     label_counts: Tensor
     state: Tensors
@@ -55,7 +55,7 @@ class StepResult:
 def compute_step(
     network: Network, work: RoundWork, batches: Batches, params: Tensors, buffers: Tensors, samples: Tensor
 ) -> StepResult:
-    """Each client's descent direction on its batch. `samples` are any inputs, for a trial of the frozen models."""
+    """Compute each client's descent direction on its batch. `samples` are any inputs, for a trial of frozen models."""
     frozen = _FrozenModels(network, work, batches, samples).outputs()
     return _Descent(network, work, batches, frozen, buffers).at(params)
 
@@ -64,7 +64,7 @@ def compute_step(
 def finish_clients(
     work: RoundWork, params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """What each client sends besides its model, and its next state, after its last step and its closing pass."""
+    """Return what each client sends besides its model, and its next state, after its last step and closing pass."""
     local = work.local
 
     def finish(
@@ -78,7 +78,7 @@ def finish_clients(
 
 
 class _FrozenModels:
-    """The models that the objective compares with."""
+    """The frozen models whose outputs the objective uses."""
 
     def __init__(self, network: Network, work: RoundWork, batches: Batches, samples: Tensor) -> None:
         self._network, self._work, self._batches, self._samples = network, work, batches, samples
@@ -130,7 +130,7 @@ class _Descent:
         return StepResult(direction, self._buffers, loss, tally)
 
     def _direction(self, params: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
-        """One client's direction, lifted by `vmap`. Its gradients are computed for all clients at once."""
+        """Compute one client's direction, under `vmap`. Gradients are computed for all clients at once."""
 
         def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
             grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_, half), *at.values())  # type: ignore[no-untyped-call]
@@ -147,7 +147,7 @@ class _Descent:
 
     @torch.enable_grad()
     def _gradient(self, at: Tensors, half: Half | None = None) -> Tensors:
-        """Each client's gradient. It is the gradient of the sum, as no loss depends on another client's parameters."""
+        """Compute each client's gradient as that of the sum, because no loss depends on another client's parameters."""
         batches = self._batches
         leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
         y = half_targets(batches.y, half)
@@ -162,7 +162,7 @@ class _Descent:
         return dict(zip(leaves, grads, strict=True))
 
     def _perturbation(self, y: Tensor) -> Between | None:
-        """The objective's change of all clients' features; None if it has none."""
+        """Return the function with which the objective changes all clients' features, if it has one."""
         work, batches = self._work, self._batches
         if not uses_hook(work.objective, "perturbed"):
             return None
@@ -178,7 +178,7 @@ class _Descent:
         return all_clients
 
     def _losses(self, out: Outputs, y: Tensor) -> tuple[Tensor, Tensors]:
-        """Each client's loss and tally."""
+        """Compute each client's loss and tally."""
         counts, state = self._batches.label_counts, self._batches.state
         losses: tuple[Tensor, Tensors] = torch.func.vmap(self._loss)(out.tensors(), y, counts, state, self._frozen)
         return losses
@@ -186,7 +186,7 @@ class _Descent:
     def _loss(
         self, out: Tensors, y: Tensor, label_counts: Tensor, state: Tensors, frozen: dict[str, Tensors]
     ) -> tuple[Tensor, Tensors]:
-        """One client's loss and tally, lifted by `vmap`."""
+        """Compute one client's loss and tally, under `vmap`."""
         objective, client = self._work.objective, self._work.client(label_counts, state)
         companions = {name: Outputs.from_tensors(tensors) for name, tensors in frozen.items()}
         outputs = replace(Outputs.from_tensors(out), companions=companions)
@@ -202,7 +202,7 @@ class _AllClients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: object, inputs: object, output: object) -> None:
-        """Save nothing: nobody differentiates a gradient."""
+        """Save nothing, because gradients are not differentiated again."""
 
     @staticmethod
     def vmap(
@@ -231,10 +231,10 @@ class SlotStep:
     """Whether no batch is padded."""
     channels_last: bool
     fused: bool
-    """Whether the optimiser may use PyTorch's fused kernels; without them a compiler can fuse more operations."""
+    """Whether the optimiser may use PyTorch's fused kernels. Without them, a compiler can fuse more operations."""
 
     def __call__(self, memory: Memory) -> None:
-        """Take the step whose number is in memory. Everything happens on the device."""
+        """Take the step whose position is in memory, without the host."""
         inputs = memory["inputs"]
         at = inputs["at"]
         now = {name: t.index_select(0, at).squeeze(0) for name, t in inputs.items() if name != "at"}
@@ -260,7 +260,7 @@ class SlotStep:
             memory["sums"][f"tally {name}"] += value
 
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
-        """A GPU steps whole rows of memory at once, a CPU tensor by tensor."""
+        """Update the parameters. A GPU updates whole rows of memory at once, a CPU tensor by tensor."""
         layout, optimiser = self.layouts.params, self.work.local.optimiser
         by_tensor = isinstance(lr, float)
         flat_direction = direction if by_tensor else layout.flat(direction)
@@ -298,7 +298,7 @@ class Staging:
 class Program:
     """Staging and step for one number of slots and one batch width. The step has a form with and without padding.
 
-    This one runs them as they are. A GPU has its own (`graph_program`).
+    This class calls them directly. GPUs use `GraphProgram` instead.
     """
 
     def __init__(self, step: SlotStep, staging: Staging, memory: Memory) -> None:
@@ -315,7 +315,7 @@ class Program:
 
     @property
     def windows(self) -> int:
-        """Number of windows in memory: two if one is staged while the steps of the other run."""
+        """Number of windows in memory. There are two if one is staged while the steps of the other run."""
         return len(self.memory["inputs"]["y"]) // self.window
 
     def start_round(self, work: RoundWork) -> Program:
@@ -323,7 +323,7 @@ class Program:
         return self
 
     def prepare(self, forms: set[bool]) -> None:
-        """Prepare the steps of a round. Do this before clients enter, because it may write into memory."""
+        """Prepare the steps of a round. Call this before clients enter, because it may write into memory."""
         for full in forms - self._runs.keys():
             self._runs[full] = self._prepare_step(replace(self._step, full=full))
         if not self._stages:
@@ -354,11 +354,11 @@ class Program:
         step.descend(self.memory, now, self._lr)
 
     def _prepare_staging(self) -> list[Callable[[int], None]]:
-        """One function per window in memory."""
+        """Return one function per window in memory."""
         return [partial(self._stage_now, self._window_memory(number)) for number in range(self.windows)]
 
     def _window_memory(self, number: int) -> Memory:
-        """The memory, with the inputs of one window only."""
+        """Return the memory with the inputs of only one window."""
         rows = slice(number * self.window, (number + 1) * self.window)
         return self.memory | {"inputs": {n: t[rows] for n, t in self.memory["inputs"].items() if n != "at"}}
 

@@ -1,8 +1,8 @@
 """One round on the slots: which slot trains which client, and how clients enter, train, leave and finish.
 
-A slot is memory for one client. Clients have unequal numbers of steps. The longest decides how long a round takes, and
-the others share the remaining slots, one after another, so that no client waits for another. If a round has more
-clients than fit in memory, there are simply fewer slots.
+A slot is memory for one client. Clients have unequal numbers of steps. The longest client decides how long a round
+takes, and the others share the remaining slots, one after another, so that no client waits for another. If a round has
+more clients than fit in memory, there are fewer slots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedskew.engine.stacked.local_step import Program, finish_clients
 from fedskew.methods.parts import Tensors
 
 SLACK = 1.05
-"""By what factor a round may be longer than its longest client, to need fewer slots."""
+"""The factor by which a round may be longer than its longest client in order to need fewer slots."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SlotSchedule:
     """The steps of a round in order. Times count from 0."""
 
     client: npt.NDArray[np.int64]
-    """[times, slots]: the client that trains; −1 in an idle slot."""
+    """[times, slots]: the client that trains, or −1 in an idle slot."""
     step: npt.NDArray[np.int64]
     """[times, slots]: the number of that client's local step."""
     arrivals: dict[int, SlotChange]
@@ -71,9 +71,9 @@ class SlotSchedule:
 
 
 def make_schedule(steps: Sequence[int], slots: int) -> SlotSchedule:
-    """Give each client with steps to a slot: the longest first, each to the slot that is free first.
+    """Assign each client with steps to a slot: the longest client first, each to the slot that is free first.
 
-    If all clients have equally many samples, all rounds share one schedule.
+    If all clients have the same number of samples, all rounds share one schedule.
     """
     return _make_schedule(tuple(steps), slots)
 
@@ -81,12 +81,12 @@ def make_schedule(steps: Sequence[int], slots: int) -> SlotSchedule:
 @lru_cache(maxsize=4)
 def _make_schedule(steps: tuple[int, ...], slots: int) -> SlotSchedule:
     turns, times = _assign_slots(steps, slots)
-    who, step = np.full((times, slots), -1, dtype=np.int64), np.zeros((times, slots), dtype=np.int64)
+    trained, step = np.full((times, slots), -1, dtype=np.int64), np.zeros((times, slots), dtype=np.int64)
     for begin, slot, client in turns:
         rows = slice(begin, begin + steps[client])
-        who[rows, slot], step[rows, slot] = client, np.arange(steps[client])
+        trained[rows, slot], step[rows, slot] = client, np.arange(steps[client])
     return SlotSchedule(
-        client=who,
+        client=trained,
         step=step,
         arrivals=_changes(turns),
         departures=_changes([(begin + steps[client] - 1, slot, client) for begin, slot, client in turns]),
@@ -94,7 +94,7 @@ def _make_schedule(steps: tuple[int, ...], slots: int) -> SlotSchedule:
 
 
 def _assign_slots(steps: Sequence[int], slots: int) -> tuple[list[tuple[int, int, int]], int]:
-    """(start, slot, client) of each turn, and when the last turn ends."""
+    """Return the (start, slot, client) of each turn, and when the last turn ends."""
     free = [(0, slot) for slot in range(slots)]
     turns: list[tuple[int, int, int]] = []
     for client in sorted((c for c in range(len(steps)) if steps[c]), key=lambda c: -steps[c]):
@@ -112,7 +112,10 @@ def _changes(moves: list[tuple[int, int, int]]) -> dict[int, SlotChange]:
 
 
 def slots_for(steps: Sequence[int], most: int, coarse: bool = False) -> int:
-    """The fewest slots that hardly lengthen the round. Few numbers are used: each is captured or compiled anew."""
+    """Return the smallest number of slots that hardly lengthens the round.
+
+    Only a few numbers are used, because each is captured or compiled separately.
+    """
     busy = [n for n in steps if n]
     longest, most = max(busy), min(most, len(busy))
     for slots in _sizes(most, coarse):
@@ -122,7 +125,7 @@ def slots_for(steps: Sequence[int], most: int, coarse: bool = False) -> int:
 
 
 def _sizes(most: int, coarse: bool) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, …, or only powers of two, up to `most`, which is included."""
+    """Return 1, 2, 3, 4, 6, 8, 12, 16, …, or only powers of two, up to and including `most`."""
     powers = [1 << bits for bits in range(most.bit_length())]
     between = [] if coarse else [3 * size // 2 for size in powers[1:]]
     return sorted({size for size in (*powers, *between) if size < most} | {most})
@@ -184,7 +187,7 @@ class SlotRound:
         return self._finish()
 
     def begin(self) -> None:
-        """Put the first clients into their slots and stage their batches."""
+        """Put the first clients into their slots, and stage their batches."""
         self._program.rewind()
         self._enter(*self._moves.arrivals[0], self._schedule.arrivals[0].clients)
         for window in range(self._program.windows):
@@ -223,7 +226,7 @@ class SlotRound:
                 memory[kind][name][rows] = flat
 
     def _states(self, numbers: npt.NDArray[np.int64]) -> Flats:
-        """The states of these clients on the device, copied through pinned memory so that the host need not wait."""
+        """Copy the states of these clients to the device, through pinned memory so that the host does not wait."""
         layout, states = self._layouts.state, [self._work.assignments[number].state for number in numbers]
         if all(t.device == self._device for t in states[0].values()):
             return layout.flat({name: torch.stack([s[name] for s in states]) for name in states[0]})
@@ -239,7 +242,7 @@ class SlotRound:
                 tensor[clients] = self._program.memory[kind][name][slots]
 
     def _return_idle_clients(self) -> None:
-        """Clients without steps return the model that they started from."""
+        """Let clients without steps return the model that they started from."""
         idle = [number for number, plan in enumerate(self._plans) if not plan.steps]
         if idle:
             rows = to_device(torch.tensor(idle), self._device)
@@ -261,7 +264,7 @@ class SlotRound:
         )
 
     def _finish_clients(self, params: Tensors, buffers: Tensors) -> tuple[Tensors, Tensors]:
-        """What the clients send besides their models, and their next states; as many clients at a time as slots."""
+        """Return what the clients send besides their models, and their next states, for as many at a time as slots."""
         dtype = next(iter(params.values())).dtype
         steps = self._steps.to(dtype)
         uplinks, states = [], []
@@ -283,7 +286,7 @@ class SlotRound:
         return stacked_sums(self._network, self._data, DataPass(self._work, "closing"), stack)
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
-        """The clients' states: from the slots if each client has its own slot, else copied to the device again."""
+        """Return the clients' states: from the slots if each client has its own, else copied to the device again."""
         state = self._layouts.state
         if len(self._first_slots) < len(self._plans):
             return state.views(self._states(numbers))
@@ -312,7 +315,7 @@ def _packed(schedule: SlotSchedule) -> npt.NDArray[np.int64]:
 
 
 def _as_rows(numbers: npt.NDArray[np.int64], on_device: Tensor) -> Rows:
-    """A slice if the numbers are consecutive, because a plain copy is faster than one by indices."""
+    """Return a slice if the numbers are consecutive, because a plain copy is faster than one by indices."""
     first, last = int(numbers[0]), int(numbers[-1])
     consecutive = np.array_equal(numbers, np.arange(first, last + 1))
     return slice(first, last + 1) if consecutive else on_device
@@ -330,7 +333,7 @@ def _all_full(plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) ->
 def _batches_per_slot(
     plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int, first: int, window: int
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Batch indices and keys per slot, from step `first`."""
+    """Return the batch indices and keys per slot, from step `first`."""
     end = min(first + window, schedule.times)
     step = schedule.step[first:end]
     indices = np.full((*step.shape, width), -1, dtype=np.int64)

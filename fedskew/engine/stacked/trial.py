@@ -1,4 +1,4 @@
-"""Trial steps: whether a model and a method can be stacked, whether they ignore padding, how much memory they take."""
+"""Trial steps show whether a model and a method can be stacked, ignore padding, and how much memory they take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WHEN: tuple[When, ...] = ("opening", "closing")
 
 
 class Trial:
-    """Steps of a few samples that change nothing."""
+    """Takes steps on a few samples, without side effects."""
 
     def __init__(self, network: Network, data: DeviceSamples, work: RoundWork) -> None:
         self._network, self._data, self._work = network, data, work
@@ -34,7 +34,7 @@ class Trial:
         self._few = replace(largest, samples=largest.samples[:3])
 
     def tally(self) -> dict[str, torch.dtype]:
-        """The dtypes of the objective's tally. Raises an error if the step cannot be stacked."""
+        """Return the dtypes of the objective's tally. Raises an error if the step cannot be stacked."""
         found = self._compute_step(1, self._few.samples, len(self._few.samples))
         params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
         steps = torch.ones(1, dtype=next(iter(params.values())).dtype, device=self._data.y.device)
@@ -42,7 +42,7 @@ class Trial:
         return {name: t.dtype for name, t in found.tally.items()}
 
     def _closing(self, params: Tensors) -> Tensors:
-        """The sums of one client's closing pass."""
+        """Return the sums of one client's closing pass."""
         work = self._work
         if not work.needs_pass("closing"):
             return {}
@@ -53,16 +53,16 @@ class Trial:
         return stacked_sums(self._network, self._data, DataPass(work, "closing"), stack)
 
     def step(self, clients: int, width: int) -> StepResult:
-        """A step of so many clients with batches of that width."""
+        """Take a step of this many clients with batches of this width."""
         rows = np.resize(self._few.samples, width)
         return self._compute_step(clients, rows, width)
 
     def ignores_padding(self) -> bool:
-        """Whether rows of padding have no effect.
+        """Return whether rows of padding have no effect.
 
-        That their content has none shows in the step, to the last digit: a row of weight zero adds exactly nothing.
-        That their number has none is tested on the objective alone. A network rounds differently for another batch
-        shape, and a deep network amplifies the difference.
+        Whether their content has an effect shows in a whole step, because a row of weight zero adds exactly nothing.
+        Whether their number has an effect is tested on the objective alone, because a network rounds differently for
+        another batch shape, and a deep network amplifies the difference.
         """
         samples = self._few.samples
         padded, otherwise_padded = (
@@ -73,7 +73,7 @@ class Trial:
         return same and self._ignores_padding_length(self._few)
 
     def _compute_step(self, clients: int, rows: npt.NDArray[np.int64], valid_rows: int) -> StepResult:
-        """The step on these rows of the data. Rows after the first `valid_rows` are padding."""
+        """Take a step on these rows of the data. Rows after the first `valid_rows` are padding."""
         work, device = self._work, self._data.y.device
         indices = torch.tensor(rows, dtype=torch.int64, device=device).expand(clients, -1)
         valid = torch.arange(len(rows), device=device).expand(clients, -1) < valid_rows
@@ -93,13 +93,13 @@ class Trial:
             return compute_step(self._network, work, batches, params, buffers, self._data.some_inputs())
 
     def _client_tensors(self, clients: int) -> tuple[Tensor, Tensors]:
-        """Label counts and state of one client, repeated."""
+        """Repeat the label counts and state of one client."""
         device = self._data.y.device
         state = {name: _copies(t.to(device), clients) for name, t in self._few.state.items()}
         return _copies(torch.tensor(self._few.label_counts, device=device), clients), state
 
     def _ignores_padding_length(self, few: Assignment) -> bool:
-        """Whether the objective and its gradient are the same with and without padding after the given outputs."""
+        """Return whether the objective and its gradient are the same with and without padding after the outputs."""
         work, device, samples = self._work, self._data.y.device, len(few.samples)
         rows = torch.from_numpy(np.tile(few.samples, 2)).to(device)
         with torch.no_grad():
@@ -139,7 +139,7 @@ def _copies(tensor: Tensor, clients: int) -> Tensor:
 
 
 def _close(a: Tensors, b: Tensors, tolerance: float) -> bool:
-    """Whether tensors differ by rounding only. Entries that are not finite count as zero."""
+    """Return whether tensors differ only by rounding. Entries that are not finite count as zero."""
     return _norm({n: a[n].nan_to_num() - b[n].nan_to_num() for n in a}) <= tolerance * _norm(a) + 1e-20
 
 
@@ -148,11 +148,11 @@ def _norm(tensors: Tensors) -> float:
 
 
 _SHARE = {"cpu": 0.5, "cuda": 0.8}
-"""The share of the free memory that slots may take: evaluation and the server need some, too."""
+"""The share of the free memory that slots may take. Evaluation and the server need some, too."""
 
 
 def spare_bytes(device: torch.device) -> int | None:
-    """Bytes that the slots may take; None if unknown."""
+    """Return the number of bytes that the slots may take, or None if unknown."""
     free = _free_cuda_bytes(device) if device.type == "cuda" else _free_host_bytes()
     return None if free is None else int(free * _SHARE[device.type])
 
@@ -174,7 +174,7 @@ def _available_bytes() -> int | None:
 
 
 def _bytes_left_to_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left under a container's limit; None if there is no limit."""
+    """Return the bytes left under a container's limit, or None if there is no limit."""
     limit, used = (_read(group / name).strip() for name in ("memory.max", "memory.current"))
     return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None
 
@@ -187,9 +187,9 @@ def _read(path: Path) -> str:
 
 
 def bytes_taken(function: Callable[[], object], device: torch.device) -> int:
-    """The peak memory of a call of `function`.
+    """Return the peak memory of a call of `function`.
 
-    It is measured on a GPU. On a CPU it is estimated as twice what autograd saves for the backward pass, because
+    On a GPU it is measured. On a CPU it is estimated as twice what autograd saves for the backward pass, because
     gradients take about as much.
     """
     if device.type == "cuda":
