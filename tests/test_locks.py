@@ -32,7 +32,7 @@ def test_a_file_system_without_locks_gives_a_warning(
 
     monkeypatch.setattr("fcntl.flock", refuse)
     lock = FolderLock(tmp_path / ".lock")
-    assert lock.warning == f"the file system of {tmp_path} has no locks: do not start the same run twice"
+    assert lock.warning == f"the file system of {tmp_path} does not support locks; do not start the same run twice"
     lock.release()
     with exclusive(tmp_path / "shared.lock"):
         pass

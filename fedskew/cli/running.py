@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from fedskew.cli.terminal import notice, print_json, stderr, stdout
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
 from fedskew.experiment.config import Config, run_name
-from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.preparation import Prepared, default_threads
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
@@ -240,13 +239,8 @@ def _show_notes(runs: Sequence[Prepared]) -> None:
 
 
 def _set_threads(config: Config) -> None:
-    """Use one thread for the stacked engine on a CPU, unless OMP_NUM_THREADS is set. Other runs keep torch's default.
-
-    Stacked small networks gain nothing from a second thread, and lose much if the other cores are busy. The number is
-    fixed, not measured: it decides the order of sums, and a resumed run must repeat them bit for bit.
-    """
-    if config.engine == "stacked" and config.device == "cpu" and not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(1)
+    if threads := default_threads(config):
+        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Callbacks: hooks that watch a run and may stop it early."""
+"""Callbacks, which watch a run and may stop it early."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Callback:
 
 
 class EarlyStopping(Callback):
-    """Stops a run whose test metric no longer improves.
+    """Stops a run when its test metric no longer improves.
 
     Only evaluations of the global model count. The metric is measured on the test set, so the final accuracy of a
     stopped run is slightly optimistic, like the best accuracy of any run.

@@ -1,6 +1,6 @@
 """The rounds of a run, one after another.
 
-This is the loop that runs on a CPU. `overlap` is the same loop for a GPU, `flower.loop` for sites on other machines.
+This loop runs on a CPU. `overlap` has the loop for a GPU, and `flower.loop` the one for sites on other machines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run_rounds(server: Server, state: RunState, recorder: Recorder) -> RunState:
 
 
 def run_round(server: Server, stage: Stage, state: RunState) -> tuple[RunState, RoundRow]:
-    """Run one round. Its clients' models are freed when this returns: the next round needs the memory."""
+    """Run one round. Its clients' models are freed on return, because the next round needs the memory."""
     clock = Stopwatch()
     plan = server.plan(stage, state)
     result = server.train(plan)
@@ -46,14 +46,14 @@ def run_round(server: Server, stage: Stage, state: RunState) -> tuple[RunState, 
 
 
 class Stopwatch:
-    """Seconds per step of a round."""
+    """Measures the seconds per step of a round."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
         self._start = self._last_lap = time.perf_counter()
 
     def lap(self, step: str) -> None:
-        """Record the time since the last lap, or since the start, as this step's."""
+        """Record the time since the last lap, or since the start, under this step's name."""
         now = time.perf_counter()
         self.laps[step], self._last_lap = now - self._last_lap, now
 

@@ -31,7 +31,7 @@ _SHORT = 1.0
 is recorded at once, so that the user need not wait for its row."""
 
 ReadEvaluation = Callable[[], RowFields]
-"""Waits for an evaluation that the device may still be working on."""
+"""Waits for an evaluation that may still be running on the device, and returns it."""
 
 
 def run_overlapping_rounds(server: Server, state: RunState, recorder: Recorder) -> RunState:
@@ -41,16 +41,16 @@ def run_overlapping_rounds(server: Server, state: RunState, recorder: Recorder) 
 
 @dataclass(frozen=True)
 class OptimisticOutcome:
-    """The outcome of a round if all its numbers are finite, which is nearly always so."""
+    """The outcome of a round if all its numbers are finite, as they nearly always are."""
 
     model: ServerModel
     after: RunState | None
-    """None if the state depends on something that must be fetched from the device first."""
+    """The state after the round. None if something must be fetched from the device first."""
 
 
 @dataclass(frozen=True)
 class LaunchedRound:
-    """A round whose whole work is queued on the device."""
+    """A round that is queued on the device as a whole."""
 
     plan: RoundPlan
     result: RoundResult
@@ -62,7 +62,7 @@ class LaunchedRound:
 
 @dataclass(frozen=True)
 class SettledRound:
-    """A round whose outcome is decided; its evaluation may still be running."""
+    """A round with a final outcome. Its evaluation may still be running."""
 
     after: RunState
     row: RoundRow
@@ -81,29 +81,29 @@ class SettledRound:
 
 
 class OverlappingRounds:
-    """The rounds of one run. Each begins before its predecessor is recorded."""
+    """Runs the rounds of one run. Each round begins before its predecessor is recorded."""
 
     def __init__(self, server: Server, recorder: Recorder) -> None:
         self._server, self._recorder = server, recorder
         self._planned: RoundPlan | None = None
-        """The next round, planned on the optimistic outcome of this one."""
+        """The next round, planned from the optimistic outcome of this one."""
         self._unrecorded: SettledRound | None = None
         self._last_seconds = math.inf
 
     def run(self, state: RunState) -> RunState:
-        """Run the rounds. Even if one fails, the round that was completed before it is recorded."""
+        """Run the rounds. If one fails, the round before it is still recorded."""
         try:
             while (stage := self._server.next_stage(state)) is not None and not self._recorder.stopped:
                 state = self.round(stage, state)
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error is what the user must see
+            with contextlib.suppress(Exception):  # the user must see the first error
                 self._record_settled()
             raise
         self._record_settled()
         return state
 
     def round(self, stage: Stage, state: RunState) -> RunState:
-        """Run a round until its outcome is known. Its row is recorded now or during the next round."""
+        """Run a round until its outcome is known. Its row is recorded at once or during the next round."""
         began = time.perf_counter()
         launched = self._launch(self._take_plan(stage, state), began)
         self._record_settled(during_next_round=True)
@@ -120,7 +120,7 @@ class OverlappingRounds:
         return settled.after
 
     def _take_plan(self, stage: Stage, state: RunState) -> RoundPlan:
-        """The plan that was made ahead, if it starts from this state."""
+        """Return the plan that was made ahead, if it starts from this state. Otherwise plan now."""
         planned, self._planned = self._planned, None
         return planned if planned is not None and planned.before is state else self._server.plan(stage, state)
 
@@ -159,7 +159,7 @@ class OverlappingRounds:
             self._planned = planned
 
     def _settle(self, launched: LaunchedRound) -> SettledRound:
-        """Wait until the clients are trained, and redo what was computed optimistically if it does not hold."""
+        """Wait until the clients are trained. If the optimistic outcome was wrong, compute the right one."""
         server, plan, result = self._server, launched.plan, launched.result
         report, optimistic, evaluation = launched.report.read(), launched.optimistic, launched.evaluation
         trained_at = time.perf_counter()

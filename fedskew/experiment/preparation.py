@@ -1,7 +1,8 @@
-"""Builds dataset, split, model and method from a configuration, and checks them before any training."""
+"""Build dataset, split, model and method from a configuration, and check them before any training."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -35,8 +36,8 @@ def build_federation(config: Config, dataset: Dataset | None = None) -> Federati
     """Load the data, unless `dataset` is given, and split them."""
     if config.partition.rule == "sites":
         raise UserError(
-            "this is the configuration of a federation across machines, whose data are at its sites; "
-            "repeat it with `flwr run` and its app"
+            "this configuration is for a federation across machines, so the data are at its sites; "
+            "repeat the run with `flwr run` and its app"
         )
     data = load(config.data, config.data_dir, **config.data_params) if dataset is None else dataset
     return federation(data, partition_rule(config), config.partition_seed)
@@ -58,7 +59,7 @@ def prepare(
     method: str | Method | Part | None = None,
     model: nn.Module | None = None,
 ) -> Prepared:
-    """Resolve every choice that `config` leaves open. The federation, method or model may be given as objects."""
+    """Resolve every choice that `config` leaves open. Federation, method and model can also be given as objects."""
     chosen = make_method(config.method if method is None else method, config.method_params)
     devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
@@ -72,22 +73,22 @@ def prepare(
         part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
     if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in chosen.parts for m in part.members):
         raise UserError(
-            f"method {chosen.name!r} counts the steps of local SGD, and optimizer is {config.optimizer!r}; "
+            f"method {chosen.name!r} requires local SGD, but optimizer is {config.optimizer!r}; "
             f"expected {' or '.join(SGD_OPTIMIZERS)}"
         )
-    needy = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in chosen.parts)
-    if needy and not has_features(module):
+    needs_features = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in chosen.parts)
+    if needs_features and not has_features(module):
         raise UserError(
-            f"method {chosen.name!r} needs features, and {type(module).__name__} has no separate encoder; "
-            "make it a fedskew.Classifier(encoder, head)"
+            f"method {chosen.name!r} needs features, but {type(module).__name__} has no separate encoder; "
+            "use a fedskew.Classifier(encoder, head)"
         )
     resolved = replace(
         config,
         data_params=dict(fed.dataset.in_memory) or config.data_params,
-        partition=_described(fed, config),
+        partition=_describe_split(fed, config),
         model=name if model is None else type(model).__name__,
         method=chosen.name,
-        method_params=_plain(chosen.params),
+        method_params=_with_lists(chosen.params),
         engine=choose_engine(config.engine, module, devices[0], _seconds(config, fed, module)),
         device=",".join(map(str, devices)),
     )
@@ -105,12 +106,12 @@ def _seconds(config: Config, fed: Federation, module: nn.Module) -> float:
 
 
 def model_inputs(dataset: Dataset) -> Inputs:
-    """What a model for this dataset must take and return."""
+    """The inputs and outputs that a model for this dataset must have."""
     return Inputs(dataset.input_shape, len(dataset.classes), dataset.vocabulary)
 
 
 def suitable_model(dataset: Dataset) -> str:
-    """Resolve the model `auto`: the usual small model for such data."""
+    """Choose a small model for the data, for `model: auto`."""
     if dataset.kind == "text":
         return "fasttext"
     if dataset.kind == "image" and min(dataset.input_shape[1:]) >= 16:
@@ -118,25 +119,35 @@ def suitable_model(dataset: Dataset) -> str:
     return "dnn"
 
 
+def default_threads(config: Config) -> int | None:
+    """One CPU thread for the stacked engine on a CPU, unless OMP_NUM_THREADS is set. None for torch's default.
+
+    Stacked small networks gain nothing from a second thread, and lose much if the other cores are busy. The number is
+    fixed, not measured: it decides the order of sums, and a resumed run must repeat them bit for bit.
+    """
+    single = config.engine == "stacked" and config.device == "cpu" and not os.environ.get("OMP_NUM_THREADS")
+    return 1 if single else None
+
+
 def check_participants(clients_per_round: int | None, clients: int) -> None:
-    """Refuse a round with more clients than the federation has."""
-    wanted = clients_per_round or 1
-    expect(wanted <= clients, "clients_per_round", wanted, f"at most {clients}, the number of clients")
+    """Refuse more clients per round than the federation has."""
+    requested = clients_per_round or 1
+    expect(requested <= clients, "clients_per_round", requested, f"at most {clients}, the number of clients")
 
 
-def _described(fed: Federation, config: Config) -> PartitionConfig:
-    """The split as a configuration records it. Its seed is left out if it is the run's seed."""
+def _describe_split(fed: Federation, config: Config) -> PartitionConfig:
+    """Describe the split as a configuration. Its seed is left out if it equals the run's seed."""
     params = {key: value for key, value in fed.partition.items() if key not in ("name", "clients")}
     rule = str(fed.partition["name"])
     clients = fed.clients if rule not in ("counts", "saved") else None
-    follows = config.partition.seed is None and fed.seed == config.seed
-    return PartitionConfig(rule, clients, None if follows else fed.seed, params)
+    is_run_seed = config.partition.seed is None and fed.seed == config.seed
+    return PartitionConfig(rule, clients, None if is_run_seed else fed.seed, params)
 
 
-def _plain(params: Mapping[str, object]) -> dict[str, Any]:
-    """Turn tuples into lists, as YAML reads them."""
-    return {name: _listed(value) for name, value in params.items()}
+def _with_lists(params: Mapping[str, object]) -> dict[str, Any]:
+    """Turn tuples into lists, because YAML has only lists."""
+    return {name: _as_list(value) for name, value in params.items()}
 
 
-def _listed(value: object) -> Any:
-    return [_listed(v) for v in value] if isinstance(value, tuple) else value
+def _as_list(value: object) -> Any:
+    return [_as_list(v) for v in value] if isinstance(value, tuple) else value

@@ -50,7 +50,7 @@ class Recorder:
         return Fetch.beside(state.tensors(), self._server.device)
 
     def add(self, row: RoundRow, state: RunState, snapshot: Fetch | None = None) -> None:
-        """Record a round: its row first, then its checkpoint if one is due. Callbacks may then stop the run."""
+        """Record a round: write its row, then a checkpoint if one is due, then ask the callbacks whether to stop."""
         self._append(row)
         snapshot = snapshot or self.snapshot(state)
         if self._folder is not None and snapshot is not None:
@@ -91,7 +91,7 @@ class Recorder:
     def result(
         self, module: nn.Module, rows: list[RoundRow], engine: str, stopped: bool, auroc: float | None
     ) -> Result:
-        """The result of a run that ended with this model."""
+        """Make the result of a run that ended with this model."""
         recorded = None if self._folder is None else self._folder.about()
         return Result(
             config=self._prepared.config,
@@ -110,7 +110,7 @@ class Recorder:
             self._folder.append_round(row)
 
     def _circumstances(self) -> dict[str, Any]:
-        """What must not change before a resume, or the run would end with other bits."""
+        """Settings that a resumed run must keep, or it would end with other bits."""
         return {
             "split": self._prepared.federation.hash,
             "threads": torch.get_num_threads(),

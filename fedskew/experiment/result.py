@@ -1,7 +1,7 @@
-"""The result of a run: what `fedskew.run` returns, and what `fedskew.load_run` reads from a folder.
+"""The result of a run, which `fedskew.run` returns and `fedskew.load_run` reads from a folder.
 
-Both are one type. Everything but the configuration, the rows and the model is derived from the rows, so a new metric
-per round is one field of `RoundRow` (`round/record.py`), and at most one property here.
+Metrics and totals are derived from the rows. So a new metric per round is one field of `RoundRow` (`round/record.py`),
+and at most one property here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATUS = "finished"
 
 
 def describe_participation(site_rounds: Mapping[str, int], rounds: int) -> str:
-    """Who contributed to a federation's model, in words."""
+    """Say which sites contributed to a federation's model."""
     fewer = {name: number for name, number in site_rounds.items() if number < rounds}
     if not fewer:
         return f"all {len(site_rounds)} sites in every round"
@@ -44,11 +44,11 @@ def describe_participation(site_rounds: Mapping[str, int], rounds: int) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """One run, finished or not."""
+    """The result of one run, finished or not."""
 
     config: Config
     history: list[RoundRow]
-    """One row per round; row 0 is the initial model."""
+    """One row per round. Row 0 is the initial model."""
     source: nn.Module | Callable[[], nn.Module]
     """The final model, or a function that loads it when `model` is first used."""
     engine: str
@@ -60,12 +60,12 @@ class Result:
     stopped_early: bool = False
     """Whether a callback stopped the run before its last round."""
     auroc: float | None = None
-    """Mean AUROC of each class against the rest, of the final model on the test set. None before the run is finished,
-    if the sites of a federation tested the model, and in runs from before it was computed."""
+    """Mean AUROC of each class against the rest, of the final model on the test set. None if the run is unfinished,
+    if the sites of a federation evaluated the model, and in runs of versions that did not compute it."""
     warnings: tuple[str, ...] = ()
-    """What is damaged in the folder, one line each."""
+    """One line for each damaged file in the folder."""
 
-    # -- what the run was --------------------------------------------------------------------------------
+    # -- configuration and data --------------------------------------------------------------------------
 
     @property
     def method(self) -> str:
@@ -77,12 +77,12 @@ class Result:
 
     @property
     def name(self) -> str:
-        """The folder's name, or the name that the folder would have."""
+        """The folder's name. Without a folder, the name that it would have."""
         return self.folder.name if self.folder else run_name(self.config)
 
     @cached_property
     def federation(self) -> Mapping[str, Any] | None:
-        """Classes, label counts and hash of the split: as recorded, or else from the data; None without either."""
+        """Classes, label counts and hash of the split, as recorded or computed from the data. None without either."""
         if "federation" in self.about:
             found: Mapping[str, Any] = self.about["federation"]
             return found
@@ -93,20 +93,20 @@ class Result:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes; numbers if the names are unknown."""
+        """The names of the classes. Numbers if the names are unknown."""
         if self.federation is not None:
             return tuple(self.federation["classes"])
         return tuple(map(str, range(len(self.last.confusion)))) if self.last else ()
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64] | None:
-        """[clients, classes]; None if unknown, for instance because the sites of a federation keep them secret."""
+        """Samples as [clients, classes]. None if unknown, for example because the sites keep them secret."""
         counts = (self.federation or {}).get("label_counts")
         return None if counts is None or self.sites else np.array(counts, np.int64)
 
     @property
     def client_labels(self) -> tuple[str, ...]:
-        """What tables call the clients: their names, or else their numbers; empty if unknown."""
+        """The clients' names, or else their numbers, for tables. Empty if unknown."""
         if self.sites or self.label_counts is None:
             return self.sites
         named = (self.federation or {}).get("client_names")
@@ -114,7 +114,7 @@ class Result:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Names of the sites of a federation across machines; empty in a simulation."""
+        """Names of the sites of a federation across machines. Empty in a simulation."""
         split = self.config.partition
         return tuple(split.params.get("names", ())) if split.rule == "sites" else ()
 
@@ -132,7 +132,7 @@ class Result:
 
     @cached_property
     def evaluations(self) -> dict[int, Evaluation]:
-        """By round of the global model. Rounds of experts do not count, as in the papers."""
+        """Evaluations by round of the global model. As in the papers, rounds of experts do not count."""
         return {row.model_round: row.tested for row in self.evaluated}
 
     @property
@@ -147,7 +147,7 @@ class Result:
 
     @property
     def last(self) -> Evaluation | None:
-        """The last evaluation; None if there is none yet."""
+        """The last evaluation. None if there is none yet."""
         return self.evaluated[-1].evaluation if self.evaluated else None
 
     @property
@@ -157,9 +157,9 @@ class Result:
 
     @property
     def evaluation(self) -> Evaluation:
-        """The last global model on the test set."""
+        """The evaluation of the last global model on the test set."""
         if self.last is None:
-            raise UserError(f"no round of {self.name} was evaluated yet")
+            raise UserError(f"no round of {self.name} has been evaluated yet")
         return self.last
 
     @property
@@ -180,22 +180,22 @@ class Result:
 
     @property
     def rounds(self) -> int:
-        """Rounds of all stages so far."""
+        """Number of rounds so far, over all stages."""
         return max(0, len(self.history) - 1)
 
     @property
     def diverged(self) -> int:
-        """Number of client updates that were not finite and were left out."""
+        """Number of client updates that were discarded because they were not finite."""
         return sum(len(row.diverged) for row in self.history)
 
     @property
     def compute(self) -> float:
-        """Local computation in units of one plain local round of each participant."""
+        """Local computation, in units of a FedAvg round."""
         return float(sum(row.compute for row in self.history))
 
     @property
     def bytes_moved(self) -> int:
-        """Traffic between server and clients, in both directions."""
+        """Bytes sent between server and clients, in both directions."""
         return sum(row.bytes_moved for row in self.history)
 
     @property
@@ -204,17 +204,17 @@ class Result:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What the method decided between stages, for instance PKD's groups."""
+        """Decisions of the method between stages, such as PKD's groups."""
         return self.history[-1].notes if self.history else {}
 
     @property
     def privacy(self) -> dict[str, Any] | None:
-        """Kind, ε and δ of the noise on the sites' updates; None without noise."""
+        """Kind, ε and δ of differential privacy. None without it."""
         return self.history[-1].privacy if self.history else None
 
     @property
     def site_rounds(self) -> dict[str, int]:
-        """Number of rounds to which each site contributed an update, by name; empty in a simulation."""
+        """Number of rounds to which each site contributed an update, by name. Empty in a simulation."""
         counts = dict.fromkeys(self.sites, 0)
         for row in self.history if counts else ():
             for client in set(row.clients) - set(row.diverged):
@@ -224,18 +224,18 @@ class Result:
 
     @property
     def site_tests(self) -> list[str]:
-        """Names of the sites that reported tests of the last evaluated model."""
+        """Names of the sites that evaluated the last evaluated model."""
         return list(self.evaluated[-1].sites or {}) if self.evaluated else []
 
-    # -- the model, and views for people -----------------------------------------------------------------
+    # -- the model, and views of the result ---------------------------------------------------------------
 
     @cached_property
     def model(self) -> nn.Module:
-        """The final global model; it is loaded when it is first used."""
+        """The final global model. It is loaded when it is first used."""
         return self.source if isinstance(self.source, nn.Module) else self.source()
 
     def summary(self) -> dict[str, Any]:
-        """The result as JSON: the content of `summary.json`."""
+        """The content of `summary.json`."""
         return {
             "status": STATUS,
             "method": self.method,
@@ -256,7 +256,7 @@ class Result:
         }
 
     def to_frame(self) -> pandas.DataFrame:
-        """One line per round, as a pandas DataFrame: what was recorded, and the metrics of the evaluation."""
+        """A pandas DataFrame with one line per round: the recorded values and the metrics of the evaluation."""
         frame: pandas.DataFrame = data_frame([_line(row) for row in self.history], list(_line(RoundRow(0))))
         return frame.set_index("round")
 
@@ -271,7 +271,7 @@ class Result:
         return f"{config.method} on {config.data}, {config.partition.rule} split, seed {config.seed}"
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Show the result as a table in a notebook."""
         state = ", stopped early" if self.stopped_early else "" if self.finished else ", unfinished"
         lines = [("rounds", f"{self.rounds}{state}")]
         if self.last is not None:
@@ -290,7 +290,7 @@ class Result:
 
 
 def _line(row: RoundRow) -> dict[str, Any]:
-    """The numbers of a row, without nested values."""
+    """The values of a row that are not nested."""
     plain = ("round", "stage", "model", "model_round", "lr", "loss", "visits", "compute", "drift_diversity", "seconds")
     values: dict[str, Any] = {name: getattr(row, name) for name in plain}
     values |= {"clients": len(row.clients), "diverged": len(row.diverged), "bytes": row.bytes_moved}

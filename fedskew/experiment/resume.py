@@ -40,7 +40,7 @@ def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None
     server.resume_with(checkpoint.meta.get("engine"))
     folder.truncate_rounds(checkpoint.round)
     clients = folder.client_states(checkpoint.clients)
-    state = RunState.restored(checkpoint.tensors, checkpoint.meta, clients, server.device)
+    state = RunState.restore(checkpoint.tensors, checkpoint.meta, clients, server.device)
     recorder.start(folder.rounds(), state)
     return state
 
@@ -78,7 +78,7 @@ def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, che
 
 
 def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Refuse a folder of another model: the configuration names a user's model by its class only."""
+    """Refuse a folder with another model, because the configuration only has the class name of a user's model."""
     if {name: p.shape for name, p in expected.items()} != {name: p.shape for name, p in saved.items()}:
         raise UserError(
             f"{folder.path} holds a run of another model (its parameters have other names or shapes); "
@@ -87,7 +87,7 @@ def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mappi
 
 
 def _use_threads(server: Server, recorder: Recorder, threads: int) -> None:
-    """Use as many threads as the run started with: their number affects the order of sums, hence the last bits."""
+    """Use as many threads as the run started with, because their number affects the last bits of sums."""
     now = torch.get_num_threads()
     if server.device.type == "cpu" and threads != now:
         recorder.notify([f"continues with {threads} CPU threads, as it started, instead of {now}"])

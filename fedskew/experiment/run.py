@@ -1,4 +1,4 @@
-"""One method on one federation with one seed: from the first round, or from a checkpoint, to the result."""
+"""Run one method on one federation with one seed, from the first round or from a checkpoint to the result."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def run(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
-    """Run a method on a federation; `settings` are the keys of a configuration, such as `rounds` and `lr`.
+    """Run a method on a federation. `settings` are configuration keys such as `rounds` and `lr`.
 
-    They override `config`, whose own defaults are method `fedvls`, model `auto` and the federation's seed. Data and
-    partition are always the federation's. With `out`, the run is kept in that folder, and continues there if it was
-    interrupted.
+    They override `config`. By default, the method is `fedvls`, the model is `auto`, and the seed is the federation's.
+    Data and partition are always the federation's. With `out`, the run is saved in that folder, and a repeated call
+    resumes it there.
     """
     if not isinstance(federation, Federation):
         raise UserError(
-            f"federation is {federation!r}; expected one, such as fedskew.federation('digits', Dirichlet(10))"
+            f"federation is {federation!r}; expected a Federation, as fedskew.federation('digits', Dirichlet(10)) makes"
         )
     if config is not None and not isinstance(config, Config):
         raise UserError(f"config is {config!r}; expected a fedskew.Config")
@@ -55,7 +55,7 @@ def run(
     if isinstance(method, str):
         values["method"] = {"name": method, **(method_params or {})}
     elif method_params:
-        raise UserError("method_params are for a method given by name; set them on the object")
+        raise UserError("method_params need a method given by name; set them on the method object instead")
     if isinstance(model, str):
         values["model"] = model
     values["data"] = federation.dataset.name
@@ -72,10 +72,10 @@ def run_prepared(
     server: Server | None = None,
     rounds: RunRounds | None = None,
 ) -> Result:
-    """Run what `prepare` returned: in simulation, unless another server with its own loop of rounds is given."""
-    # The server comes first: if it refuses the run, no folder is left behind.
+    """Run a prepared experiment. It is simulated, unless another server with its own loop is given."""
+    # The server is made first, so that no folder is left behind if it refuses the run.
     server = server or Server(prepared.federation, prepared.method, prepared.model, prepared.config)
-    rounds = rounds or _suitable_loop(server)
+    rounds = rounds or _choose_loop(server)
     with contextlib.closing(server), arithmetic(prepared.config.precision):
         if out is None:
             return _run(prepared, server, rounds, None, callbacks)
@@ -83,8 +83,8 @@ def run_prepared(
             return _run(prepared, server, rounds, folder, callbacks)
 
 
-def _suitable_loop(server: Server) -> RunRounds:
-    """A GPU works ahead of the host; everything else runs one round after another."""
+def _choose_loop(server: Server) -> RunRounds:
+    """Choose overlapping rounds on a GPU, and one round after another elsewhere."""
     return partial(run_overlapping_rounds if server.device.type == "cuda" else run_rounds, server)
 
 
@@ -95,7 +95,7 @@ def _run(
     if folder is not None and folder.finished:
         result = load_result(server, folder, recorder)
         for callback in callbacks:
-            callback.on_notice(f"{folder.path} is finished already; nothing was run")
+            callback.on_notice(f"{folder.path} is already finished; nothing was run")
             callback.on_end(result)
         return result
     state = begin_or_resume(prepared, server, folder, recorder)

@@ -22,7 +22,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import model_inputs
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
-from fedskew.experiment.round.sampler import samples_of_round
+from fedskew.experiment.round.sampler import draw_samples
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors
 from fedskew.flower.privacy import noise_source, private_change
@@ -192,7 +192,7 @@ class Workplace:
         """The site's part of a round, as the server's own engine would be given it."""
         key = RoundKey(**facts["key"])
         held = self.held(stage.labels)
-        samples = samples_of_round(held.indices[0], stage, key.round, facts["client"], self.config)
+        samples = draw_samples(held.indices[0], stage, key.round, facts["client"], self.config)
         work = RoundWork(
             objective=stage.objective,
             solver=self.method.solver,

@@ -67,7 +67,7 @@ def test_several_seeds_have_a_spread(cli):
 def test_finished_runs_are_not_run_again(cli):
     cli(*TINY, "--methods", "fedavg", "--quiet")
     outcome = cli(*TINY, "--methods", "fedavg,fedprox", "--quiet")
-    assert outcome.err.count("finished already") == 1
+    assert outcome.err.count("already finished") == 1
     assert len(list(Path("runs").iterdir())) == 2
 
 

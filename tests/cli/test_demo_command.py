@@ -21,7 +21,7 @@ def test_the_demo_shows_keeps_and_reuses(cli):
     assert len(runs) == 5
 
     second = cli(*DEMO, "--quiet")
-    assert second.err.count("finished already") == 5
+    assert second.err.count("already finished") == 5
     assert second.out == first.out
 
     Path("runs/demo/mine.txt").write_text("not the demo's")
@@ -43,5 +43,5 @@ def test_what_to_try_next_works_even_with_a_space_in_the_path(cli):
 def test_the_demos_settings_are_those_of_compare(cli):
     told = cli(*DEMO, "--json").json
     again = cli("compare", "-c", "runs/demo/demo.yaml", "--seeds", "1", "--rounds", "1", "--json", "--out", "runs/demo")
-    assert again.err.count("finished already") == 5
+    assert again.err.count("already finished") == 5
     assert again.json == told

@@ -48,7 +48,7 @@ def test_the_default_folder_tells_what_the_run_was(cli):
 def test_a_finished_run_says_so_and_shows_the_same_result(cli):
     first, second = cli(*TINY, "--out", "here"), cli(*TINY, "--out", "here")
     assert second.out == first.out
-    assert second.err == "here is finished already; nothing was run\n"
+    assert second.err == "here is already finished; nothing was run\n"
 
 
 def test_the_folders_configuration_repeats_the_run(cli):

@@ -136,7 +136,7 @@ def test_methods_that_count_steps_of_sgd_refuse_another_optimiser() -> None:
         assert needs_sgd == (method in ("scaffold", "fednova", "mofedsam", "fedgf")), method
         config = with_values(Config(), {"method": method, "optimizer": "adam"})
         if needs_sgd:
-            expected = f"method '{method}' counts the steps of local SGD, and optimizer is 'adam'; expected sgd or nes"
+            expected = f"method '{method}' requires local SGD, but optimizer is 'adam'; expected sgd or nes"
             with pytest.raises(UserError, match=expected):
                 prepare(config, fed)
         else:

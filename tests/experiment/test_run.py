@@ -62,7 +62,7 @@ def test_a_finished_run_is_recalled_not_repeated(fed: fs.Federation, tmp_path: P
     assert (watch.rounds, watch.notices, watch.ends) == (2, [], 1)
     again = quick(fed, out=tmp_path / "run", callbacks=[watch])
     assert (watch.rounds, watch.ends) == (2, 2)
-    assert "finished already" in watch.notices[0]
+    assert "already finished" in watch.notices[0]
     assert again.history == first.history
     for a, b in zip(first.model.state_dict().values(), again.model.state_dict().values(), strict=True):
         assert torch.equal(a, b)

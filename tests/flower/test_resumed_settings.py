@@ -160,4 +160,4 @@ def test_its_configuration_says_what_it_is(
     assert text.startswith("# To repeat this run: flwr run, with the federation's app")
     assert "digits" not in text
     assert main(["run", "-c", str(file)]) == 2
-    assert "a federation across machines, whose data are at its sites" in capsys.readouterr().err
+    assert "a federation across machines, so the data are at its sites" in capsys.readouterr().err

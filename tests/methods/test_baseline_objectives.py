@@ -330,7 +330,7 @@ def test_a_class_with_a_single_sample_is_left_out() -> None:
 @pytest.mark.parametrize("method", ["moon", "feddecorr", "fedmr"])
 def test_a_model_without_features_is_refused_before_any_training(method: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3, 4))
-    with pytest.raises(UserError, match=f"method '{method}' needs features, and Sequential") as error:
+    with pytest.raises(UserError, match=f"method '{method}' needs features, but Sequential") as error:
         fs.run(federation(), method, model=model, rounds=1)
     assert "\n" not in str(error.value)
     fs.run(federation(), method, model=linear_model(), rounds=1, local_epochs=1)

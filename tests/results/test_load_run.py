@@ -58,7 +58,7 @@ def test_an_unfinished_run_is_read_as_far_as_it_got(runs: list[Result], tmp_path
     assert (run.finished, run.rounds, run.last_round) == (False, 1, 1)
     assert "unfinished" in repr(run)
     (folder / "rounds.jsonl").write_text("")
-    with pytest.raises(UserError, match="no round of run was evaluated yet"):
+    with pytest.raises(UserError, match="no round of run has been evaluated yet"):
         _ = load_run(folder).accuracy
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a run: its keys, their checks, YAML."""
+"""The configuration of a run: its keys, their checks, and YAML files."""
 
 from fedskew.experiment.config.keys import (
     KEYS,

@@ -1,6 +1,6 @@
-"""The configuration of a run: the only source of truth for flags, YAML files, saved runs and documentation.
+"""The configuration of a run, which defines the flags, YAML files, saved runs and documentation.
 
-A new key is one field of `Config`, and one entry of `_LATER_KEYS`, so that existing runs keep their hash. Its flag is
+A new key needs a field of `Config`, and an entry in `_LATER_KEYS`, so that existing runs keep their hash. Its flag is
 one line of `FLAGS` in `cli/commands.py`, which takes the help and the default from here.
 
 Every `Config` is valid: it checks itself when it is created. In YAML, the parameters of a method or partition are
@@ -51,11 +51,11 @@ def _parameters_of(section: str) -> dict[str, Any]:
 
 
 def _method_name(key: str, value: Any) -> str:
-    """A method name; a combination gets its canonical order, so that both orders are the same run."""
+    """Check a method name. A combination gets its canonical order, so that every order is the same run."""
     name = text(key, value)
     if "+" not in name or ":" in name:  # a user-defined method is imported when the run is prepared
         return name
-    from fedskew.methods import canonical_name  # imports torch, which `--help` does without
+    from fedskew.methods import canonical_name  # imports torch, which `--help` does not need
 
     return canonical_name(name)
 
@@ -87,7 +87,7 @@ class PartitionConfig:
 
     @classmethod
     def from_mapping(cls, value: Any) -> PartitionConfig:
-        """Read a mapping of these keys and the rule's parameters, or the name of the rule alone."""
+        """Read the name of a rule, or a mapping of these keys and the rule's parameters."""
         if isinstance(value, str):
             return cls(rule=value)
         section = _as_mapping("partition", value, "a rule's name or a mapping such as {rule: iid}")
@@ -167,7 +167,7 @@ class Config:
 
     @classmethod
     def from_mapping(cls, mapping: Any) -> Config:
-        """The inverse of `to_mapping`; missing keys get their defaults."""
+        """Make a configuration from what `to_mapping` returned. Missing keys get their defaults."""
         values = _as_mapping("the configuration", mapping, "a mapping of keys to values")
         for key in values:
             if key not in KEYS:
@@ -182,7 +182,7 @@ class Config:
         return cls(**values)
 
     def to_mapping(self) -> dict[str, Any]:
-        """All keys and values, as plain YAML and JSON types."""
+        """All keys and values, as types of YAML and JSON."""
         plain = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name in KEYS}
         return plain | {
             "data": {"name": self.data, **self.data_params},
@@ -195,17 +195,17 @@ class Config:
 KEYS: dict[str, Field[Any]] = {
     spec.name: spec for spec in fields(Config) if spec.name not in ("data_params", "method_params")
 }
-"""The keys of a configuration file; each field has its default, and its `help` in the metadata."""
+"""The keys of a configuration file. Each field has a default, and `help` in its metadata."""
 
 _CHANGEABLE = ("data_dir", "checkpoint_every")
-"""Keys that may change when a run is resumed. The others identify the run."""
+"""Keys that may change when a run is resumed. All others identify the run."""
 
 _LATER_KEYS = {"optimizer": "sgd"}
-"""Keys that were added later, with the value that all earlier runs had. That value does not count in the hash."""
+"""Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 
 
 def load_yaml(path: str | Path) -> Config:
-    """Read a configuration from a YAML file; an empty file means the defaults."""
+    """Read a configuration from a YAML file. An empty file gives the defaults."""
     mapping = read_yaml(path)
     try:
         return Config.from_mapping({} if mapping is None else mapping)
@@ -214,12 +214,12 @@ def load_yaml(path: str | Path) -> Config:
 
 
 def with_overrides(config: Config, assignments: Iterable[str]) -> Config:
-    """`config` with assignments such as `lr=0.1`, `partition.beta=0.05`, `method.distill_weight=0.5`."""
+    """Change a configuration by assignments such as `lr=0.1` or `partition.beta=0.05`."""
     return with_values(config, parse_assignments(assignments))
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """Read assignments such as `lr=0.1` as values by dotted key. The last assignment to a key wins."""
+    """Parse assignments such as `lr=0.1` into values by dotted key. The last assignment to a key wins."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -230,10 +230,10 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """`config` with values under dotted keys.
+    """Change a configuration by values under dotted keys.
 
-    A new partition or method starts with its defaults; the parameters of the previous one do not carry over.
-    Whole sections are set before their parts, so the order of the assignments does not matter.
+    A new partition or method starts with its defaults, without the parameters of the previous one. Whole sections are
+    set before their parts, so the order of the values does not matter.
     """
     mapping = config.to_mapping()
     for key in sorted(values, key=lambda key: (key.count("."), key not in _CHOICES)):
@@ -242,11 +242,11 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 _CHOICES = ("data.name", "partition.rule", "method.name")
-"""Keys that are set before others, because a new choice discards the parameters of the previous one."""
+"""Keys that are set first, because a new choice discards the parameters of the previous one."""
 
 
 def config_hash(config: Config) -> str:
-    """Twelve hex digits that identify a run, from all keys that may not change when it is resumed.
+    """Hash all keys that may not change when a run is resumed into twelve hex digits, which identify the run.
 
     The engine and the device are among them: their results agree only to float tolerance, and a resumed run must end
     with the same bits as an uninterrupted one.
@@ -263,7 +263,7 @@ def differing_keys(one: Config, other: Config) -> list[str]:
 
 
 def run_name(config: Config) -> str:
-    """A readable folder name, such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`."""
+    """Make a readable folder name such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`."""
     strength = next((config.partition.params[key] for key in _STRENGTHS if key in config.partition.params), "")
     words = [
         Path(config.data).stem if _is_path(config.data) else config.data,
@@ -284,7 +284,7 @@ def _is_path(data: str) -> bool:
 
 
 def _identity(config: Config) -> dict[str, Any]:
-    """The values that identify a run, by dotted key; 1 and 1.0 are the same value."""
+    """The values that identify a run, by dotted key. 1 and 1.0 are the same value."""
     identity: dict[str, Any] = {}
     for key, value in config.to_mapping().items():
         if isinstance(value, dict):
@@ -324,7 +324,7 @@ def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _as_mapping(what: str, value: Any, expected: str) -> dict[str, Any]:
-    """A copy of a mapping whose keys are text; anything else is refused."""
+    """Copy a mapping with text keys. Refuse anything else."""
     if not isinstance(value, Mapping):
         raise refuse(what, value, expected)
     for key in value:
@@ -336,7 +336,9 @@ def _as_mapping(what: str, value: Any, expected: str) -> dict[str, Any]:
 def _refuse_reserved(section: str, params: Mapping[str, Any], reserved: tuple[str, ...]) -> None:
     for key in reserved:
         if key in params:
-            raise UserError(f"{section} parameter {key!r} is also a configuration key; expected another name")
+            raise UserError(
+                f"{key!r} is a configuration key, so it cannot be a {section} parameter; expected another name"
+            )
 
 
 def _unknown_key(key: str) -> UserError:

@@ -1,9 +1,8 @@
-"""Values as people write them: YAML text, and checks of single settings.
+"""Read YAML, and check the values of single keys.
 
-In YAML 1e-3 is a number, a repeated key is an error, and errors name line and column. A check takes a key and a raw
-value and returns the typed value, or raises a UserError: one line with the key, the value and what was expected. Text
-that spells a number is accepted as that number, because YAML 1.1, shells and environment variables deliver numbers such
-as 1e-3 as text.
+YAML is read with three changes: 1e-3 is a number, a repeated key is an error, and errors name line and column. A check
+takes a key and a raw value. It returns the typed value, or raises a UserError that names the key, the value and what
+was expected. Text such as "1e-3" is accepted as a number, because YAML 1.1 and shells pass such numbers as text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fedskew.errors import UserError, nearest
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader with YAML 1.2 floats that refuses repeated keys."""
+    """A safe loader that reads YAML 1.2 floats and refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -43,7 +42,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(source: str, where: str) -> Any:
-    """Parse YAML text; errors begin with `where`."""
+    """Parse YAML. Error messages begin with `where`."""
     try:
         return yaml.load(source, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -73,13 +72,13 @@ _LARGEST = 2**63 - 1
 
 
 def refuse(key: str, value: object, expected: str, hint: str | None = None) -> UserError:
-    """The error for an invalid value."""
+    """Make the error for an invalid value."""
     meant = f"; did you mean {hint!r}?" if hint else ""
     return UserError(f"{key} is {value!r}; expected {expected}{meant}")
 
 
 def integer(minimum: int) -> Check:
-    """A whole number of at least `minimum`; 1e2 and 100.0 are 100."""
+    """Accept a whole number of at least `minimum`. 1e2 and 100.0 are 100."""
 
     def check(key: str, value: Any) -> int:
         number = _number(value)
@@ -96,7 +95,7 @@ def real(
     *, above: float | None = None, at_least: float | None = None, below: float | None = None,
     at_most: float | None = None,
 ) -> Check:  # fmt: skip
-    """A finite number within bounds."""
+    """Accept a finite number within bounds."""
     bounds = {"above": above, "of at least": at_least, "below": below, "of at most": at_most}
     words = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
     expected = f"a finite number {words}".rstrip()
@@ -118,21 +117,21 @@ def real(
 
 
 def flag(key: str, value: Any) -> bool:
-    """true or false."""
+    """Accept true or false."""
     if not isinstance(value, bool):
         raise refuse(key, value, "true or false")
     return value
 
 
 def text(key: str, value: Any) -> str:
-    """A name or path."""
+    """Accept a name or a path."""
     if not isinstance(value, str) or not value.strip():
         raise refuse(key, value, "a name")
     return value.strip()
 
 
 def choice(*choices: str) -> Check:
-    """One of a few words."""
+    """Accept one of these words."""
 
     def check(key: str, value: Any) -> str:
         if value not in choices:
@@ -143,7 +142,7 @@ def choice(*choices: str) -> Check:
 
 
 def device(key: str, value: Any) -> str:
-    """auto, cpu, cuda, cuda:N, a list of GPUs, or cuda:all."""
+    """Accept auto, cpu, cuda, cuda:N, a list of GPUs, or cuda:all."""
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+|:all)?|cuda:\d+(,cuda:\d+)+", value):
         hint = "cuda" if "gpu" in str(value).lower() else nearest(str(value), ("auto", "cpu", "cuda"))
         raise refuse(key, value, "auto, cpu, cuda, cuda:N, cuda:all or a list such as cuda:0,cuda:1", hint)
@@ -154,7 +153,7 @@ def device(key: str, value: Any) -> str:
 
 
 def names(key: str, value: Any) -> tuple[str, ...]:
-    """A list of names; `crop,flip` is a list of two."""
+    """Accept a list of names. `crop,flip` is a list of two."""
     if isinstance(value, str):
         value = [name for name in value.split(",") if name.strip()]
     if not isinstance(value, list | tuple):
@@ -163,14 +162,14 @@ def names(key: str, value: Any) -> tuple[str, ...]:
 
 
 def optional(check: Check) -> Check:
-    """None, or a value that passes `check`."""
+    """Accept None, or a value that passes `check`."""
     return lambda key, value: None if value is None else check(key, value)
 
 
 def parameters(key: str, value: Any) -> dict[str, Any]:
-    """Hyper-parameters of a method or partition by name: finite scalars, or lists of them.
+    """Accept parameters of a method or a partition by name: finite scalars, or lists of them.
 
-    A nested mapping becomes dotted names: {fedprox: {mu: 0.1}} is {fedprox.mu: 0.1}.
+    A nested mapping becomes dotted names: {fedprox: {mu: 0.1}} becomes {fedprox.mu: 0.1}.
     """
     if not isinstance(value, dict):
         raise refuse(key, value, "a mapping of names to values")
@@ -200,7 +199,7 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> int | float | None:
-    """`value` as a number, or None; true and false are not numbers."""
+    """Convert to a number, or return None. true and false are not numbers."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float | str):

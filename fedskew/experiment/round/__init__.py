@@ -1,1 +1,1 @@
-"""One round: its plan, aggregation, evaluation, record and the state between rounds."""
+"""The parts of a round: plan, aggregation, evaluation and record, and the state between rounds."""

@@ -1,7 +1,7 @@
-"""From the updates of a round's clients to the next global model.
+"""Aggregate the updates of a round's clients into the next global model.
 
-A client whose numbers are not finite has diverged, and its update is left out. If the server's own step over the finite
-ones is not finite, the round changes nothing.
+A client with numbers that are not finite has diverged, and its update is discarded. If the server's step with the other
+updates is not finite, the round changes nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What the host needs to know of a round's training."""
+    """The results of a round's training that the host needs."""
 
     finite: BoolArray
-    """[K]: clients whose numbers are all finite. A buffer may keep a non-finite constant that was sent to it."""
+    """[K]: whether all numbers of a client are finite. A buffer may keep a non-finite constant that was sent."""
     loss: npt.NDArray[np.float64]
     tally: dict[str, float]
 
 
 class PendingReport:
-    """A report on its way to the host, in one transfer from the device unless something is not finite."""
+    """A report on its way to the host. It takes one transfer from the device, unless something is not finite."""
 
     def __init__(self, result: RoundResult, sent: ModelState, server_update: Sequence[torch.Tensor] = ()) -> None:
-        """`server_update` is what the server computed from the round before it knew this report."""
+        """`server_update` is what the server computed optimistically, before it had this report."""
         self._result, self._sent, self._server_update = result, sent, server_update
         updates = [*result.trained.params.values(), *result.trained.buffers.values(), *result.uplink.values()]
         device = result.loss.device
@@ -61,30 +61,30 @@ class PendingReport:
         return TrainingReport(finite, loss, dict(zip(self._result.tally, tally.tolist(), strict=True)))
 
     def server_update_is_finite(self) -> bool:
-        """Whether what the server computed has finite numbers only."""
+        """Whether the server's update is finite."""
         magnitude = self._numbers.read()[""][len(self._result.loss) + 2]
         return bool(magnitude.isfinite()) or all_finite(self._server_update)
 
 
 @dataclass(frozen=True)
 class Aggregated:
-    """A round whose updates are aggregated."""
+    """The outcome of a round's aggregation."""
 
     model: ServerModel
-    """The model that came out of the round."""
+    """The aggregated model."""
     after: RunState
     report: TrainingReport
-    """Its `finite` says whose updates the model contains."""
+    """`report.finite` tells which clients' updates the model contains."""
 
 
 class Aggregator:
-    """Makes the next global model in the rounds of one run."""
+    """Aggregates the updates of one run's rounds."""
 
     def __init__(self, federation: Federation, method: Method, config: Config, device: torch.device) -> None:
         self._federation, self._method, self._config, self._device = federation, method, config, device
 
     def combine(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ServerModel:
-        """The next model, from the clients whose update is finite."""
+        """Compute the next model from the clients with finite updates."""
         same = replace(plan.start, rounds=plan.start.rounds + 1)
         if not finite.any():
             return same
@@ -107,42 +107,42 @@ class Aggregator:
         return replace(same, model=ModelState(params, buffers), server_state=state)
 
     def combine_safely(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> tuple[ServerModel, BoolArray]:
-        """The next model and whose updates it contains: nobody's, if the server's step over them is not finite."""
+        """Compute the next model, and which clients' updates it contains: none if the server's step is not finite."""
         model = self.combine(plan, result, finite)
         if all_finite(server_update(model)):
             return model, finite
-        nobody = np.zeros_like(finite)
-        return self.combine(plan, result, nobody), nobody
+        none = np.zeros_like(finite)
+        return self.combine(plan, result, none), none
 
     def _representative(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ModelState:
-        """The model that stands for all where clients train alone: that of the client with most samples.
+        """If clients train alone, the model of the client with most samples represents all.
 
         It is a copy, because a row of the stack would keep all clients' models in memory.
         """
         row = np.flatnonzero((plan.clients == self._federation.sizes.argmax()) & finite)
         if not len(row):
             return plan.start.model
-        (place,) = row.tolist()
+        (index,) = row.tolist()
         return ModelState(
-            {name: t[place].clone() for name, t in result.trained.params.items()},
-            {name: t[place].clone() for name, t in result.trained.buffers.items()},
+            {name: t[index].clone() for name, t in result.trained.params.items()},
+            {name: t[index].clone() for name, t in result.trained.buffers.items()},
         )
 
 
 def server_update(model: ServerModel) -> list[torch.Tensor]:
-    """The tensors that a server's step computes."""
+    """The tensors that the server's step computes."""
     return [*model.model.params.values(), *model.server_state.values()]
 
 
 def _rows(stacked: Tensors, rows: BoolArray) -> Tensors:
-    """Some clients' tensors. All clients' are returned without a copy."""
+    """Select some clients' tensors. If all clients are selected, nothing is copied."""
     if rows.all():
         return stacked
     return {name: t[torch.from_numpy(rows).to(t.device)] for name, t in stacked.items()}
 
 
 def _merge_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Tensors:
-    """The mean of BatchNorm's statistics. A constant that no client changed stays the same to the last bit.
+    """Average BatchNorm's statistics. A constant that no client changed stays the same to the last bit.
 
     There are many small buffers, so those of one dtype are merged in one operation.
     """
@@ -159,7 +159,7 @@ def _merge_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Te
 
 
 def read_report(result: RoundResult, sent: ModelState) -> TrainingReport:
-    """Wait for the training of a round and check its numbers."""
+    """Wait for the training of a round, and check its numbers."""
     return PendingReport(result, sent).read()
 
 
@@ -171,7 +171,7 @@ def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _magnitude(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """A number that is finite only if all entries are."""
+    """Compute a number that is finite only if all entries are."""
     inexact = [t for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel()]
     if not inexact:
         return torch.zeros((), device=device)

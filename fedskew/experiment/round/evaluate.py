@@ -1,4 +1,4 @@
-"""When models are evaluated, which ones, and what the round's row records."""
+"""Decide when models are evaluated and which ones, and evaluate them for the round's row."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class TestSet:
         """Take one evaluator per domain, to report each domain, or a single one under any name."""
         self._evaluators = evaluators
         self._tested: dict[int, tuple[int, Confusion]] = {}
-        """The last confusion matrix of each client's own model, with the version of that model."""
+        """The version of each client's own model that was evaluated last, and its confusion matrix."""
 
     def evaluate(self, model: ModelState, labels: Labels = None) -> Evaluation:
         """Evaluate the model on the test set, or only on samples with these labels."""
         return Evaluation(self.confusion(model, labels))
 
     def confusion(self, model: ModelState, labels: Labels = None) -> Confusion:
-        """The confusion matrix; all zeros if no sample has these labels."""
+        """The confusion matrix. All zeros if no sample has these labels."""
         matrix: Confusion = np.sum(list(self._by_domain(model, labels).values()), axis=0)
         return matrix
 

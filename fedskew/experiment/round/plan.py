@@ -1,4 +1,4 @@
-"""The plan of a round: who takes part, from which model, on which samples, with what beside the model."""
+"""Plan a round: which clients take part, from which model, on which samples, and what else they receive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RoundPlan:
     participants: Participants
     runtime: ModelRuntime
     work: RoundWork
-    """What the engine is given."""
+    """The input of the engine."""
 
     @property
     def clients(self) -> npt.NDArray[np.int64]:
@@ -39,7 +39,7 @@ class RoundPlan:
 
     @property
     def federation(self) -> Federation:
-        """The clients with the samples that count in this stage."""
+        """The clients, with only the samples that this stage uses."""
         return self.participants.federation
 
 
@@ -55,14 +55,14 @@ class RoundPlanner:
         return (*stage.objective.members, *self._method.solver.members, *self._method.server.members)
 
     def new_model(self, model: ModelState) -> ServerModel:
-        """A model before its first round."""
+        """Make the server's state of a model before its first round."""
         state: Tensors = {}
         for part in self._method.members:
             state |= part.server_state(model.params)
         return ServerModel(model, server_state=state)
 
     def plan(self, stage: Stage, state: RunState, runtime: ModelRuntime) -> RoundPlan:
-        """Plan the next round, which belongs to this stage."""
+        """Plan the next round, in this stage."""
         parts = self.parts(stage)
         start = state.models.get(stage.model) or self.new_model(state.model)
         if stage.concatenates and not state.stage_round:
@@ -115,6 +115,6 @@ class RoundPlanner:
         ]
 
     def _own_models(self, states: Sequence[Tensors]) -> list[ModelState | None]:
-        """Where clients that train alone go on, on the host."""
+        """The models from which clients that train alone continue, on the host."""
         host = torch.device("cpu")
         return [model_from_state(state, self._initial, host) for state in states]

@@ -1,8 +1,8 @@
-"""What is recorded about a round: the type of its row, and how the row is made.
+"""The row that is recorded about a round, and how it is made.
 
-A new metric per round is one field of `RoundRow`, set in `RoundRecord.row`, or in `evaluate.py` if it comes from a
-test. Give it a default that means "not recorded", so that older runs stay readable. It is then in `rounds.jsonl`, in
-`result.history`, in `Result.to_frame()` and available to every reader of `fedskew.results`.
+A new metric per round is one field of `RoundRow`, set in `RoundRecord.row`, or in `evaluate.py` if it comes from an
+evaluation. Give it a default that means "not recorded", so that older runs stay readable. It is then in
+`rounds.jsonl`, in `result.history`, in `Result.to_frame()` and available to every reader of `fedskew.results`.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ class RoundRow:
     """What happened in one round. Row 0 is the evaluation of the initial model and has nothing else."""
 
     round: int
-    """Counts the rounds of all stages."""
+    """Number of the round, counted over all stages."""
     stage: str = "train"
     model: str = "global"
-    """Name of the model that was trained; PKD's experts have names of their own."""
+    """Name of the model that was trained. PKD's experts have their own names."""
     model_round: int = 0
-    """Counts the rounds of that model alone, as papers count."""
+    """Number of the round, counted for this model only, as in papers."""
     clients: list[int] = field(default_factory=list)
     lr: float | None = None
     loss: float | None = None
-    """Mean local loss; None if no client's update was finite, or if the sites keep their losses to themselves."""
+    """Mean local loss. None if no client's update was finite, or if the sites do not share their losses."""
     diverged: list[int] = field(default_factory=list)
-    """Clients whose updates were not finite and were left out."""
+    """Clients with updates that were discarded because they were not finite."""
     visits: int = 0
-    """Sample visits: a sample counts once per epoch."""
+    """Samples trained on. A sample counts once per epoch."""
     tally: dict[str, float] = field(default_factory=dict)
-    """What the method counts during training."""
+    """Counts that the method keeps during training."""
     compute: float = 0.0
-    """Local computation, in FedAvg rounds."""
+    """Local computation, in units of a FedAvg round."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What the method decided between stages, for instance PKD's groups."""
+    """Decisions of the method between stages, such as PKD's groups."""
     survey: dict[str, Any] | None = None
-    """What a stage asked the clients before it began."""
+    """What the clients reported at the end of a stage that surveys them."""
     bytes: dict[str, int] = field(default_factory=dict)
-    """Traffic of all participants, `down` and `up`; empty in runs from before it was counted."""
+    """Bytes that participants received (`down`) and sent (`up`). Empty in runs of versions that did not count them."""
     evaluation: Evaluation | None = None
-    """The trained model on the test set; None if this round was not evaluated."""
+    """Evaluation of the trained model on the test set. None if this round was not evaluated."""
     domain_accuracy: dict[str, float | None] | None = None
     client_accuracy: list[float] | None = None
-    """Accuracy of each client's own model, for methods that have no common one."""
+    """Accuracy of each client's own model, for methods without a global model."""
     local: list[dict[str, Any]] | None = None
     """With `eval_local`: each participant's model before and after its update."""
     local_before: list[float | None] | None = None
     """With `eval_local`: class accuracies of the model that was sent."""
     drift_diversity: float | None = None
-    """With `eval_local`: see `metrics.drift`; None also if it is infinite."""
+    """With `eval_local`: see `metrics.drift`. None if it is infinite."""
     sites: dict[str, dict[str, Any]] | None = None
-    """On Flower: the evaluation at each site, as far as the sites report it."""
+    """On Flower: the evaluation at each site that reports one."""
     time: dict[str, float] = field(default_factory=dict)
-    """Seconds by part: `train`, `server`, `evaluate`; empty in runs from before they were measured."""
+    """Seconds by part: `train`, `server`, `evaluate`. Empty in runs of versions that did not measure them."""
     failed: dict[str, str] | None = None
-    """On Flower: why a site's reply was left out, by the site's name."""
+    """On Flower: why a site's reply was discarded, by the site's name."""
     absent: list[str] | None = None
     """On Flower: names of the sites that were not connected when the round began."""
     privacy: dict[str, Any] | None = None
@@ -89,12 +89,12 @@ class RoundRow:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy on the test set; only for rows with an evaluation."""
+        """Accuracy on the test set. Raises ValueError for a row without an evaluation."""
         return self.tested.accuracy
 
     @property
     def tested(self) -> Evaluation:
-        """The evaluation, for callers who know that there is one."""
+        """The evaluation. Raises ValueError if there is none."""
         if self.evaluation is None:
             raise ValueError(f"round {self.round} was not evaluated")
         return self.evaluation
@@ -105,7 +105,7 @@ class RoundRow:
         return sum(self.bytes.values())
 
     def to_json(self) -> dict[str, Any]:
-        """The row as `rounds.jsonl` has it. Optional values that were not recorded are left out."""
+        """The row as in `rounds.jsonl`. Optional values that were not recorded are left out."""
         names = [f.name for f in fields(self)] if self.round else ["round", "evaluation", "seconds"]
         nullable = {"lr", "loss"} | ({"drift_diversity"} if self.local is not None else set())
         values = {name: getattr(self, name) for name in names}
@@ -115,11 +115,11 @@ class RoundRow:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RoundRow:
-        """Read a row, also one from an older or newer version: unknown keys are ignored, absent ones get defaults."""
+        """Read a row of any version. Unknown keys are ignored, and missing ones get their defaults."""
         names = {f.name for f in fields(cls)}
         values = {name: value for name, value in data.items() if name in names and value is not None}
         if not isinstance(values.get("round"), int) or isinstance(values["round"], bool):
-            raise ValueError("a row without a whole number `round`")
+            raise ValueError("the row has no whole number `round`")
         if "evaluation" in values:
             values["evaluation"] = Evaluation.from_json(values["evaluation"])
         return cls(**values)
@@ -132,7 +132,7 @@ class RoundRecord:
         self._federation, self._config = federation, config
 
     def row(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RoundRow:
-        """The row of a round."""
+        """Make the row of a round."""
         stage, after, report = plan.stage, aggregated.after, aggregated.report
         finite, visits = report.finite, result.visits
         federated = stage.cohort == "clients"
@@ -154,16 +154,16 @@ class RoundRecord:
         )
 
     def _compute(self, plan: RoundPlan, visits: int, tally: dict[str, float]) -> float:
-        """Local computation, in FedAvg rounds."""
+        """Local computation, in units of a FedAvg round."""
         forwards = plan.stage.objective.extra_forwards(visits, tally) if visits else 0.0
         passes = data_pass_cost(plan.parts) * sum(map(len, plan.participants.samples))
         spent = visits * plan.stage.cost * plan.work.solver.gradients() + forwards / 3 + passes
         return spent / self._fedavg_visits(plan)
 
     def _fedavg_visits(self, plan: RoundPlan) -> float:
-        """Sample visits of a FedAvg round with the same clients.
+        """Samples that a FedAvg round with the same clients would train on.
 
-        Where a stage leaves clients out, the mean over the clients that the run would draw.
+        If the stage leaves clients out, the expected number for a round of all clients.
         """
         sizes = self._federation.sizes
         if plan.stage.labels is None and plan.stage.clients is None:
@@ -173,10 +173,10 @@ class RoundRecord:
 
 
 def traffic(work: RoundWork, result: RoundResult, frozen: Sequence[str] = ()) -> dict[str, int]:
-    """Bytes that all participants receive (`down`) and send (`up`), counted from the tensors themselves.
+    """Count the bytes that all participants receive (`down`) and send (`up`), from the tensors.
 
     Models of earlier stages (PKD's experts, FedConcat's frozen encoders) are sent again in every round, because the
-    server cannot know what a client has kept. Label counts and sample numbers, some bytes, are not counted.
+    server cannot know what a client has kept. The few bytes of label counts and sample numbers are not counted.
     """
     used = [name for name in work.objective.companions() if name in work.companions]
     earlier = [work.companions[name] for name in (*used, *frozen)]

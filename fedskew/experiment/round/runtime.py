@@ -1,4 +1,4 @@
-"""What a model is trained and tested with: its network, an engine and the data on the run's devices."""
+"""Set up what training and evaluating a model needs: its network, an engine, and the data on the run's devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedskew.experiment.round.evaluate import TestSet
 
 @dataclass(frozen=True)
 class ModelRuntime:
-    """All that it takes to train and test models of one architecture."""
+    """Trains and evaluates models of one architecture."""
 
     network: Network
     engine: Engine
@@ -34,7 +34,7 @@ class ModelRuntime:
 
 
 class RuntimeFactory:
-    """Holds a run's data on its devices, and makes runtimes over them."""
+    """Holds a run's data on its devices, and makes runtimes that use them."""
 
     def __init__(self, dataset: Dataset, config: Config, compile_steps: bool) -> None:
         self._dataset, self._config, self._compile_steps = dataset, config, compile_steps
@@ -49,12 +49,12 @@ class RuntimeFactory:
         return self._train[0]
 
     def runtime(self, model: nn.Module, engine: str) -> ModelRuntime:
-        """A runtime for this architecture, with the engine of that name."""
+        """Make a runtime for this architecture, with this engine."""
         networks = [Network(model, self._dtype, self._autocast).to(device) for device in self.devices]
         smallest = networks[0].smallest_batch(self.train.some_inputs())
         if self._config.batch_size < smallest:
             raise UserError(
-                f"batch_size is {self._config.batch_size}; expected at least {smallest}: "
+                f"batch_size is {self._config.batch_size}; expected at least {smallest}, because "
                 "BatchNorm cannot train on a batch of one sample here"
             )
         engines = [

@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and which of their samples they train on."""
+"""Draw the clients of a round, and the samples that they train on."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ class Participants:
     samples: tuple[IntArray, ...]
     """Training samples of each participant in this round."""
     population: int
-    """Number of clients that the participants were drawn from."""
+    """Number of clients from which the participants were drawn."""
 
     @property
     def sizes(self) -> IntArray:
-        """Number of samples that each participant holds, including those it does not train on in this round."""
+        """Number of samples of each participant, including those that this round does not use."""
         return self.federation.sizes[self.clients]
 
 
 class ClientSampler:
-    """Draws the clients of each round. It does not look at the method, so that all methods meet the same clients."""
+    """Draws the clients of each round. It does not depend on the method, so that all methods get the same clients."""
 
     def __init__(self, federation: Federation, config: Config) -> None:
         self._federation, self._config = federation, config
         self._restricted: dict[tuple[int, ...], Federation] = {}
 
     def sample(self, stage: Stage, model_round: int) -> Participants:
-        """Draw the participants of a model's round."""
+        """Draw the participants of a round of the stage's model."""
         federation = self._with_labels(stage.labels)
         clients = self._draw(stage, model_round, federation)
         if stage.cohort == "pooled":
             return self._pool(stage, model_round, clients)
         indices = federation.indices
         samples = tuple(
-            samples_of_round(indices[client], stage, model_round, client, self._config) for client in clients.tolist()
+            draw_samples(indices[client], stage, model_round, client, self._config) for client in clients.tolist()
         )
         population = len(self._federation.indices) if stage.clients is None else len(stage.clients)
         return Participants(federation, clients, samples, population)
@@ -74,7 +74,7 @@ class ClientSampler:
         return np.sort(eligible[sample(number, len(eligible), *key)])
 
     def _pool(self, stage: Stage, model_round: int, drawn: IntArray) -> Participants:
-        """One client with as many samples as the drawn clients hold together, taken anew from all clients."""
+        """Make one client with as many samples as the drawn clients have together, drawn anew from all clients."""
         everything = np.concatenate(self._federation.indices)
         budget = int(self._federation.sizes[drawn].sum())
         key = (self._config.seed, "pooled samples", model_number(stage.model), model_round)
@@ -83,8 +83,8 @@ class ClientSampler:
         return Participants(federation, np.zeros(1, np.int64), (pool,), 1)
 
 
-def samples_of_round(own: IntArray, stage: Stage, model_round: int, client: int, config: Config) -> IntArray:
-    """The samples that a client trains on in a round: all of its own, or some batches, drawn anew each round."""
+def draw_samples(own: IntArray, stage: Stage, model_round: int, client: int, config: Config) -> IntArray:
+    """The samples that a client trains on in a round: all of its samples, or some batches, drawn anew each round."""
     if stage.local_batches is None or len(own) <= stage.local_batches * config.batch_size:
         return own
     key = (config.seed, "batches", model_number(stage.model), model_round, client)
@@ -93,5 +93,5 @@ def samples_of_round(own: IntArray, stage: Stage, model_round: int, client: int,
 
 
 def model_number(model: str) -> int:
-    """The number that keys a model's randomness. It is 0 for the global model, in every method."""
+    """The number of a model in random keys. It is 0 for the global model in every method."""
     return 0 if model == "global" else zlib.crc32(model.encode())

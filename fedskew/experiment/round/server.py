@@ -1,4 +1,4 @@
-"""The server's side of a round, step by step; `experiment.loop` puts the steps in order."""
+"""The server's steps of a round. `experiment.loop` puts them in order."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fedskew.experiment.round.record import RoundRecord, RoundRow
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.experiment.round.state import (
     ClientStates,
-    HeldStates,
     RunStages,
     RunState,
     ServerModel,
+    StatesInMemory,
     model_as_state,
     most_states,
     state_bytes,
@@ -35,10 +35,10 @@ from fedskew.models.concatenation import concatenate
 
 
 class Server:
-    """One run's server: plans rounds, has clients trained, aggregates, evaluates and records."""
+    """The server of one run. It plans rounds, has clients trained, aggregates, evaluates and records."""
 
     repeated_by = "fedskew run -c config.yaml"
-    """How to repeat its runs, for readers of the run's folder."""
+    """How to repeat its runs, as a comment in config.yaml."""
 
     def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
         self._federation, self._config = federation, config
@@ -57,9 +57,9 @@ class Server:
         self.evaluation = RoundEvaluation(federation, config, self._initial, self.device)
 
     def close(self) -> None:
-        """End the engine's processes and threads, and wait for the device: others will use its memory."""
+        """End the engine's processes and threads, and wait for the device, because others will use its memory."""
         if self.device.type == "cuda":
-            with contextlib.suppress(RuntimeError):  # a GPU that failed does not answer any more
+            with contextlib.suppress(RuntimeError):  # after a GPU error, this fails too
                 torch.cuda.synchronize(self.device)
         self._runtime.engine.close()
         if self._wide is not None:
@@ -69,7 +69,7 @@ class Server:
 
     @property
     def engine(self) -> Engine:
-        """What trains the clients."""
+        """The engine that trains the clients."""
         return self._runtime.engine
 
     @property
@@ -78,11 +78,11 @@ class Server:
 
     @property
     def notices(self) -> list[str]:
-        """What the engine had to do differently from what was requested, one line each."""
+        """One line for each thing that the engine did differently than requested."""
         return self._runtime.engine.notices
 
     def resume_with(self, engine: str | None) -> None:
-        """Use the engine that the run began with, where `auto` might choose another now."""
+        """Use the engine that the run started with, because `auto` might choose another one now."""
         if self._config.engine != "auto" or engine not in ENGINES or engine == self.engine_name:
             return
         self._runtime.engine.close()
@@ -98,20 +98,20 @@ class Server:
     # -- before the first round, between stages and after the last round ------------------------------------
 
     def start(self, clients: ClientStates | None = None) -> RunState:
-        """The state before the first round. Clients keep their states in `clients`, by default the host's memory."""
+        """Make the state before the first round. Client states are kept in `clients`, by default in memory."""
         models = {"global": self._planner.new_model(self._initial)}
-        return self._stages.enter_next(RunState(models, clients=clients or HeldStates()), self.survey)
+        return self._stages.enter_next(RunState(models, clients=clients or StatesInMemory()), self.survey)
 
     def next_stage(self, state: RunState) -> Stage | None:
-        """The stage of the next round; None after the last round."""
+        """The stage of the next round. None after the last round."""
         return self._stages.next(state)
 
     def rounds_left(self, state: RunState) -> int:
-        """Rounds still to come in the stages known so far."""
+        """Number of remaining rounds, in the stages known so far."""
         return self._stages.rounds_left(state)
 
     def survey(self, stage: Stage, state: RunState) -> Survey:
-        """What all clients report at the end of a stage that surveys them."""
+        """Collect what all clients report at the end of a stage that surveys them."""
         probability = None
         if stage.survey == "predictions":
             samples = np.concatenate(self._federation.indices)
@@ -120,15 +120,15 @@ class Server:
         return Survey(self._federation.label_counts, probability)
 
     def module(self, state: RunState) -> nn.Module:
-        """The global model at the end of a run."""
+        """The global model at the end of a run, as a module."""
         return self.runtime(self._stages.known(state)[-1], state).network.module(state.model)
 
     def encoders(self, state: RunState) -> int:
-        """The number of encoders that the global model concatenates at the end of a run; 0 for any other model."""
+        """The number of encoders that the final global model concatenates. 0 for any other model."""
         return len(self._stages.known(state)[-1].concatenates)
 
     def client_bytes(self, start: RunState, present: int) -> int:
-        """Disk space that client states will need, beyond the `present` states that exist already."""
+        """Disk space that client states will need, besides the `present` states that already exist."""
         stage = self.next_stage(start)
         if stage is None:
             return 0
@@ -138,7 +138,7 @@ class Server:
     # -- the steps of a round ------------------------------------------------------------------------------
 
     def plan(self, stage: Stage, state: RunState) -> RoundPlan:
-        """Choose who takes part in the next round, and what each client is given."""
+        """Choose which clients take part in the next round, and what each receives."""
         return self._planner.plan(stage, state, self.runtime(stage, state))
 
     def train(self, plan: RoundPlan) -> RoundResult:
@@ -146,12 +146,12 @@ class Server:
         return plan.runtime.engine.train(plan.work)
 
     def aggregate(self, plan: RoundPlan, result: RoundResult, report: TrainingReport) -> Aggregated:
-        """Make the next global model from the finite updates."""
+        """Compute the next global model from the finite updates."""
         model, finite = self.aggregator.combine_safely(plan, result, report.finite)
         return self.conclude(plan, result, replace(report, finite=finite), model)
 
     def conclude(self, plan: RoundPlan, result: RoundResult, report: TrainingReport, model: ServerModel) -> Aggregated:
-        """End a round with this model: store what its clients keep, and move on in the schedule."""
+        """End a round with this model: store the clients' states, and advance in the schedule."""
         stacked = model_as_state(result.trained) if plan.stage.cohort == "alone" else result.states
         clients = states_after(
             plan.before.clients, plan.stage, plan.before.round + 1, plan.clients, stacked, report.finite
@@ -165,33 +165,33 @@ class Server:
         return self._stages.enter_next(after.with_model(plan.stage.model, model), self.survey)
 
     def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
-        """Test the round's models if an evaluation is due: the fields of the round's row that this fills."""
+        """Evaluate the round's models if an evaluation is due, and return the fields for the round's row."""
         if not self.evaluation.is_due(plan, aggregated.after):
             return {}
         return self.evaluation.evaluate(plan, result, aggregated)
 
     def evaluate_model(self, model: ModelState) -> Evaluation:
-        """The global model on the test set, outside of a round."""
+        """Evaluate the global model on the test set, outside of a round."""
         return self._runtime.test_set.evaluate(model)
 
     def auroc(self, state: RunState) -> float | None:
-        """AUROC of the global model at the end of a run; None if there is no such model or too little memory."""
+        """AUROC of the final global model. None if there is no such model, or too little memory."""
         stage = self._stages.known(state)[-1]
         if stage.cohort == "alone":
             return None
         try:
             return self.runtime(stage, state).test_set.auroc(state.model)
-        except torch.OutOfMemoryError:  # the run's result matters more
+        except torch.OutOfMemoryError:  # the rest of the result is more important
             return None
 
     def record(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RoundRow:
-        """The row of the round, without its evaluation and its time."""
+        """Make the row of the round, without its evaluation and its time."""
         return self._record.row(plan, result, aggregated)
 
     # -- the models of a run ---------------------------------------------------------------------------------
 
     def runtime(self, stage: Stage, state: RunState) -> ModelRuntime:
-        """What the stage's model is trained and tested with."""
+        """The runtime that trains and evaluates the stage's model."""
         if not stage.concatenates:
             return self._runtime
         models = [state.models[name].model for name in stage.concatenates]

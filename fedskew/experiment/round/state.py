@@ -1,8 +1,8 @@
-"""The state between rounds: models, the place in the schedule, and what clients keep.
+"""The state between rounds: models, the position in the schedule, and what clients keep.
 
-A stateful method keeps one state per client (control variates, previous models, duals): far more than a device holds,
-and most of it idle. Client states therefore live off the device and are read when a client is sampled: from the host's
-memory here, or from the run's folder (`storage.checkpoints`).
+A stateful method keeps one state per client, such as control variates or the previous model. Together they would not
+fit on a device, and most are idle. So they are read when a client is sampled, from the host's memory (here) or from the
+run's folder (`storage.checkpoints`).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Versions = Mapping[str, Mapping[int, int]]
 
 
 class ClientStates(Protocol):
-    """The states after some round. They are never changed: a round returns new ones."""
+    """The clients' states after a round. They are immutable: `updated` returns new ones."""
 
     @property
     def versions(self) -> Versions:
-        """Which states exist, and from which round each is."""
+        """The states that exist, with the round after which each was written."""
         ...
 
     def read(self, model: str, clients: Sequence[int]) -> list[Tensors]:
-        """What each client keeps for this model, on the host; nothing for a client that never took part."""
+        """Read what each client keeps for this model, on the host. It is empty for a client that never took part."""
         ...
 
     def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
-        """These states with those of some clients replaced, as of `round`. The tensors are copied."""
+        """Return states in which those of some clients are replaced, as of `round`. The tensors are copied."""
         ...
 
 
-class HeldStates:
-    """States in the host's memory."""
+class StatesInMemory:
+    """Client states in the host's memory."""
 
     def __init__(self, held: Mapping[str, Mapping[int, tuple[int, Tensors]]] | None = None) -> None:
         self._held = held or {}
@@ -59,33 +59,33 @@ class HeldStates:
 
     def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
         copies = {client: (round, {name: t.clone() for name, t in state.items()}) for client, state in states.items()}
-        return HeldStates({**self._held, model: {**self._held.get(model, {}), **copies}})
+        return StatesInMemory({**self._held, model: {**self._held.get(model, {}), **copies}})
 
 
 @dataclass(frozen=True)
 class ServerModel:
-    """A model that the server holds: the global one, or one that a stage of the method trains beside it."""
+    """A model on the server: the global one, or another one that a stage trains."""
 
     model: ModelState
     rounds: int = 0
-    """Rounds in which it was trained."""
+    """Number of rounds in which the model was trained."""
     server_state: Tensors = field(default_factory=dict)
-    """What the method's server side keeps for it, such as momentum."""
+    """What the method keeps on the server for this model, such as momentum."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """All models of a run, its place in the schedule, and what its clients keep."""
+    """All models of a run, its position in the schedule, and what its clients keep."""
 
     models: Mapping[str, ServerModel]
     round: int = 0
-    """Rounds done, over all stages."""
+    """Number of finished rounds, over all stages."""
     stage: int = 0
     stage_round: int = 0
     notes: Notes = field(default_factory=dict)
     survey: Survey | None = None
-    """What clients reported at the end of this round, if a stage surveyed them. It is recorded once and not kept."""
-    clients: ClientStates = field(default_factory=HeldStates)
+    """What clients reported at the end of this round, if a stage surveyed them. The next state drops it."""
+    clients: ClientStates = field(default_factory=StatesInMemory)
 
     @property
     def model(self) -> ModelState:
@@ -96,7 +96,7 @@ class RunState:
         return replace(self, models={**self.models, name: model})
 
     def meta(self) -> dict[str, Any]:
-        """The part of a checkpoint that is JSON, without the clients' states."""
+        """The JSON part of a checkpoint, without the clients' states."""
         return {
             "round": self.round,
             "stage": self.stage,
@@ -106,7 +106,7 @@ class RunState:
         }
 
     def tensors(self) -> Tensors:
-        """The part of a checkpoint that is tensors: models and server states under one flat naming."""
+        """The tensors of a checkpoint: models and server states, by unique names."""
         flat: Tensors = {}
         for name, m in self.models.items():
             flat |= pack(f"{name}:params", m.model.params) | pack(f"{name}:buffers", m.model.buffers)
@@ -114,11 +114,13 @@ class RunState:
         return flat
 
     @classmethod
-    def restored(
+    def restore(
         cls, tensors: Tensors, meta: Mapping[str, Any], clients: ClientStates, device: torch.device
     ) -> RunState:
-        """The inverse of `tensors` and `meta`."""
-        placed = {name: t.to(device) for name, t in sorted(tensors.items())}  # norms add up in the same order
+        """Restore a state from its `tensors` and `meta`."""
+        placed = {
+            name: t.to(device) for name, t in sorted(tensors.items())
+        }  # in a fixed order, so that sums have the same bits
         models = {
             name: ServerModel(
                 model=ModelState(unpack(f"{name}:params", placed), unpack(f"{name}:buffers", placed)),
@@ -131,7 +133,7 @@ class RunState:
         return cls(models, *place, notes=dict(meta["notes"]), clients=clients)
 
 
-AskClients = Callable[[Stage, RunState], Survey]
+SurveyClients = Callable[[Stage, RunState], Survey]
 """Collects what the clients report at the end of a stage that surveys them."""
 
 
@@ -143,34 +145,34 @@ class RunStages:
         self._known: tuple[Notes, list[Stage]] | None = None
 
     def known(self, state: RunState) -> list[Stage]:
-        """The stages known so far; a survey may add others."""
+        """The stages known so far. A survey may add others."""
         if self._known is None or self._known[0] != state.notes:
             stages = self._method.stages(self._config.rounds, self._config.local_epochs, state.notes)
             self._known = state.notes, stages
         return self._known[1]
 
     def next(self, state: RunState) -> Stage | None:
-        """The stage of the next round; None after the last round."""
+        """The stage of the next round. None after the last round."""
         stages = self.known(state)
         return stages[state.stage] if state.stage < len(stages) else None
 
     def rounds_left(self, state: RunState) -> int:
-        """Rounds still to come in the stages known so far."""
+        """Number of remaining rounds, in the stages known so far."""
         return sum(stage.rounds for stage in self.known(state)[state.stage :]) - state.stage_round
 
-    def enter_next(self, state: RunState, ask_clients: AskClients) -> RunState:
-        """Leave the stages whose rounds are done, with what their surveys concluded."""
+    def enter_next(self, state: RunState, survey_clients: SurveyClients) -> RunState:
+        """Move past the stages with no rounds left, and add the conclusions of their surveys to the notes."""
         state = replace(state, survey=None)
         while (stage := self.next(state)) is not None and state.stage_round >= stage.rounds:
             if stage.survey:
-                survey = ask_clients(stage, state)
+                survey = survey_clients(stage, state)
                 state = replace(state, notes={**state.notes, **self._method.conclude(stage, survey)}, survey=survey)
             state = replace(state, stage=state.stage + 1, stage_round=0)
         return state
 
 
 def initial_state(parts: Sequence[Part], params: Tensors) -> Tensors:
-    """What every client starts with before its first round, on the host."""
+    """The state of every client before its first round, on the host."""
     state: Tensors = {}
     for part in parts:
         state |= part.client_state(params)
@@ -185,9 +187,9 @@ def states_after(
     stacked: Tensors,
     finite: npt.NDArray[np.bool_],
 ) -> ClientStates:
-    """The states after a round, from a stack of what its clients came back with.
+    """Update the clients' states after a round, from a stack of their new states.
 
-    A client whose update is not finite keeps the state that it had.
+    A client with an update that is not finite keeps its previous state.
     """
     rows = np.flatnonzero(finite).tolist()
     if not stacked or not rows:
@@ -198,12 +200,12 @@ def states_after(
 
 
 def model_as_state(model: ModelState) -> Tensors:
-    """A model, or a stack of models, as clients that train alone keep it."""
+    """Turn a model, or a stack of models, into the state of clients that train alone."""
     return pack("params", model.params) | pack("buffers", model.buffers)
 
 
 def model_from_state(state: Tensors, initial: ModelState, device: torch.device) -> ModelState:
-    """The inverse, on `device`. A client that has kept nothing yet has the initial model."""
+    """Turn such a state into a model on `device`. An empty state gives the initial model."""
     own = ModelState(unpack("params", state), unpack("buffers", state)) if state else initial
     return ModelState(
         {n: t.to(device) for n, t in own.params.items()}, {n: t.to(device) for n, t in own.buffers.items()}
@@ -211,7 +213,7 @@ def model_from_state(state: Tensors, initial: ModelState, device: torch.device) 
 
 
 def state_bytes(stage: Stage, parts: Sequence[Part], model: ModelState) -> int:
-    """The size of one client's state in a stage with these parts."""
+    """The size in bytes of one client's state in a stage with these parts."""
     state = initial_state(parts, model.params)
     if stage.cohort == "alone":
         state |= model_as_state(model)
@@ -219,7 +221,7 @@ def state_bytes(stage: Stage, parts: Sequence[Part], model: ModelState) -> int:
 
 
 def most_states(config: Config, clients: int, rounds: int) -> int:
-    """The largest number of states on disk after so many rounds, with older ones that checkpoints still name."""
+    """The largest number of states on disk after this many rounds, including older ones that checkpoints need."""
     per_round = config.clients_per_round or clients
     replaced = 2 * config.checkpoint_every * per_round  # newer states exist, but two checkpoints are kept
     return min(rounds * per_round, clients + replaced)

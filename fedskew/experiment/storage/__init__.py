@@ -1,1 +1,1 @@
-"""A run on disk."""
+"""The files of a run."""

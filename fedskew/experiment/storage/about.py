@@ -1,6 +1,6 @@
 """The content of `about.json`: the federation, the command, the versions and the machine of a run.
 
-It is for readers who do not have the data. Nothing of it is needed to repeat or resume the run.
+It is for readers who do not have the data. Repeating or resuming the run does not need it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGES = ("torch", "numpy", "scikit-learn")
 
 
 def about(prepared: Prepared) -> dict[str, Any]:
-    """The content of `about.json`."""
+    """Collect the content of `about.json`."""
     params = list(prepared.model.parameters())
     return {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -38,7 +38,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
 
 
 def describe_federation(federation: Federation) -> dict[str, Any]:
-    """A federation as JSON. Label counts of sites on other machines are left out: only the sites know them."""
+    """Describe a federation as JSON. Sites on other machines have no label counts here, because only they know them."""
     names = federation.partition.get("names")
     clients: dict[str, Any] = {"sites": names} if names else {"label_counts": federation.label_counts.tolist()}
     if federation.client_names:
@@ -53,7 +53,7 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
 
 
 def inputs(dataset: Dataset) -> dict[str, Any]:
-    """The form of a sample, and how its stored values become the model's inputs."""
+    """Describe the shape of a sample, and how its stored values become the model's inputs."""
     normalised = {"mean": list(dataset.mean), "std": list(dataset.std)} if dataset.kind == "image" else {}
     scaling = {"scaling": [list(column) for column in dataset.scaling]} if dataset.scaling else {}
     shape = {"kind": dataset.kind, "shape": list(dataset.input_shape), "vocabulary": dataset.vocabulary}
@@ -62,17 +62,15 @@ def inputs(dataset: Dataset) -> dict[str, Any]:
 
 
 def recorded_inputs(federation: Mapping[str, Any] | None, folder: Path | None) -> dict[str, Any]:
-    """The form of inputs that a run's folder recorded."""
+    """The description of inputs in a run's folder."""
     if federation is None or "inputs" not in federation:
-        raise UserError(
-            f"{folder} was written by an earlier version, which did not record the form of inputs; run it again"
-        )
+        raise UserError(f"{folder} was written by an earlier version, which did not record the inputs; repeat the run")
     form: dict[str, Any] = federation["inputs"]
     return form
 
 
 def command() -> str:
-    """The command line that the user gave. For a Python program, its file."""
+    """The user's command line. For a Python program, the name of its file."""
     program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
     program = "python -m fedskew" if program == "__main__.py" else shlex.quote(program)
     return " ".join([program, *map(shlex.quote, _without_secrets(sys.argv[1:]))])
@@ -84,7 +82,7 @@ def _without_secrets(words: list[str]) -> list[str]:
 
 
 def versions() -> Mapping[str, str]:
-    from fedskew import __version__  # which is set after this module is imported
+    from fedskew import __version__  # it is not set yet when this module is imported
 
     found = {"python": platform.python_version(), "fedskew": __version__}
     for package in PACKAGES:

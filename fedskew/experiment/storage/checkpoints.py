@@ -1,11 +1,11 @@
-"""Checkpoints: the states from which a run can go on, with what its clients keep between their rounds.
+"""Save and load checkpoints, from which a run can continue, and the states of its clients.
 
 `checkpoint/` has one safetensors file per checkpoint: the tensors of a `RunState`, and as JSON its format version, the
 run it belongs to, its round, the state's `meta`, and which client states belong to it. The last two are kept.
 
 `clients/MODEL.client-3.round-17.safetensors` holds one client's state after one round. A file is never changed. A round
 writes new files, and then its checkpoint, which names the states that belong to it. A state that a newer one has
-replaced is removed once no kept checkpoint names it. So a kill at any moment leaves every kept checkpoint with the
+replaced is removed once no checkpoint names it. So if the process is killed at any moment, every checkpoint has the
 states of its own round.
 """
 
@@ -39,7 +39,7 @@ _NAME = re.compile(r"(.+)\.client-(\d+)\.round-(\d+)\.safetensors")
 
 
 class _File(NamedTuple):
-    """The state that a file holds."""
+    """The file of one client's state after one round."""
 
     model: str
     client: int
@@ -56,18 +56,18 @@ class ClientFiles:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._run = ""
-        self._lock = Lock()  # a thread drops replaced states while the next round writes new ones
+        self._lock = Lock()  # a thread removes replaced states while the next round writes new ones
         self._replaced: list[tuple[int, _File]] = []
-        """Files that a newer state has replaced, each with the round that replaced it."""
+        """Files of replaced states, each with the round that replaced it."""
 
     def missing(self, versions: Versions) -> str | None:
-        """The name of a file that should exist and does not."""
+        """The name of a file that these versions need and that does not exist."""
         found = set(self._found())
         named = (_File(model, client, round) for model, states in versions.items() for client, round in states.items())
         return next((file.name for file in named if file not in found), None)
 
-    def resume(self, versions: Versions, run: str) -> FiledStates:
-        """The states with these versions. Later ones, from an abandoned timeline, are removed."""
+    def resume(self, versions: Versions, run: str) -> StatesOnDisk:
+        """Return the states with these versions, and remove later ones, which an interrupted run left behind."""
         self._run, self._replaced = run, []
         for file in self._found():
             current = versions.get(file.model, {}).get(file.client, -1)
@@ -75,7 +75,7 @@ class ClientFiles:
                 self._remove(file)
             elif file.round < current:
                 self._replaced.append((current, file))
-        return FiledStates(self, versions)
+        return StatesOnDisk(self, versions)
 
     def read(self, model: str, client: int, round: int) -> Tensors:
         file = _File(model, client, round)
@@ -87,12 +87,12 @@ class ClientFiles:
                 raise Unreadable("it belongs to another run")
         except Unreadable as error:
             raise UserError(
-                f"cannot use {path}: {error}; delete that file to go on from an older checkpoint, or to start again"
+                f"cannot use {path}: {error}; delete that file to continue from an older checkpoint, or to start over"
             ) from error
         return tensors
 
     def write(self, model: str, round: int, states: Mapping[int, Tensors], before: Mapping[int, int]) -> None:
-        """Write the states of a round; `before` are the rounds of those that they replace."""
+        """Write the states of a round. `before` has the rounds of the states that they replace."""
         with reporting_os_errors("write", self._path):
             self._path.mkdir(exist_ok=True)
         files = {_File(model, client, round): state for client, state in states.items()}
@@ -101,8 +101,8 @@ class ClientFiles:
         with self._lock:
             self._replaced += replaced
 
-    def drop_replaced(self, oldest: int) -> None:
-        """Remove states that no checkpoint from round `oldest` on names."""
+    def remove_replaced(self, oldest: int) -> None:
+        """Remove the states that were replaced by round `oldest`, the oldest checkpoint."""
         with self._lock:
             idle = [file for number, file in self._replaced if number <= oldest]
             self._replaced = [(number, file) for number, file in self._replaced if number > oldest]
@@ -124,8 +124,8 @@ class ClientFiles:
             path.unlink(missing_ok=True)
 
 
-class FiledStates:
-    """States on disk; only their rounds are in memory."""
+class StatesOnDisk:
+    """Client states on disk. Only their rounds are in memory."""
 
     def __init__(self, files: ClientFiles, versions: Versions) -> None:
         self._files = files
@@ -141,7 +141,7 @@ class FiledStates:
     def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
         self._files.write(model, round, states, self.versions.get(model, {}))
         rounds = {**self.versions.get(model, {}), **dict.fromkeys(states, round)}
-        return FiledStates(self._files, {**self.versions, model: rounds})
+        return StatesOnDisk(self._files, {**self.versions, model: rounds})
 
 
 class Checkpoint(NamedTuple):
@@ -151,11 +151,11 @@ class Checkpoint(NamedTuple):
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
     clients: Versions
-    """The client states that belong to it."""
+    """The client states that belong to the checkpoint."""
 
 
 class Checkpoints:
-    """The checkpoints in one folder. They are written by a thread, while the run goes on."""
+    """The checkpoints in one folder. A thread writes them while the run continues."""
 
     def __init__(self, path: Path, clients: ClientFiles) -> None:
         self._path, self._clients = path, clients
@@ -163,7 +163,7 @@ class Checkpoints:
         self._writing: Future[None] | None = None
 
     def save(self, checkpoint: Checkpoint, run: str) -> None:
-        """Begin to write a checkpoint. An error is raised by the next call of `save` or `wait`."""
+        """Start to write a checkpoint. The next call of `save` or `wait` raises an error if it failed."""
         self.wait()
         with reporting_os_errors("write", self._path):
             self._path.mkdir(exist_ok=True)
@@ -173,9 +173,9 @@ class Checkpoints:
 
         def write() -> None:
             write_tensors(self._path / f"round-{number:06d}.safetensors", held, identity)
-            oldest = self._drop_others(number)
+            oldest = self._remove_others(number)
             if clients:
-                self._clients.drop_replaced(oldest)
+                self._clients.remove_replaced(oldest)
 
         self._thread = self._thread or ThreadPoolExecutor(1)
         self._writing = self._thread.submit(write)
@@ -193,7 +193,7 @@ class Checkpoints:
             self._thread = None
 
     def newest(self, run: str, rounds: Collection[int], warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint of this run that is whole and has its row among `rounds`."""
+        """Load the newest checkpoint of this run that is intact and has its row among `rounds`."""
         for number, path in sorted(self._found().items(), reverse=True):
             try:
                 return self._read(path, number, run, rounds)
@@ -210,13 +210,13 @@ class Checkpoints:
             raise Unreadable("it belongs to another run")
         if number > 0 and number not in rounds:
             raise Unreadable(f"rounds.jsonl has no row of round {number}")
-        clients = _numbered(identity["clients"])
+        clients = _with_integers(identity["clients"])
         if missing := self._clients.missing(clients):
             raise Unreadable(f"clients/{missing} is missing")
         return Checkpoint(number, tensors, identity["meta"], clients)
 
-    def _drop_others(self, newest: int) -> int:
-        """Keep the last two up to `newest` and return the oldest of them. Later ones are from an abandoned timeline."""
+    def _remove_others(self, newest: int) -> int:
+        """Keep the last two up to `newest`, and return the older one. Remove later ones, left by an interrupted run."""
         found = self._found()
         kept = sorted(number for number in found if number <= newest)[-_KEPT:]
         with reporting_os_errors("write", self._path):
@@ -231,6 +231,6 @@ class Checkpoints:
         return {int(match[1]): path for match, path in matches if match}
 
 
-def _numbered(content: Mapping[str, Mapping[str, int]]) -> Versions:
-    """JSON turned the clients' numbers into text."""
+def _with_integers(content: Mapping[str, Mapping[str, int]]) -> Versions:
+    """Turn the clients' numbers, which are text in JSON, into integers."""
     return {model: {int(client): number for client, number in states.items()} for model, states in content.items()}

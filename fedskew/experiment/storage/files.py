@@ -1,12 +1,12 @@
-"""Files that survive a kill, a power cut and a full disk.
+"""Write files that survive a killed process, a power cut and a full disk.
 
-A file is written under a temporary name, forced to disk, and renamed. This leaves the old file or the new one, never a
-part of one. The temporary name is fixed, so that the next attempt overwrites what a kill left behind. A lock keeps
+A file is written under a temporary name, forced to disk, and renamed. So there is always the old file or the new one,
+never a part of one. The temporary name is fixed, so that the next attempt overwrites an unfinished file. A lock keeps
 other writers out of a folder.
 
-Tensors are kept in safetensors files with a digest. safetensors notices a truncated file, but not a changed byte within
-a tensor; the digest does. Files are read by safetensors itself. They are written here, because its writer fills a
-memory map, and on a full disk that ends the process with a signal instead of an error.
+Tensors are stored in safetensors files with a digest. safetensors detects a truncated file, but not a changed byte
+within a tensor; the digest does. Files are read by safetensors. They are written here, because its writer uses a memory
+map, and on a full disk that ends the process with a signal instead of an error.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _Done = TypeVar("_Done")
 
 
 def temporary(path: Path) -> Path:
-    """Where `path` is written before it is renamed."""
+    """The temporary name under which `path` is written."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Replace `path` by the file that `write` writes to the temporary path it is given."""
+    """Replace `path` atomically. `write` receives the temporary path."""
     replace_files({path: write})
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a whole file or nothing; text becomes UTF-8."""
+    """Write a file atomically. Text becomes UTF-8."""
     data = content.encode() if isinstance(content, str) else content
 
     def write(draft: Path) -> None:
@@ -68,7 +68,7 @@ def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
                 sync(draft)
                 os.replace(draft, path)
             except BaseException:
-                draft.unlink(missing_ok=True)  # makes room on a full disk
+                draft.unlink(missing_ok=True)  # frees space on a full disk
                 raise
 
     at_once(replace, list(writes))
@@ -96,7 +96,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def reporting_os_errors(verb: str, path: Path) -> Iterator[None]:
-    """Turn a full disk, a missing permission and the like into one line with the path and the reason."""
+    """Turn errors such as a full disk or a missing permission into one line with the path and the reason."""
     try:
         yield
     except OSError as error:
@@ -124,9 +124,9 @@ class FolderLock:
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise UserError(f"cannot lock {path}: {error.strerror or error}") from error
-            self.warning = f"the file system of {path.parent} has no locks: do not start the same run twice"
+            self.warning = f"the file system of {path.parent} does not support locks; do not start the same run twice"
         else:
-            with contextlib.suppress(OSError):  # the lock works without this note for users
+            with contextlib.suppress(OSError):  # the note is only for users
                 path.write_text(f"{os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
 
     def release(self) -> None:
@@ -160,15 +160,15 @@ _DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""The format's names of torch's number types."""
+"""The names of torch's dtypes in safetensors files."""
 
 
 class Unreadable(Exception):
-    """The file is damaged or not written by fedskew. The message says which."""
+    """Raised if a file is damaged or was not written by fedskew. The message says which."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write `tensors`, from any device, and the JSON value `meta`, atomically."""
+    """Write tensors, from any device, and the JSON value `meta` atomically."""
     write_files({path: (tensors, meta)})
 
 
@@ -193,7 +193,7 @@ def _writer(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Callable[
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote, to the CPU. Raises `Unreadable` if the file is damaged."""
+    """Read a file of `write_tensors` to the CPU. Raises `Unreadable` if it is damaged."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
@@ -216,7 +216,7 @@ def _header(tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> bytes:
     for name, tensor in tensors.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
-            raise ValueError(f"tensor {name!r} is of {tensor.dtype}, which safetensors files do not hold")
+            raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which safetensors does not support")
         span = [offset, offset + tensor.nbytes]
         entries[name] = {"dtype": _DTYPES[dtype], "shape": list(tensor.shape), "data_offsets": span}
         offset = span[1]
@@ -233,6 +233,6 @@ def _digest(tensors: Mapping[str, Tensor], meta: str) -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    import torch  # late: most files hold no tensors
+    import torch  # imported late, as most files have no tensors
 
     return memoryview(b"") if tensor.numel() == 0 else tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -1,15 +1,16 @@
-"""A run on disk: configuration, rows, checkpoints and result.
+"""The folder of a run, with its configuration, rows, checkpoints and result.
 
     config.yaml         everything needed to repeat the run
-    about.json          the federation it met, the command, the versions, the machine: for readers
+    about.json          for readers: the federation, the command, the versions, the machine
     rounds.jsonl        one row per round, append-only
-    checkpoint/         the last two states from which the run can go on
-    clients/            what clients keep between their rounds, for stateful methods
+    checkpoint/         the last two checkpoints, from which the run can continue
+    clients/            the clients' states, for stateful methods
     model.safetensors   the final model
     summary.json        the result, written last
 
-The order of writing makes a kill harmless: a round's row is on disk before its checkpoint, so resuming is
-`load_checkpoint`, then `truncate_rounds` to its round, then the next round. Reading needs no lock; writing does.
+A killed process does no harm, because a round's row is on disk before its checkpoint. To resume, call
+`load_checkpoint`, then `truncate_rounds` with its round, then run the next round. Writing needs a lock, reading does
+not.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ from fedskew.experiment.storage.files import (
 
 
 class RoundsFile:
-    """The history of a run: one JSON row per round, appended and forced to disk as the round ends.
+    """The history of a run, with one JSON row per round, which is forced to disk as the round ends.
 
-    Every row has a whole number `round`, larger than that of the row before. A kill can damage only the last row; all
-    good rows from the top are read.
+    The `round` of each row is larger than that of the previous row. A killed process can damage only the last row. All
+    good rows before it are read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> tuple[list[RoundRow], str | None]:
-        """The good rows, and a warning if more than an incomplete last row is left out."""
+        """Read the good rows. Also returns a warning if other rows than an incomplete last one are skipped."""
         good, problem = self._good()
         return [row for row, _ in good], problem
 
     def append(self, row: RoundRow) -> None:
-        """Add a row. If the disk is full, the file stays as it was."""
+        """Add a row. If the disk is full, the file does not change."""
         line = json.dumps(row.to_json(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with reporting_os_errors("write", self.path), self.path.open("ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
@@ -70,7 +71,7 @@ class RoundsFile:
                 raise
 
     def keep(self, through: int | None = None) -> None:
-        """Drop damaged rows and those of rounds after `through`, atomically."""
+        """Remove damaged rows and those of rounds after `through`, atomically."""
         good, _ = self._good()
         content = b"".join(line + b"\n" for row, line in good if through is None or row.round <= through)
         if content != self._bytes():
@@ -81,19 +82,19 @@ class RoundsFile:
             return self.path.read_bytes() if self.path.exists() else b""
 
     def _good(self) -> tuple[list[tuple[RoundRow, bytes]], str | None]:
-        """Rows with their lines, up to the first that is damaged or out of order."""
+        """The rows and their lines, up to the first one that is damaged or out of order."""
         whole = self._bytes().split(b"\n")[:-1]
         good: list[tuple[RoundRow, bytes]] = []
         for line in whole:
-            row = _parsed(line)
+            row = _parse(line)
             if row is None or (good and row.round <= good[-1][0].round):
                 dropped = len(whole) - len(good)
-                return good, f"{self.path} is damaged in line {len(good) + 1}; its last {dropped} rows are left out"
+                return good, f"{self.path} is damaged in line {len(good) + 1}; its last {dropped} rows are ignored"
             good.append((row, line))
         return good, None
 
 
-def _parsed(line: bytes) -> RoundRow | None:
+def _parse(line: bytes) -> RoundRow | None:
     try:
         return RoundRow.from_json(json.loads(line))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -106,7 +107,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 class RunFolder:
-    """One run's folder. To write: `with RunFolder(path).open(config) as folder:`."""
+    """The folder of one run. To write, use `with RunFolder(path).open(config) as folder:`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -118,7 +119,7 @@ class RunFolder:
         self.checkpoint_path = self.path / "checkpoint"
         self.clients_path = self.path / "clients"
         self.warnings: list[str] = []
-        """One line for each damaged file that was worked around."""
+        """One line for each damaged file that was ignored."""
         self._rounds = RoundsFile(self.rounds_path)
         self._clients = ClientFiles(self.clients_path)
         self._checkpoints = Checkpoints(self.checkpoint_path, self._clients)
@@ -127,9 +128,9 @@ class RunFolder:
         self._run = ""
 
     def open(self, config: Config, repeated_by: str = "fedskew run -c config.yaml") -> Self:
-        """Create the folder, or resume the run in it. A folder that holds anything else is refused.
+        """Create the folder, or open it to resume its run. A folder with anything else is refused.
 
-        `repeated_by` says how to repeat the run; it becomes a comment in config.yaml.
+        `repeated_by` tells how to repeat the run, as a comment in config.yaml.
         """
         self._refuse_foreign()
         with reporting_os_errors("write", self.path):
@@ -164,7 +165,7 @@ class RunFolder:
         try:
             self.close()
         except UserError:
-            if error is None:  # otherwise the first error counts
+            if error is None:  # otherwise, the first error is raised
                 raise
 
     @property
@@ -176,19 +177,19 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished."""
+        """Whether the run is finished."""
         summary = self.summary()
         return summary is not None and summary.get("status") == "finished"
 
     def summary(self) -> dict[str, Any] | None:
-        """The content of summary.json; None if it does not exist or is damaged."""
-        return self._mapping(self.summary_path)
+        """The content of summary.json. None if it does not exist or is damaged."""
+        return self._read_json(self.summary_path)
 
     def about(self) -> dict[str, Any] | None:
-        """The content of about.json; None if it does not exist or is damaged."""
-        return self._mapping(self.about_path)
+        """The content of about.json. None if it does not exist or is damaged."""
+        return self._read_json(self.about_path)
 
-    def _mapping(self, path: Path) -> dict[str, Any] | None:
+    def _read_json(self, path: Path) -> dict[str, Any] | None:
         with reporting_os_errors("read", path):
             content = path.read_bytes() if path.exists() else b"null"
         try:
@@ -199,12 +200,12 @@ class RunFolder:
         return value if isinstance(value, dict) else None
 
     def write_about(self, about: Mapping[str, Any]) -> None:
-        """Write about.json, when the run begins."""
+        """Write about.json, at the start of the run."""
         self._require_open()
         write_file(self.about_path, json.dumps(about, allow_nan=False) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the result, after everything else. `status: finished` in it marks the run as finished."""
+        """Write the result, after everything else. Its `status: finished` marks the run as finished."""
         self._require_open()
         self._checkpoints.wait()
         write_file(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
@@ -217,7 +218,7 @@ class RunFolder:
         return rows
 
     def append_round(self, row: RoundRow) -> None:
-        """Add the row of a round, which must be later than any before."""
+        """Add the row of a round, which must be later than all previous ones."""
         self._require_open()
         if row.round <= self._last_round:
             raise ValueError(f"row of round {row.round} after round {self._last_round}")
@@ -225,7 +226,7 @@ class RunFolder:
         self._last_round = row.round
 
     def truncate_rounds(self, after: int) -> None:
-        """Drop the rows of rounds later than `after`, atomically; -1 drops all."""
+        """Remove the rows of rounds later than `after`, atomically. -1 removes all."""
         self._require_open()
         self._rounds.keep(through=after)
         self._last_round = _last(self.rounds())
@@ -236,9 +237,9 @@ class RunFolder:
         write_tensors(self.model_path, tensors, meta or {})
 
     def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The final model, and the metadata saved with it."""
+        """Load the final model, and the metadata saved with it."""
         if not self.model_path.is_file():
-            raise UserError(f"{self.path} has no model.safetensors: its run did not finish")
+            raise UserError(f"{self.path} has no model.safetensors, because its run did not finish")
         try:
             with reporting_os_errors("read", self.model_path):
                 return read_tensors(self.model_path)
@@ -246,7 +247,7 @@ class RunFolder:
             raise UserError(f"cannot use {self.model_path}: {error}") from error
 
     def client_states(self, versions: Versions | None = None) -> ClientStates:
-        """The client states at the start, or those of a checkpoint. Later ones are removed."""
+        """Return the client states at the start, or those of a checkpoint. Later ones are removed."""
         self._require_open()
         return self._clients.resume(versions or {}, self._run)
 
@@ -259,10 +260,10 @@ class RunFolder:
         *,
         wait: bool = True,
     ) -> None:
-        """Save the state after a round, whose row must exist. This checkpoint and the one before it are kept.
+        """Save the state after a round. Its row must exist. This checkpoint and the previous one are kept.
 
-        Without `wait`, it is written while the run goes on. An error is raised by the next checkpoint, `write_summary`
-        or `close`.
+        Without `wait`, it is written while the run continues. Then the next checkpoint, `write_summary` or `close`
+        raises an error if it failed.
         """
         self._require_open()
         if round < 0 or 0 < round != self._last_round:
@@ -272,11 +273,11 @@ class RunFolder:
             self._checkpoints.wait()
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole and belongs to this run, or None. A skipped one gives a warning."""
+        """Load the newest intact checkpoint of this run, or None. A skipped one gives a warning."""
         return self._checkpoints.newest(config_hash(self.config), {row.round for row in self.rounds()}, self._warn)
 
     def require_space(self, needed: int) -> None:
-        """Refuse a disk without `needed` free bytes, before anything is computed."""
+        """Refuse a disk with less than `needed` free bytes, before anything is computed."""
         with reporting_os_errors("write", self.path):
             free = shutil.disk_usage(self.path).free
         if free < needed:
@@ -290,7 +291,7 @@ class RunFolder:
             if not self.path.exists():
                 return
             if not self.path.is_dir():
-                raise UserError(f"{self.path} is a file; expected a folder for the run: choose another --out")
+                raise UserError(f"{self.path} is a file; expected a folder for the run; choose another --out")
             ours = {self.path / ".lock", temporary(self.config_path)}
             entries = set(self.path.iterdir())
         if entries - ours and self.config_path not in entries:

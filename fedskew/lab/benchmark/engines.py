@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, StackedEngine, arithmetic
 from fedskew.experiment.loop import run_round
 from fedskew.experiment.overlap import OverlappingRounds
-from fedskew.experiment.preparation import prepare
+from fedskew.experiment.preparation import default_threads, prepare
 from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.round.server import Server
 from fedskew.lab.benchmark.cases import Case
@@ -40,8 +39,7 @@ class FedskewEngine:
     @property
     def threads(self) -> int | None:
         """The number of CPU threads that the command line would set."""
-        one = self._config.engine == "stacked" and self._config.device == "cpu"
-        return 1 if one and not os.environ.get("OMP_NUM_THREADS") else None
+        return default_threads(self._config)
 
     @property
     def visits(self) -> int:

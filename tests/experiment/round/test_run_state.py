@@ -65,7 +65,7 @@ def through_files(state: RunState, path: Path) -> RunState:
     """What is read back after `path` was left to itself."""
     write_tensors(path / "state", state.tensors(), state.meta())
     clients = ClientFiles(path / "clients").resume(state.clients.versions, "a run")
-    return RunState.restored(*read_tensors(path / "state"), clients, CPU)
+    return RunState.restore(*read_tensors(path / "state"), clients, CPU)
 
 
 def assert_same_state(state: RunState, again: RunState) -> None:

@@ -12,7 +12,7 @@ import torch
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.record import RoundRow
-from fedskew.experiment.round.state import ClientStates, HeldStates
+from fedskew.experiment.round.state import ClientStates, StatesInMemory
 from fedskew.experiment.storage.checkpoints import ClientFiles
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.parts import Tensors
@@ -60,7 +60,7 @@ def files(path: Path) -> list[str]:
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_states_are_a_value(where: str, tmp_path: Path) -> None:
     """A round makes new ones; those of every earlier round stay what they were."""
-    clients: ClientStates = HeldStates() if where == "memory" else ClientFiles(tmp_path / "c").resume({}, "run")
+    clients: ClientStates = StatesInMemory() if where == "memory" else ClientFiles(tmp_path / "c").resume({}, "run")
     history = [clients]
     for number in DRAWN:
         history.append(advanced(history[-1], number))
@@ -71,7 +71,7 @@ def test_states_are_a_value(where: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_states_are_copied_and_belong_to_one_model(where: str, tmp_path: Path) -> None:
-    clients: ClientStates = HeldStates() if where == "memory" else ClientFiles(tmp_path / "c").resume({}, "run")
+    clients: ClientStates = StatesInMemory() if where == "memory" else ClientFiles(tmp_path / "c").resume({}, "run")
     stacked = torch.arange(3.0)
     after = clients.updated("a/b %.client-1", 1, {5: {"w": stacked[1]}})
     stacked += 1
@@ -161,7 +161,7 @@ def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
     first, second = sorted((tmp_path / "clients").iterdir())
     content = first.read_bytes()
     first.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match=r"client-0\.round-1.*digest.*start again"):
+    with pytest.raises(UserError, match=r"client-0\.round-1.*digest.*start over"):
         clients.read("global", [0, 1])
     first.write_bytes(second.read_bytes())
     with pytest.raises(UserError, match="belongs to another run"):

@@ -62,7 +62,7 @@ def test_others_can_read_the_file(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'z' is of torch\.complex128"):
+    with pytest.raises(ValueError, match=r"'z' has dtype torch\.complex128"):
         write_tensors(tmp_path / "t", {"z": torch.zeros(1, dtype=torch.complex128)}, {})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_tensors(tmp_path / "t", small(), {"loss": float("nan")})
