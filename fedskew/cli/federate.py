@@ -72,6 +72,11 @@ def add_to(app: typer.Typer) -> None:
         group="federate",
     )  # fmt: skip
     add_command(
+        group, "run", _with_flower(_run),
+        "fedskew federate run my-federation",
+        group="federate",
+    )  # fmt: skip
+    add_command(
         group, "certs", _with_flower(_certs),
         "fedskew federate certs keys --sites north,south,east --host fl.example.org",
         group="federate",
@@ -168,7 +173,7 @@ def _up(
     if run.finished:
         show(f"{run.path} is already finished; nothing was run")
     else:
-        _run_trial(trial, show)
+        _start_trial(trial, show)
     summary = run.summary() or {}
     if as_json:
         print_json(summary | {"folder": str(run.path)})
@@ -180,18 +185,17 @@ def _up(
     stdout().print(line, soft_wrap=True, markup=False)
 
 
-def _run_trial(trial: LocalFederation, show: Callable[[str], None]) -> None:
+def _start_trial(trial: LocalFederation, show: Callable[[str], None]) -> None:
     """Start all processes and show what the server reports. The processes end with the run, even if it fails."""
     from fedskew.cli.terminal import notice
-    from fedskew.flower.trial import follow
+    from fedskew.flower.trial import run_trial
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `with trial` ends them
     logs = trial.folder / "logs"
     try:
         with trial:
             show(f"starting a SuperLink on port {trial.port} and {len(trial.sites)} SuperNodes; logs in {logs}")
-            trial.start()
-            follow(trial, trial.start_run(), show)
+            run_trial(trial, show)
     except KeyboardInterrupt as interrupt:
         notice("stopped; repeat the command to resume after the last saved round")
         raise typer.Exit(INTERRUPTED) from interrupt
@@ -272,6 +276,27 @@ def _connect(file: Path, superlink: str, folder: Path) -> None:
     command = supernode.supernode_command(file, superlink, keys, free_ports(1)[0])
     notice(" ".join(command))
     supernode.run_supernode(command, keys)
+
+
+def _run(
+    app: Annotated[str, typer.Argument(metavar="APP", help="folder of the federation's app")],
+    connection: Annotated[
+        str | None,
+        option("--connection", "NAME", "the SuperLink's name in Flower's config.toml (default: the default one)"),
+    ] = None,
+) -> None:
+    """Train a federation: start its run on the SuperLink, and resume it if it fails.
+
+    Run it on the server. It ends with status 0 only if the run was completed.
+    """
+    from fedskew.cli.terminal import notice
+    from fedskew.flower.planning import read_app
+    from fedskew.flower.supervised_run import FlowerRun, completed_rounds, run_to_end
+
+    folder = Path(read_app(app)[0].folder).expanduser()
+    log = folder.with_name(f"{folder.name}.log")
+    notice(f"the run's folder is {folder}; the whole log is {log}")
+    run_to_end(FlowerRun(Path(app), connection, log, {}).start, lambda: completed_rounds(folder), notice)
 
 
 def _certs(

@@ -28,6 +28,7 @@ from fedskew.flower.guardian import VARIABLE, end_marked_processes, start_guardi
 from fedskew.flower.processes import Process, await_tls, end_all, free_ports
 from fedskew.flower.runtime import FORK_SERVER, fork_server_path
 from fedskew.flower.supernode import node_config, supernode_command
+from fedskew.flower.supervised_run import FlowerRun
 
 _START_SECONDS = 120.0
 _CONNECTION = "federation"
@@ -45,6 +46,7 @@ class LocalFederation:
         self.superlink: Process | None = None
         self.nodes: dict[str, Process] = {}
         self._others: list[Process] = []
+        self._runs: list[FlowerRun] = []
         self._forks_workers = forks_workers
         self._guardian: subprocess.Popen[bytes] | None = None
         self._lock: FolderLock | None = None
@@ -60,7 +62,8 @@ class LocalFederation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        end_all([*([self.superlink] if self.superlink else []), *self.nodes.values(), *self._others])
+        runs = [run.process for run in self._runs if run.process is not None]
+        end_all([*([self.superlink] if self.superlink else []), *self.nodes.values(), *self._others, *runs])
         if self._guardian is not None:
             self._guardian.communicate()  # it ends what the others left behind
         if self._lock is not None:
@@ -132,9 +135,13 @@ class LocalFederation:
 
     def start_run(self, app: Path | None = None) -> Process:
         """Start `flwr run`, which shows the ServerApp's log until the run is over."""
-        process = self._started("run", ["flwr", "run", str(app or self.app), _CONNECTION, "--stream"])
-        self._others.append(process)
-        return process
+        return self.app_runs(app or self.app).start()
+
+    def app_runs(self, app: Path) -> FlowerRun:
+        """The runs of an app on this federation's SuperLink."""
+        run = FlowerRun(app, _CONNECTION, self.folder / "logs" / "run.log", self.environment)
+        self._runs.append(run)
+        return run
 
     def _started(self, name: str, command: Sequence[str]) -> Process:
         return Process(name, command, self.folder / "logs" / f"{name}.log", self.environment)

@@ -17,8 +17,9 @@ To change one value for one run: `flwr run . --run-config "rounds=20"`.
 
 ## On the server
 
-    flower-superlink --host 127.0.0.1 --port 9093 --enable-supernode-auth --database superlink.db \\
-        --ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key
+    python -m fedskew.flower.superlink --host 127.0.0.1 --port 9093 --enable-supernode-auth \\
+        --database superlink.db --ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem \\
+        --ssl-keyfile keys/server.key
     flwr supernode register keys/sites/{first}/node.pub --name {first}     # once for every site
 
 The name that a key is registered with is the site's name: a site cannot pass for another.
@@ -36,11 +37,12 @@ Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then
 
 ## To train
 
-    flwr run . --stream
+    fedskew federate run .
 
+It resumes the run after the last saved round if the ServerApp or the SuperLink fails; so does the same command after a
+reboot. With other settings (`federation.json` in the run's folder has the first ones) it refuses and says which differ.
 The run's folder (`federation.folder`) lies on the server and is a run like any other: `fedskew report`, `export` and
-`compare` read it. If the server is stopped or killed, the same command resumes after the last saved round. With other
-settings (`federation.json` in that folder has the first ones) it refuses and says which differ.
+`compare` read it.
 """
 
 SITE = """# The configuration of one site. It stays at the site.

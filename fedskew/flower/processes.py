@@ -77,7 +77,7 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def said(self) -> str:
+    def output(self) -> str:
         """All output since it was started."""
         self.complete_log()
         with self.log.open(encoding="utf-8", errors="replace") as file:
@@ -91,7 +91,7 @@ class Process:
 
     def last_message(self) -> str:
         """The last line that the program wrote, or the text of its last box."""
-        return last_message(self.said())
+        return last_message(self.output())
 
     def require_running(self) -> None:
         if not self.running:

@@ -33,6 +33,7 @@ from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings, data_source, read_settings
 from fedskew.flower.site_training import SiteTraining
 from fedskew.flower.sites import Sites
+from fedskew.flower.wire import one_line
 
 app = ServerApp()
 
@@ -42,16 +43,21 @@ STATUS = "status.json"
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation to its end. Why it stopped stands in the log and in the run's `status.json`.
+    """Run the federation to its end. The log and the run's `status.json` have the reason of an early end.
+
+    A run that was `stopped` ends the same way again; one that `failed` may be started again.
 
     The error is raised again: Flower marks a run as failed only if its ServerApp ends with an Exception.
     """
     try:
         run_federation(grid, context)
     except Exception as error:
-        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        say(f"stopped: {reason}")
-        _write_status(context, {"status": "stopped", "reason": reason})
+        mistake = isinstance(error, UserError)
+        status, reason = (
+            ("stopped", str(error)) if mistake else ("failed", one_line(f"{type(error).__name__}: {error}"))
+        )
+        say(f"{status}: {reason}")
+        _write_status(context, {"status": status, "reason": reason})
         raise
     _write_status(context, {"status": "finished", "reason": ""})
 

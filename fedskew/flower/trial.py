@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,11 +21,10 @@ from fedskew.flower.planning import make_settings, read_app, resolved
 from fedskew.flower.processes import Process
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
+from fedskew.flower.supervised_run import completed_rounds, run_to_end
 
-_POLL_SECONDS = 0.3
 _IDLE_SECONDS = 600
 """After which a site's worker ends: a trial may have more sites than the machine has memory for workers."""
-_SAID = re.compile(r"fedskew: (.*)")
 
 
 def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> LocalFederation:
@@ -121,36 +118,24 @@ def run_folder(trial: LocalFederation) -> RunFolder:
     return RunFolder(read_app(trial.app)[0].folder)
 
 
-def follow(trial: LocalFederation, run: Process, say: Callable[[str], None]) -> None:
-    """Report what the server logs until the run is over; raise a UserError if the run did not finish."""
-    known: set[str] = set()
-    stopped, finished = "", False
-    for line in _lines(run):
-        if line:
-            say(line)
-            stopped = line if line.startswith("stopped:") else stopped
-            finished = finished or line.startswith("finished")
+def run_trial(trial: LocalFederation, log: Callable[[str], None]) -> None:
+    """Start all processes and run the federation to its end, with restarts after failures."""
+    trial.start()
+    runs = trial.app_runs(trial.app)
+    ended: set[str] = set()
+
+    def report_ended_sites() -> None:
         for name, node in trial.nodes.items():
-            if not node.running and name not in known:
-                known.add(name)
-                say(f"{name} ended; its log is {node.log}")
-        if trial.superlink is not None:
-            trial.superlink.require_running()
-    if not finished:
-        raise UserError(stopped.removeprefix("stopped: ") or f"the run ended early; {run.log} says why")
+            if not node.running and name not in ended:
+                ended.add(name)
+                log(f"{name} ended; its log is {node.log}")
 
+    def start() -> Process:
+        assert trial.superlink is not None
+        if not trial.superlink.running:
+            log(f"the SuperLink ended; starting it again. Its log is {trial.superlink.log}")
+            trial.start_superlink()
+        return runs.start()
 
-def _lines(run: Process) -> Iterator[str]:
-    """What the ServerApp says, as it says it; empty text while it says nothing."""
-    with run.log.open(encoding="utf-8", errors="replace") as file:
-        file.seek(run.began_at)
-        while True:
-            alive = run.running
-            run.complete_log()
-            while line := file.readline():
-                if match := _SAID.search(line):
-                    yield match[1].strip()
-            if not alive:
-                return
-            yield ""
-            time.sleep(_POLL_SECONDS)
+    folder = run_folder(trial).path
+    run_to_end(start, lambda: completed_rounds(folder), log, report_ended_sites)

@@ -41,6 +41,8 @@ def _lines(block: Block) -> list[list[str]]:
 
 
 def _superlink(arguments: list[str]) -> None:
+    module, *arguments = arguments[1:]
+    assert module == "fedskew.flower.superlink"
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 
     given = _parse_args_run_superlink().parse_args(arguments)
@@ -64,7 +66,7 @@ def _flwr(arguments: list[str]) -> None:
     command.make_context(name, arguments, parent=context)
 
 
-@pytest.mark.parametrize(("program", "parse", "least"), [("flower-superlink", _superlink, 1), ("flwr", _flwr, 5)])
+@pytest.mark.parametrize(("program", "parse", "least"), [("python", _superlink, 1), ("flwr", _flwr, 4)])
 def test_flower_knows_the_commands(program: str, parse: Callable[[list[str]], None], least: int) -> None:
     found = commands(program)
     assert len(found) >= least
@@ -108,6 +110,6 @@ def test_the_proxy_s_calls_are_as_many_as_the_text_says() -> None:
 def test_the_app_s_own_instructions_start_the_same_superlink_behind_the_same_proxy(tmp_path: Path) -> None:
     assert main(["federate", "init", str(tmp_path / "app"), "--sites", "a,b", "--data", "digits"]) == 0
     text = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")
-    (line,) = [line for line in text.replace("\\\n", " ").splitlines() if "flower-superlink" in line]
-    assert [shlex.split(line)[1:]] == commands("flower-superlink")
+    (line,) = [line for line in text.replace("\\\n", " ").splitlines() if "flower.superlink" in line]
+    assert [shlex.split(line)[1:]] == commands("python")
     assert "--superlink SERVER:9092" in text

@@ -59,7 +59,7 @@ class Return:
         if not self._local.nodes[self._site].running and time.monotonic() > self._next:
             self._local.start_site(self._site)
             self._next = time.monotonic() + BETWEEN_ATTEMPTS
-        return "SuperNode ID" in self._local.nodes[self._site].said()
+        return "SuperNode ID" in self._local.nodes[self._site].output()
 
 
 def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
@@ -70,8 +70,7 @@ def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
         local.start()
         for method in ("scaffold", "fedgr"):
             config = real.config(method)
-            run = local.start_run(real.app(method, config))
-            until(lambda run=run: not run.running, f"the run of {method}", local)  # type: ignore[misc]
+            assert federate_run(real, real.app(method, config)).returncode == 0
             _assert_as_simulated(real, method, config)
             workers.append([pid for name in NAMES for pid in worker_of(local.site_file(name))])
         _assert_other_settings_are_refused(real)
@@ -80,16 +79,20 @@ def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
     until(lambda: not any(worker_of(local.site_file(name)) for name in NAMES), "the workers' end", local)
 
 
-def _assert_other_settings_are_refused(real: Real) -> None:
-    """Flower shows the reason and marks the run as failed; the reason stays in the run's folder.
+def federate_run(real: Real, app: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedskew", "federate", "run", str(app), "--connection", "federation"]
+    return subprocess.run(
+        command, env=os.environ | real.local.environment, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
 
-    `flwr run --stream` itself always ends with status 0.
-    """
+
+def _assert_other_settings_are_refused(real: Real) -> None:
+    """`federate run` shows the reason, and Flower marks the run as failed; the reason stays in the run's folder."""
     folder = real.run_folder("fedgr")
-    refused = real.local.start_run(real.app("other", real.config("fedgr", lr=0.3), folder=str(folder)))
-    until(lambda: not refused.running, "the refusal", real.local)
+    refused = federate_run(real, real.app("other", real.config("fedgr", lr=0.3), folder=str(folder)))
     reason = f"{folder} holds a run with another configuration (it differs in lr)"
-    assert reason in refused.said()
+    assert refused.returncode == 2
+    assert f"error: {reason}" in refused.stderr
     listed = subprocess.run(
         [str(Path(sys.executable).parent / "flwr"), "list", "federation", "--format", "json"],
         env=os.environ | real.local.environment,

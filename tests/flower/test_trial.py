@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -11,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from in_process import small_data
+from real_federation import processes
 
 from fedskew.flower.guardian import marked_processes
+from fedskew.flower.supervised_run import completed_rounds
 
 PATIENCE = 300.0
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 ")
@@ -55,3 +59,27 @@ def test_a_killed_trial_leaves_no_process_and_the_same_command_takes_over(tmp_pa
     lines = (folder / "logs" / "site-1.log").read_text(encoding="utf-8").splitlines()
     assert lines
     assert [line for line in lines if not TIME.match(line) or "\x1b" in line] == []
+
+
+@pytest.mark.slow
+def test_a_trial_goes_on_after_its_serverapp_and_its_superlink_are_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    command = [sys.executable, "-m", "fedskew", "federate", "up", str(folder), "--data", str(small_data(tmp_path))]
+    command += ["--sites", "2", "--method", "fedavg", "--rounds", "6", "--local-epochs", "1"]
+
+    def rounds() -> int:
+        return completed_rounds(folder / "run")
+
+    with subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as trial:
+        until(lambda: rounds() >= 1, "the first round", trial)
+        (server_app,) = set(processes("flwr-serverapp")) & set(marked_processes(str(folder)))
+        os.kill(server_app, signal.SIGKILL)
+        until(lambda: rounds() >= 3, "a round of the second ServerApp", trial)
+        (superlink,) = processes("fedskew.flower.superlink", str(folder / "superlink.db"))
+        os.kill(superlink, signal.SIGKILL)
+        output, errors = trial.communicate(timeout=PATIENCE)
+    assert trial.returncode == 0, errors
+    assert "after 6 rounds, all 2 sites in every round" in output
+    assert len(re.findall(r"the run failed .*; restart 1 of 3 resumes after round \d", errors)) == 2
+    assert "the SuperLink ended; starting it again" in errors
+    assert not marked_processes(str(folder))

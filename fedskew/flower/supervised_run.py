@@ -1,0 +1,126 @@
+"""Follows a run to its end. A run that fails is started again and resumes from its last checkpoint.
+
+`flwr run --stream` ends with status 0 whatever happened, so the outcome is read from the lines that our ServerApp logs:
+`finished …`, `stopped: …` (a mistake that only the user can correct) or `failed: …` (an error that may pass). A
+ServerApp or SuperLink that was killed logs nothing, which counts as a failure.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedskew.errors import UserError
+from fedskew.flower.processes import Process
+
+RESTARTS = 3
+"""How often a run is started again without completing another round."""
+_POLL_SECONDS = 0.3
+_STOP_SECONDS = 60.0
+_LOGGED = re.compile(r"fedskew: (.*)")
+_RUN_ID = re.compile(r"Successfully started run (\d+)")
+
+
+class FlowerRun:
+    """`flwr run` for one app, started once or several times."""
+
+    def __init__(self, app: Path, connection: str | None, log: Path, env: Mapping[str, str]) -> None:
+        """`connection` is a SuperLink's name in Flower's config.toml; None for the default one."""
+        self._app, self._connection = str(app), [connection] if connection else []
+        self._log, self._env = log, env
+        self.process: Process | None = None
+
+    def start(self) -> Process:
+        """Start the run. What is left of the attempt before, such as a ServerApp without a log, is stopped first."""
+        if self.process is not None:
+            self._stop(self.process)
+        command = ["flwr", "run", self._app, *self._connection, "--stream"]
+        self.process = Process("run", command, self._log, self._env)
+        return self.process
+
+    def _stop(self, run: Process) -> None:
+        run.kill()
+        if started := _RUN_ID.search(run.output()):
+            command = ["flwr", "stop", started[1], *self._connection]
+            stop = Process("stop", command, self._log, self._env)
+            stop.wait(_STOP_SECONDS)  # it fails if the run has ended
+            stop.kill()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    finished: bool
+    refused: bool
+    """Whether another attempt would end the same way."""
+    reason: str
+
+
+def run_to_end(
+    start: Callable[[], Process],
+    count_rounds: Callable[[], int],
+    log: Callable[[str], None],
+    watch: Callable[[], None] = lambda: None,
+) -> None:
+    """Start a run, and start it again whenever it fails; raise a UserError if that does not help.
+
+    `watch` is called while the run is in progress.
+    """
+    failures, before = 0, count_rounds()
+    while True:
+        outcome = follow(start(), log, watch)
+        if outcome.finished:
+            return
+        if outcome.refused:
+            raise UserError(outcome.reason)
+        now = count_rounds()
+        failures, before = (1 if now > before else failures + 1), now
+        if failures > RESTARTS:
+            raise UserError(f"the run failed {failures} times in a row, last with: {outcome.reason}")
+        log(f"the run failed ({outcome.reason}); restart {failures} of {RESTARTS} resumes after round {now}")
+
+
+def follow(run: Process, log: Callable[[str], None], watch: Callable[[], None]) -> Outcome:
+    """Report what the ServerApp logs until `flwr run` ends."""
+    outcome = Outcome(finished=False, refused=False, reason=f"it ended without a reason; see {run.log}")
+    for line in _logged_lines(run):
+        if line:
+            log(line)
+            outcome = _outcome(line) or outcome
+        watch()
+    return outcome
+
+
+def _outcome(line: str) -> Outcome | None:
+    if line.startswith("finished"):
+        return Outcome(finished=True, refused=False, reason="")
+    for word, refused in (("stopped: ", True), ("failed: ", False)):
+        if line.startswith(word):
+            return Outcome(finished=False, refused=refused, reason=line.removeprefix(word))
+    return None
+
+
+def completed_rounds(folder: Path) -> int:
+    """The number of rounds in a run's folder. The first row is the model before any training."""
+    rows = folder / "rounds.jsonl"
+    return max(0, rows.read_bytes().count(b"\n") - 1) if rows.exists() else 0
+
+
+def _logged_lines(run: Process) -> Iterator[str]:
+    """The lines of the ServerApp as they come; empty text while there is none."""
+    with run.log.open(encoding="utf-8", errors="replace") as file:
+        file.seek(run.began_at)
+        while True:
+            alive = run.running
+            run.complete_log()
+            while line := file.readline():
+                if match := _LOGGED.search(line):
+                    yield match[1].strip()
+            if not alive:
+                return
+            yield ""
+            time.sleep(_POLL_SECONDS)

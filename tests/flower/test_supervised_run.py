@@ -1,0 +1,72 @@
+"""Runs that fail are resumed; small programs take the place of `flwr run`, and log what a ServerApp logs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from fedskew.errors import UserError
+from fedskew.flower.processes import Process
+from fedskew.flower.supervised_run import RESTARTS, completed_rounds, run_to_end
+
+
+class Attempts:
+    """Starts one program after another. Each logs its lines; the last one is repeated."""
+
+    def __init__(self, folder: Path, *outputs: Sequence[str]) -> None:
+        self._log, self._outputs, self.started = folder / "run.log", outputs, 0
+
+    def start(self) -> Process:
+        lines = self._outputs[min(self.started, len(self._outputs) - 1)]
+        self.started += 1
+        text = "".join(f"INFO :      {line}\n" for line in lines)
+        return Process("run", [sys.executable, "-c", f"print({text!r}, end='')"], self._log, {})
+
+
+def supervise(attempts: Attempts, count_rounds: Callable[[], int] = lambda: 2) -> list[str]:
+    logged: list[str] = []
+    run_to_end(attempts.start, count_rounds, logged.append)
+    return logged
+
+
+def test_a_run_that_fails_is_resumed(tmp_path: Path) -> None:
+    attempts = Attempts(
+        tmp_path,
+        ["something of Flower's", "fedskew: failed: ObjectPushError: no object"],
+        ["fedskew: site-1 is here"],  # killed: it ends without a word
+        ["fedskew: finished with accuracy 90 %"],
+    )
+    assert supervise(attempts) == [
+        "failed: ObjectPushError: no object",
+        "the run failed (ObjectPushError: no object); restart 1 of 3 resumes after round 2",
+        "site-1 is here",
+        f"the run failed (it ended without a reason; see {tmp_path / 'run.log'}); restart 2 of 3 resumes after round 2",
+        "finished with accuracy 90 %",
+    ]
+
+
+def test_a_mistake_of_the_user_ends_the_run_at_once(tmp_path: Path) -> None:
+    attempts = Attempts(tmp_path, ["fedskew: stopped: lr is -1; expected a positive number"])
+    with pytest.raises(UserError, match=r"^lr is -1; expected a positive number$"):
+        supervise(attempts)
+    assert attempts.started == 1
+
+
+def test_restarts_are_bounded_unless_rounds_are_completed(tmp_path: Path) -> None:
+    attempts = Attempts(tmp_path, ["fedskew: failed: it is broken"])
+    with pytest.raises(UserError, match="failed 4 times in a row, last with: it is broken"):
+        supervise(attempts)
+    assert attempts.started == 1 + RESTARTS
+
+    slow = Attempts(tmp_path, *[["fedskew: failed: it is broken"]] * 6, ["fedskew: finished"])
+    supervise(slow, lambda: slow.started)
+    assert slow.started == 7
+
+
+def test_completed_rounds_are_the_rows_after_the_first(tmp_path: Path) -> None:
+    assert completed_rounds(tmp_path) == 0
+    (tmp_path / "rounds.jsonl").write_text("{}\n{}\n{}\n")
+    assert completed_rounds(tmp_path) == 2
