@@ -39,6 +39,7 @@ def add_to(app: typer.Typer) -> None:
         "fedskew compare --methods fedavg,fedlmd,fedvls --rounds 5 --lr 0.1",
         "fedskew compare --methods fedprox,fedvls+fedavgm --rounds 3 --seeds 2",
         "fedskew compare --methods fedlmd,fedntd --set method.beta=0.5 --rounds 3",
+        "fedskew compare --methods fedavg,fedprox:mu=0.01,fedprox:mu=1 --rounds 3 --seeds 3 --rank-by macro-f1",
     )  # fmt: skip
 
 
@@ -51,7 +52,9 @@ def _command(
                        show_default=False),
     ] = None,
     methods: Annotated[
-        str | None, option("--methods", "A,B,C", f"methods to compare, or all (default: {DEFAULT})", TRAINING)
+        list[str] | None,
+        option("--methods", "A,B:NAME=VALUE", "methods to compare, also one with several settings, or all; repeatable "
+               f"(default: {DEFAULT})", TRAINING),
     ] = None,
     seeds: Annotated[
         str | None,
@@ -63,14 +66,18 @@ def _command(
     live: Live = False,
     log: Log = None,
     rank_by: RankBy = None,
+    format: Annotated[
+        str | None, option("--format", "KIND", "print only a table, as latex, markdown or csv", CONFIGURATION)
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run several methods on the same federations and compare them. Finished runs are not repeated.
 
-    --set method.NAME=VALUE applies to every method with that parameter,
-    --set method.fedvls.NAME=VALUE to FedVLS only. The YAML file may also
-    list `methods` and `seeds`, and set `rank_by`.
+    --methods fedavg,fedvls,fedvls:distill_weight=0.5 compares one method
+    with two settings. --set method.NAME=VALUE applies to every method with
+    that parameter, --set method.fedvls.NAME=VALUE to FedVLS only. The YAML
+    file may also list `methods` and `seeds`, and set `rank_by`.
     """
     from fedskew.cli.running import Observers, print_comparison, run_all
     from fedskew.cli.terminal import notice
@@ -78,19 +85,25 @@ def _command(
     from fedskew.results.checks import require_comparable, setting_differences
     from fedskew.results.folders import load_runs
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
+    from fedskew.results.table import check_format
 
+    if format is not None:
+        if as_json:
+            raise UserError("--json and --format both decide what is printed; expected one of them")
+        check_format(format)
     if folders:
         if methods or seeds or settings.file or settings.values:
             raise UserError("finished runs are compared as they are; expected no settings beside the run folders")
         loaded = load_runs(folders)
-        print_comparison(require_comparable(loaded.runs, find_metric(rank_by or DEFAULT_METRIC).name), as_json)
+        compared = require_comparable(loaded.runs, find_metric(rank_by or DEFAULT_METRIC).name)
+        print_comparison(compared, as_json, format)
         for line in [*loaded.unreadable, *setting_differences(loaded.runs)]:
             notice(line)
         return
     comparison = read_comparison(settings, methods, seeds, rank_by)
     runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
     done = run_all(runs, Path(out), as_json or quiet, Observers(live, log), comparison.rank_by)
-    print_comparison(done, as_json)
+    print_comparison(done, as_json, format)
 
 
 class Comparison(NamedTuple):
@@ -104,7 +117,7 @@ class Comparison(NamedTuple):
 
 
 def read_comparison(
-    settings: Settings, methods: str | None = None, seeds: str | None = None, rank_by: str | None = None
+    settings: Settings, methods: Sequence[str] | None = None, seeds: str | None = None, rank_by: str | None = None
 ) -> Comparison:
     """Read the file and the flags; flags override the file."""
     from fedskew.experiment.config import Config, with_values
@@ -113,7 +126,7 @@ def read_comparison(
 
     content = read_yaml(settings.file) if settings.file else {}
     keys: dict[str, Any] = dict(content) if isinstance(content, Mapping) else {}
-    listed = keys.pop("methods", None) if methods is None else methods
+    listed = keys.pop("methods", None) if methods is None else ",".join(methods)
     wanted = keys.pop("seeds", None) if seeds is None else seeds
     metric = find_metric(rank_by or keys.get("rank_by", DEFAULT_METRIC))
     keys = {key: value for key, value in keys.items() if key not in ("methods", "seeds", "rank_by")}
@@ -128,11 +141,12 @@ def read_comparison(
     own = {key: value for key, value in settings.values.items() if key.startswith(METHOD)}
     base = with_values(file, {key: value for key, value in settings.values.items() if key not in own})
     chosen = [with_values(base, {"method": method}) for method in _listed(DEFAULT if listed is None else listed)]
-    return Comparison(base, _with_parameters(_distinct(chosen), own), seed_range(base, wanted), metric.name)
+    return Comparison(base, _distinct(_with_parameters(chosen, own)), seed_range(base, wanted), metric.name)
 
 
 def _listed(methods: object) -> Sequence[Any]:
-    """The methods in `a,b+c`, or in a list of names and mappings such as {name: fedvls, distill_weight: 0.5}."""
+    """The methods in `a,b:NAME=VALUE`, or in a list of such names and mappings: {name: fedvls, distill_weight: 0.5}."""
+    from fedskew.experiment.config import parse_method
     from fedskew.methods import METHODS
 
     if methods == "all":
@@ -141,17 +155,20 @@ def _listed(methods: object) -> Sequence[Any]:
         methods = split_names(methods)
     if not isinstance(methods, list) or not methods:
         raise UserError(f"methods is {methods!r}; expected names such as fedavg,fedvls or all")
-    return methods
+    return [parse_method(method) if isinstance(method, str) else method for method in methods]
 
 
 def _distinct(methods: list[Config]) -> list[Config]:
-    """Refuse a method that is listed twice: its rows would look the same."""
+    """Refuse a method that is listed twice with the same settings: its rows would look the same."""
     from fedskew.methods import make_method
 
-    names = [make_method(config.method).name for config in methods]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"method {name!r} is listed twice; expected each method once")
+    made = [make_method(config.method, config.method_params) for config in methods]
+    for i, method in enumerate(made):
+        if any((other.name, other.params) == (method.name, method.params) for other in made[:i]):
+            raise UserError(
+                f"method {method.name!r} is listed twice with the same settings; expected each once, or other "
+                f"settings, such as {method.name}:{next(iter(method.params), 'NAME')}=VALUE"
+            )
     return methods
 
 

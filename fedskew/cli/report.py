@@ -18,6 +18,7 @@ def add_to(app: typer.Typer) -> None:
         app, "report", _report,
         "fedskew report runs",
         "fedskew report runs/digits-* -o comparison.html --figures figures --format pdf",
+        "fedskew report runs --format latex",
     )  # fmt: skip
     add_command(app, "figures", _figures, "fedskew figures --list", "fedskew figures fedlmd/2 runs -o figure2.pdf")
     add_command(app, "live", _live, "fedskew live runs", "fedskew live runs/my-sweep --wait")
@@ -30,7 +31,9 @@ def _report(
         str | None, option("--figures", "FOLDER", "also save every figure in this folder, for use in papers")
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", metavar="KIND", help="format of the figures: png, svg, pdf, or several: svg,pdf")
+        str,
+        typer.Option("--format", metavar="KIND", help="format of the figures: png, svg, pdf, or several: svg,pdf; with "
+                     "latex, markdown or csv, print the table of results and write no page"),
     ] = "pdf",
     features: Annotated[
         bool,
@@ -43,10 +46,19 @@ def _report(
     from fedskew.cli.terminal import notice, stdout
     from fedskew.report.charts.matplotlib_view import parse_formats
     from fedskew.report.writing import page_path, write_loaded
-    from fedskew.results import load_runs
+    from fedskew.results import comparisons, load_runs
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
+    from fedskew.results.table import FORMATS as TABLE_FORMATS
+    from fedskew.results.table import table_text
 
-    target, kinds, metric = page_path(out), parse_formats(format), find_metric(rank_by or DEFAULT_METRIC)
+    metric = find_metric(rank_by or DEFAULT_METRIC)
+    if format in TABLE_FORMATS:
+        found = load_runs(runs)
+        print(table_text(comparisons(found.runs, metric.name), format), end="")
+        for line in found.unreadable:
+            notice(line)
+        return
+    target, kinds = page_path(out), parse_formats(format, TABLE_FORMATS)
     loaded = load_runs(runs)
     count = len(loaded.runs)
     notice(f"reading {count} run{'s' if count > 1 else ''}" + (", drawing features" if features else ""))

@@ -269,10 +269,13 @@ def _live_report(folders: Sequence[Path]) -> Iterator[None]:
         yield
 
 
-def print_comparison(comparison: Comparison, as_json: bool) -> None:
-    """Print the tables of a comparison, or one JSON object."""
+def print_comparison(comparison: Comparison, as_json: bool, format: str | None = None) -> None:
+    """Print the tables and the verdict of a comparison, or one JSON object, or one table in this format."""
     if as_json:
         print_json(comparison.to_json())
+        return
+    if format is not None:
+        print(comparison.table(format), end="")
         return
     console = stdout()
     console.print(comparison_table(comparison))

@@ -16,6 +16,8 @@ from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 BAR = 30
 MOST_CLASSES = 20
 """The most bars shown. With more classes, those with the lowest accuracy are shown."""
+WIDEST_NAME = 30
+"""Longer method names are wrapped in the table of classes."""
 SHOWN = ("accuracy", "macro-f1", "worst-class")
 """The metrics of the comparison table. The ranking metric comes before them."""
 NAME_WIDTH = 12
@@ -104,7 +106,7 @@ def comparison_table(comparison: Comparison) -> Table:
 def class_accuracy_table(comparison: Comparison, width: int) -> Table:
     """Show methods × classes in percent, as means over the seeds. If not all classes fit, show the worst."""
     methods, classes = comparison.methods, comparison.classes
-    margin = max(len(method.label) for method in methods) + 4
+    margin = min(WIDEST_NAME, max(len(method.label) for method in methods)) + 4
     cell = min(9, max(3, *(len(name) for name in classes)))
     room = max(1, (width - margin) // (cell + 2))
     shown, title = list(range(len(classes))), "accuracy by class, %"
@@ -115,7 +117,7 @@ def class_accuracy_table(comparison: Comparison, width: int) -> Table:
     if len(methods[0].runs) > 1:
         title += f", mean of {len(methods[0].runs)} seeds"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", max_width=WIDEST_NAME, overflow="fold")
     for c in shown:
         table.add_column(Text(classes[c][:cell]), justify="right", no_wrap=True)
     for method in methods:

@@ -255,6 +255,12 @@ class Comparison:
         frame: pandas.DataFrame = data_frame(lines)
         return frame
 
+    def table(self, format: str = "markdown") -> str:
+        """The methods with mean ± sample standard deviation, the best bold: `markdown`, `latex` or `csv`."""
+        from fedskew.results.table import table_text
+
+        return table_text([self], format)
+
     def __repr__(self) -> str:
         found = ", ".join(f"{m.label} {100 * self.score(m).mean:.1f} %" for m in self.ranking)
         by = "" if self.rank_by == DEFAULT_METRIC else f", {self.metric.label}"

@@ -13,14 +13,15 @@ from fedskew.data import Federation, Partition, federation, load
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
-from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.config import Config, parse_method, with_values
 from fedskew.experiment.preparation import Prepared, partition_rule, prepare
 from fedskew.methods import Method, Part
 from fedskew.results.comparison import Comparison, compare_runs
 from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
 AnyMethod = str | Mapping[str, Any] | Method | Part
-"""A name, a mapping such as {"name": "fedvls", "distill_weight": 0.5}, or an object."""
+"""A name, a name with settings such as "fedvls:distill_weight=0.5", a mapping such as {"name": "fedvls",
+"distill_weight": 0.5}, or an object."""
 
 
 def compare(
@@ -88,7 +89,7 @@ def _first_federation(
 def _methods(methods: Sequence[AnyMethod]) -> list[AnyMethod]:
     if isinstance(methods, str | Mapping | Method | Part) or not methods:
         raise UserError(f"methods is {methods!r}; expected a list, for example ['fedavg', 'fedvls']")
-    return list(methods)
+    return [parse_method(method) if isinstance(method, str) else method for method in methods]
 
 
 def _seeds(seeds: int | Sequence[int], first: int) -> list[int]:
@@ -104,4 +105,7 @@ def _refuse_repeated(prepared: Sequence[Prepared]) -> None:
     identities = [(config.method, sorted(config.method_params.items(), key=str)) for config in configs]
     for identity in identities:
         if identities.count(identity) > 1:
-            raise UserError(f"method {identity[0]!r} is given twice; expected each method once")
+            raise UserError(
+                f"method {identity[0]!r} is given twice with the same settings; expected each once, or other settings, "
+                f"such as '{identity[0]}:NAME=VALUE'"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,45 @@ def test_the_verdict_follows_the_table(cli):
     more = " ".join(cli(*TINY, "--methods", "fedavg,fedvls", "--seeds", "3", "--quiet").out.split())
     assert "of 3 seeds: " in more
     assert "significant (p" in more
+
+
+def test_one_method_with_several_settings_has_clear_names(cli):
+    told = cli(*TINY, "--methods", "fedavg", "--methods", "fedprox:mu=0.01,fedprox:mu=1", "--json").json
+    assert [method["method"] for method in told["methods"]] == ["fedavg", "fedprox (mu=0.01)", "fedprox (mu=1.0)"]
+    assert len({folder for method in told["methods"] for folder in method["folders"]}) == 3
+    Path("c.yaml").write_text("methods: [fedavg, 'fedprox:mu=0.01', {name: fedprox, mu: 1}]\n")
+    again = cli(*TINY, "-c", "c.yaml", "--json").json
+    assert again["methods"] == told["methods"], "the same runs"
+    shown = cli("compare", "runs").out
+    assert "fedprox" in shown
+    assert "(mu=0.01)" in shown
+
+
+@pytest.mark.parametrize(
+    ("methods", "line"),
+    [
+        ("fedprox:mu=0.01,fedprox:mu=0.01", "method 'fedprox' is listed twice with the same settings"),
+        ("fedavg,fedprox,fedprox:mu=0.01", "method 'fedprox' is listed twice with the same settings"),
+        ("fedprox:mu", "unknown method|cannot import|no module"),
+        ("fedprox:mu=1:2", "setting '2' lacks a key or '='"),
+        ("fedprox:nu=1", "method 'fedprox' has no parameter 'nu'; did you mean 'mu'"),
+    ],
+)
+def test_a_wrong_setting_of_a_method_is_one_line(cli, methods, line):
+    outcome = cli(*TINY, "--methods", methods)
+    assert outcome.status == 2
+    assert re.search(line, outcome.err, re.IGNORECASE), outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_the_table_for_a_paper(cli):
+    outcome = cli(*TINY, "--methods", "fedavg,fedvls", "--seeds", "2", "--format", "latex", "--quiet")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.startswith("% digits, dirichlet")
+    assert outcome.out.endswith("\\end{tabular}\n")
+    assert outcome.out.count("\\textbf{") >= 4
+    reported = cli("report", "runs", "--format", "latex")
+    assert reported.out == outcome.out, "the same table from the report"
+    assert not Path("report.html").exists()
+    assert "did you mean 'markdown'" in cli(*TINY, "--format", "markdwn").err
+    assert "expected one of them" in cli(*TINY, "--format", "csv", "--json").err

@@ -90,7 +90,7 @@ def test_data_in_memory() -> None:
     [
         ({"methods": "fedavg"}, "methods is 'fedavg'; expected a list, for example"),
         ({"methods": []}, r"methods is \[\]; expected a list"),
-        ({"methods": ["fedavg", "fedavg"]}, "method 'fedavg' is given twice; expected each method once"),
+        ({"methods": ["fedavg", "fedavg"]}, "method 'fedavg' is given twice with the same settings"),
         ({"methods": ["fedavgg"]}, "unknown method 'fedavgg'; did you mean 'fedavg'"),
         ({"methods": ["fedavg"], "seeds": 0}, "seeds is 0; expected a number of seeds, at least 1"),
         ({"methods": ["fedavg"], "seeds": [1, 1]}, r"seeds is \[1, 1\]; expected a number of seeds"),

@@ -229,6 +229,17 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     return values
 
 
+def parse_method(text: str) -> dict[str, Any]:
+    """Read a method with settings, such as `fedvls:distill_weight=0.5`, as the mapping that YAML has.
+
+    Several settings follow each other: `fedvls:distill_weight=0.5:suppress_weight=0`. A colon before the first setting
+    belongs to the name, as in `package.module:Class`.
+    """
+    words = text.split(":")
+    first = next((i for i, word in enumerate(words) if "=" in word), len(words))
+    return {"name": ":".join(words[:first]), **parse_assignments(words[first:])}
+
+
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """Change a configuration by values under dotted keys.
 

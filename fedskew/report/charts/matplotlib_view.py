@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,12 +71,12 @@ def save_figure(figure: Figure, target: Path) -> None:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 
 
-def parse_formats(text: str) -> list[str]:
-    """Parse a list of file formats such as `svg,pdf`."""
+def parse_formats(text: str, others: Iterable[str] = ()) -> list[str]:
+    """Parse a list of file formats such as `svg,pdf`; `others` are further formats to suggest to the user."""
     kinds = [kind.strip().lower().lstrip(".") for kind in text.split(",") if kind.strip()]
     for kind in kinds:
         if kind not in FORMATS:
-            raise unknown("format", kind, FORMATS)
+            raise unknown("format", kind, [*FORMATS, *others])
     return kinds
 
 

@@ -1,0 +1,145 @@
+"""Results as a table for papers and spreadsheets: LaTeX, Markdown or CSV.
+
+In LaTeX and Markdown a cell is the mean ± the sample standard deviation over the seeds, in percent, and the best value
+of each column is bold. Reference bounds are never bold. CSV has means and deviations in columns of their own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from fedskew.errors import UserError, unknown
+from fedskew.metrics.summary import MeanStd
+from fedskew.results.ranking import METRICS, RankingMetric
+
+if TYPE_CHECKING:
+    from fedskew.results.comparison import Comparison, MethodRuns
+
+DIGITS = 2
+
+
+def check_format(format: str) -> None:
+    """Refuse an unknown format, also before anything runs."""
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+
+
+def table_text(settings: Sequence[Comparison], format: str) -> str:
+    """The table of one or several settings in this format."""
+    check_format(format)
+    if not all(setting.ranking for setting in settings):
+        raise UserError("no run has been evaluated yet; expected finished runs for a table")
+    return FORMATS[format](settings)
+
+
+def _metrics(settings: Sequence[Comparison]) -> list[RankingMetric]:
+    """The metric that decides which method is best, then the others, as far as any run has them."""
+    ordered = [METRICS[name] for name in dict.fromkeys((settings[0].rank_by, *METRICS))]
+    runs = [run for setting in settings for method in setting.methods for run in method.tested]
+    return [metric for metric in ordered if any(not math.isnan(metric.value(run)) for run in runs)]
+
+
+def _markdown(settings: Sequence[Comparison]) -> str:
+    blocks = []
+    for setting in settings:
+        headings, rows = _cells(setting, lambda text: f"**{text}**")
+        lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+        escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+        blocks.append(f"{_caption(setting)}\n\n{table}\n")
+    return "\n".join(blocks)
+
+
+def _latex(settings: Sequence[Comparison]) -> str:
+    blocks = []
+    for setting in settings:
+        headings, rows = _cells(setting, lambda text: f"\\textbf{{{text}}}", _latex_text)
+        lines = [
+            f"% {_caption(setting)}",
+            "% needs \\usepackage{booktabs}",
+            f"\\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
+            "\\toprule",
+            f"{' & '.join(headings)} \\\\",
+            "\\midrule",
+            *(f"{' & '.join(row)} \\\\" for row in rows),
+            "\\bottomrule",
+            "\\end{tabular}",
+        ]
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def _csv(settings: Sequence[Comparison]) -> str:
+    metrics = _metrics(settings)
+    named = [heading for m in metrics for heading in (f"{m.label} %", f"{m.label} sample deviation")]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["setting", "method", "seeds", "best", *named, "training time per run, s"])
+    for setting in settings:
+        for method in setting.ranking:
+            found = [method.over_seeds(metric.value) for metric in metrics]
+            numbers = [_plain(100 * value) for pair in found for value in pair]
+            best = "yes" if method is setting.best else "no"
+            writer.writerow([setting.label, method.label, len(method.tested), best, *numbers, _time(method)])
+    return text.getvalue()
+
+
+FORMATS: dict[str, Callable[[Sequence[Comparison]], str]] = {"latex": _latex, "markdown": _markdown, "csv": _csv}
+
+
+def _cells(
+    setting: Comparison, bold: Callable[[str], str], escape: Callable[[str], str] = str
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows, the best method first."""
+    metrics = _metrics([setting])
+    headings = ["method", *(f"{metric.label} (%)" for metric in metrics), "training time (s)"]
+    columns = [_column(setting, metric, bold, escape) for metric in metrics]
+    rows = [
+        [escape(method.label), *(column[i] for column in columns), _time(method)]
+        for i, method in enumerate(setting.ranking)
+    ]
+    return [escape(heading) for heading in headings], rows
+
+
+def _column(
+    setting: Comparison, metric: RankingMetric, bold: Callable[[str], str], escape: Callable[[str], str]
+) -> list[str]:
+    """One metric of all methods. Values that print alike are bold together."""
+    found = [method.over_seeds(metric.value) for method in setting.ranking]
+    competing = [_mean(value) for method, value in zip(setting.ranking, found, strict=True) if not method.is_bound]
+    top = max((mean for mean in competing if not math.isnan(mean)), default=math.inf)
+    cells = []
+    for method, value in zip(setting.ranking, found, strict=True):
+        cell = escape(value.in_percent(DIGITS))
+        cells.append(bold(cell) if len(competing) > 1 and not method.is_bound and _mean(value) == top else cell)
+    return cells
+
+
+def _mean(value: MeanStd) -> float:
+    return round(100 * value.mean, DIGITS)
+
+
+def _time(method: MethodRuns) -> str:
+    return f"{sum(run.seconds for run in method.tested) / len(method.tested):.1f}"
+
+
+def _caption(setting: Comparison) -> str:
+    seeds = sorted({len(method.tested) for method in setting.ranking})
+    several = f"mean ± sample standard deviation over {' or '.join(map(str, seeds))} seeds"
+    return f"{setting.label}; {several if seeds[-1:] > [1] else 'one seed'}; best by {setting.metric.label} first."
+
+
+def _plain(number: float) -> str:
+    return "" if math.isnan(number) else f"{number:.{DIGITS}f}"
+
+
+_ESCAPES = {"±": "$\\pm$", "–": "--", "−": "$-$", "\\": "\\textbackslash{}", "~": "\\textasciitilde{}"}
+_ESCAPES |= {"^": "\\textasciicircum{}"} | {character: f"\\{character}" for character in "&%$#_{}"}
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_ESCAPES.get(character, character) for character in text)
