@@ -84,13 +84,14 @@ def _show_methods(entries: list[Entry]) -> None:
     from rich.text import Text
 
     from fedskew.cli.terminal import stdout
+    from fedskew.methods.catalogue import UPDATES_REVEAL
 
     what = Table(title="methods", title_justify="left")
     what.add_column("method", no_wrap=True)
     what.add_column("description, paper, parameters (--set method.NAME=VALUE)")
     cost = Table(title="data sent and revealed, and cost", title_justify="left")
     cost.add_column("method", no_wrap=True)
-    for heading in ("sets", "sent by clients", "labels revealed to the server", "extra compute"):
+    for heading in ("sets", "sent by clients", "labels revealed beside updates", "extra compute"):
         cost.add_column(heading, overflow="fold")
     for entry in entries:
         name = Text(entry.name, style="bold")
@@ -105,6 +106,7 @@ def _show_methods(entries: list[Entry]) -> None:
     console = stdout()
     console.print(what)
     console.print(cost)
+    console.print(f"{UPDATES_REVEAL}.", style="dim")
 
 
 def _show_method(entry: Entry) -> None:
@@ -112,6 +114,7 @@ def _show_method(entry: Entry) -> None:
     from rich.text import Text
 
     from fedskew.cli.terminal import stdout
+    from fedskew.methods.catalogue import UPDATES_REVEAL
 
     console = stdout()
     console.print(Text(entry.document), soft_wrap=True)
@@ -121,7 +124,7 @@ def _show_method(entry: Entry) -> None:
         "sets": ", ".join(entry.kinds) or "-",
         "paper": entry.paper,
         "sent by clients": entry.sends,
-        "labels revealed to the server": entry.reveals,
+        "labels revealed beside updates": entry.reveals,
         "extra compute": entry.extra_compute,
         "parameters": _parameters(entry, "\n", " = ") or "none",
     }
@@ -129,6 +132,7 @@ def _show_method(entry: Entry) -> None:
         table.add_row(Text(heading, style="bold"), Text(value))
     console.print()
     console.print(table)
+    console.print(f"{UPDATES_REVEAL}.", style="dim")
 
 
 def _models(as_json: Json = False) -> None:

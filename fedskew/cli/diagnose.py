@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedskew.cli.commands import CONFIGURATION, SPLIT, Json, Settings, add_command, option, takes_settings
+from fedskew.cli.commands import CONFIGURATION, FLAGS, SPLIT, Json, Settings, add_command, option, takes_settings
 
 if TYPE_CHECKING:
     from fedskew.data.label_counts import LabelCounts
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 12
 """Rows that a table shows in the terminal; the page and --json have all of them."""
-HIDDEN_COLUMNS = ("sends", "numbers from", "rerun here", "seeds rerun")
+HIDDEN_COLUMNS = ("sends", "numbers from", "source", "paper")
 """Columns that a terminal has no room for."""
 
 
@@ -38,8 +38,10 @@ def _command(
                        "one histogram per client (default: the split that the options describe)", show_default=False),
     ] = None,
     results: Annotated[
-        str, option("--results", "FOLDER", "folder with the records of `reproduce` (default: results)", CONFIGURATION)
-    ] = "results",
+        str | None,
+        option("--results", "FOLDER", "also count your records of `reproduce` or `sweep` in this folder",
+               CONFIGURATION),
+    ] = None,
     save: Annotated[
         str | None, option("--save", "FILE", "write a .yaml configuration to start from", CONFIGURATION)
     ] = None,
@@ -49,27 +51,50 @@ def _command(
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Measure a federation's label skew, find the most similar published settings, and show what helped there."""
+    """Measure a federation's label skew, find near settings that fedskew reran, and show what helped there."""
     from fedskew.cli.terminal import notice, print_json
     from fedskew.lab.diagnosis.diagnosis import Diagnosis
     from fedskew.report.writing import page_path
 
     page = None if out is None else page_path(out)
     label_counts, config = _label_counts(settings, counts)
-    diagnosis = Diagnosis.from_counts(label_counts, results, settings.config().clients_per_round)
+    diagnosis = Diagnosis.from_counts(label_counts, results, settings.config().clients_per_round,
+                                      config if counts is None else None)  # fmt: skip
     if page is not None:
         _write_page(page, diagnosis, counts, config)
+    command = _choose_command(settings, counts, save, len(label_counts.classes))
     if as_json:
-        print_json(diagnosis.to_json())
+        print_json(diagnosis.to_json() | {"next": command})
     else:
-        _print(diagnosis)
+        _print(diagnosis, command)
     if save is not None:
         from fedskew.lab.diagnosis.start import save_start
 
-        save_start(Path(save), diagnosis.method, diagnosis.per_round, label_counts, config, split=counts is None)
-        notice(f"configuration written to {save}; to run it: fedskew run -c {save}")
+        start = save_start(Path(save), diagnosis.method, diagnosis.per_round, label_counts, config,
+                           split=counts is None)  # fmt: skip
+        stand_in = "; synthetic data stand in for yours" if config is None else ""
+        notice(f"configuration written to {save} (data: {start.data}{stand_in}); to run it: fedskew run -c {save}")
     if page is not None:
         notice(f"page written to {page}")
+
+
+def _choose_command(settings: Settings, counts: str | None, save: str | None, classes: int) -> str:
+    """The command that measures which method is best on this federation."""
+    from shlex import quote
+
+    words = ["fedskew", "choose"]
+    if save is not None:
+        words += ["-c", save]
+    else:
+        words += ["-c", settings.file] if settings.file else []
+        given = dict(settings.values)
+        if counts is not None:
+            stand_in = {} if "data" in given else {"data": "synthetic", "data.classes": classes}
+            given |= {**stand_in, "partition": "counts", "partition.path": counts}
+        flags = {flag.key: f"--{flag.parameter.replace('_', '-')}" for flag in FLAGS.values()}
+        for key, value in given.items():
+            words += [flags[key], str(value)] if key in flags else ["--set", f"{key}={value}"]
+    return " ".join([*map(quote, words), "--budget", "5m"])
 
 
 def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
@@ -97,7 +122,7 @@ def _write_page(target: Path, diagnosis: Diagnosis, counts: str | None, given: C
     write_text(target, page(diagnosis_document(diagnosis, title, to_yaml(start))))
 
 
-def _print(diagnosis: Diagnosis) -> None:
+def _print(diagnosis: Diagnosis, command: str) -> None:
     from fedskew.cli.terminal import stdout
     from fedskew.report.partition_map import CountsMap
 
@@ -108,11 +133,19 @@ def _print(diagnosis: Diagnosis) -> None:
     console.print(CountsMap(counts.counts, counts.clients, counts.classes))
     tables = [diagnosis.measures(), diagnosis.settings()]
     if diagnosis.candidates:
-        tables += [diagnosis.methods(), diagnosis.evidence(diagnosis.method)]
+        tables.append(diagnosis.methods())
+    if diagnosis.method != "fedavg":
+        tables.append(diagnosis.evidence(diagnosis.method))
+    refuted = diagnosis.printed_table(["refuted"])
+    if refuted.rows:
+        tables.append(refuted)
     for table in tables:
         console.print(_rich_table(table))
-    console.print(f"Start with {diagnosis.method}. Add --save start.yaml for a configuration, or -o FILE.html for a "
-                  "page with all numbers.", markup=False)  # fmt: skip
+    if others := len(diagnosis.printed) - len(refuted.rows):
+        console.print(f"{others} other printed gains came out or were not rerun; -o FILE.html and --json list them.",
+                      soft_wrap=True)  # fmt: skip
+    start = f"Start with {diagnosis.method}." if diagnosis.candidates else "Nothing near was rerun."
+    console.print(f"{start} To measure which method is best here: {command}", markup=False, soft_wrap=True)
 
 
 def _rich_table(table: Table) -> object:
@@ -124,7 +157,8 @@ def _rich_table(table: Table) -> object:
                  caption=f"... and {hidden} more" if hidden > 0 else None)  # fmt: skip
     columns = [i for i, name in enumerate(table.columns) if name not in HIDDEN_COLUMNS]
     for i in columns:
-        shown.add_column(table.columns[i], justify="right" if table.is_numeric(i) else "left", overflow="fold")
+        shown.add_column(table.columns[i], justify="right" if table.is_numeric(i) else "left", overflow="fold",
+                         no_wrap=table.columns[i] in ("method", "from, to"))  # fmt: skip
     for row in table.rows[:MAX_ROWS]:
         shown.add_row(*(Text("" if row[i] is None else str(row[i])) for i in columns))
     return shown

@@ -10,6 +10,7 @@ from fedskew.data.catalogue import DATASETS
 from fedskew.errors import UserError
 from fedskew.export.onnx_file import INPUT_NAMES
 from fedskew.methods import Entry, find
+from fedskew.methods.catalogue import UPDATES_REVEAL
 from fedskew.metrics.confusion import lost_classes
 from fedskew.models import MODELS, parameter_count
 from fedskew.models.concatenation import count_encoders
@@ -270,10 +271,7 @@ def _tests_by_class(run: Result) -> bool:
 
 def _private(run: Result) -> str:
     if run.privacy is None:
-        return (
-            "Training was not differentially private. Updates and models can reveal something about the training data "
-            "(membership and, to a degree, labels) to everyone who receives them, including users of this model."
-        )
+        return f"Training was not differentially private. {UPDATES_REVEAL}, including users of this model."
     kind, epsilon, delta = (run.privacy[key] for key in ("kind", "epsilon", "delta"))
     whom = "everyone who has the models" if kind == "central" else "the server and everyone who has the models"
     return (

@@ -61,6 +61,12 @@ class Entry:
         return ", ".join(part.extra_compute for part in self.parts if part.extra_compute) or "none"
 
 
+UPDATES_REVEAL = (
+    "Updates and models can reveal something about the training data (membership and, to a degree, labels) to everyone "
+    "who receives them"
+)
+
+
 METHODS: dict[str, Entry] = {}
 _ALIASES: dict[str, str] = {}
 

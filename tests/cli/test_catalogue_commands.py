@@ -147,3 +147,11 @@ def test_a_reader_that_leaves_early_is_no_error():
     program = f"{shlex.quote(sys.executable)} -m fedskew methods | head -n 1"
     found = subprocess.run(["bash", "-c", program], capture_output=True, check=True)
     assert found.stderr == b""
+
+
+def test_methods_do_not_claim_that_updates_reveal_nothing(cli):
+    for arguments in (("methods", "fedavg"), ("methods", "fed*")):
+        shown = " ".join(cli(*arguments).out.split())
+        assert "Updates and models can reveal something about the training data" in shown
+    rows = [" ".join(line.split()) for line in cli("methods", "fedavg").out.splitlines()]
+    assert "labels revealed beside updates nothing" in rows

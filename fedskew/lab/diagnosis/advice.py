@@ -1,44 +1,49 @@
-"""Methods that helped in similar settings, and what they reveal and cost."""
+"""Methods that were rerun in near settings, what they gained, reveal and cost; and what papers print about them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fedskew.errors import UserError
-from fedskew.lab.diagnosis.known import KnownSetting, Neighbour, Score
+from fedskew.lab.diagnosis.known import Neighbour
+from fedskew.lab.diagnosis.setting import KnownSetting, Score
 from fedskew.methods.catalogue import Entry, find
 
-Evidence = tuple[KnownSetting, Score]
+Outcome = Literal["confirmed", "smaller", "refuted", "not rerun"]
+
+MARGIN = 2.0
+"""A method must gain more points than this over FedAvg to be suggested: another split of the same data changes a gain
+by about as much. That is the root mean square deviation over the reruns with several seeds (a test computes it)."""
+HALF = 0.5
+"""A rerun with at least this part of a printed gain confirms it."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that was tested in similar settings."""
+    """A method that was rerun in near settings. Printed numbers play no part."""
 
     method: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[tuple[KnownSetting, Score], ...]
+    """Its reruns, those in the nearest setting first."""
 
     @property
-    def rerun(self) -> bool:
-        """Whether fedskew measured any of it; otherwise it is only printed in papers."""
-        return any(score.seeds is not None for _, score in self.evidence)
+    def gains(self) -> list[float]:
+        """The mean gain over FedAvg in each setting."""
+        by_setting: dict[KnownSetting, list[float]] = {}
+        for setting, score in self.evidence:
+            by_setting.setdefault(setting, []).append(score.gain)
+        return [sum(gains) / len(gains) for gains in by_setting.values()]
 
     @property
     def gain(self) -> float:
-        """Mean gain over FedAvg in points. Each setting counts once; if it has reruns, only they count."""
-        by_setting: dict[KnownSetting, list[Score]] = {}
-        for setting, score in self.evidence:
-            by_setting.setdefault(setting, []).append(score)
-        gains = []
-        for scores in by_setting.values():
-            measured = [s for s in scores if s.seeds is not None] or scores
-            gains.append(sum(s.gain for s in measured) / len(measured))
-        return sum(gains) / len(gains)
+        """Mean gain over FedAvg in points. Each setting counts once."""
+        return sum(self.gains) / len(self.gains)
 
     @property
     def settings(self) -> int:
-        return len({setting for setting, _ in self.evidence})
+        return len(self.gains)
 
     @property
     def entries(self) -> list[Entry]:
@@ -57,21 +62,20 @@ class Candidate:
         return _joined([e.extra_compute for e in self.entries], "none")
 
 
-def _joined(said: Sequence[str], nothing: str) -> str:
-    kept = [text for text in dict.fromkeys(said) if text != nothing]
+def _joined(parts: Sequence[str], nothing: str) -> str:
+    kept = [text for text in dict.fromkeys(parts) if text != nothing]
     return ", ".join(kept) or nothing
 
 
 def candidates(neighbours: Sequence[Neighbour]) -> list[Candidate]:
-    """The methods of similar settings, largest gain first; within a point, more settings win."""
-    found: dict[str, list[Evidence]] = {}
+    """The methods that were rerun in near settings, largest gain first."""
+    found: dict[str, list[tuple[KnownSetting, Score]]] = {}
     for neighbour in neighbours:
-        if neighbour.near:
-            for score in neighbour.setting.scores:
-                if _known(score.method):
-                    found.setdefault(score.method, []).append((neighbour.setting, score))
+        for score in neighbour.setting.scores if neighbour.near else ():
+            if score.is_rerun and _known(score.method):
+                found.setdefault(score.method, []).append((neighbour.setting, score))
     made = [Candidate(method, tuple(evidence)) for method, evidence in found.items()]
-    return sorted(made, key=lambda c: (-round(c.gain), -c.settings, -c.gain))
+    return sorted(made, key=lambda c: (-c.gain, -c.settings))
 
 
 def _known(method: str) -> bool:
@@ -82,7 +86,39 @@ def _known(method: str) -> bool:
 
 
 def recommended(ranked: Sequence[Candidate]) -> str:
-    """The best candidate among those tested in at least half as many settings as the most tested one, or FedAvg."""
+    """The best candidate among those rerun in at least half as many settings as the most tested one, or FedAvg."""
     most = max((c.settings for c in ranked), default=0)
-    tried = [c for c in ranked if 2 * c.settings >= most and c.gain > 0]
+    tried = [c for c in ranked if 2 * c.settings >= most and c.gain > MARGIN]
     return tried[0].method if tried else "fedavg"
+
+
+@dataclass(frozen=True)
+class PrintedGain:
+    """A gain that a paper prints for a near setting, and what the rerun of that setting gave."""
+
+    setting: KnownSetting
+    score: Score
+    rerun: float | None
+    """Points over FedAvg in the rerun; None without one."""
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.rerun is None:
+            return "not rerun"
+        if self.score.gain <= 0:
+            return "confirmed" if self.rerun <= 0 else "refuted"
+        if self.rerun <= 0:
+            return "refuted"
+        return "confirmed" if self.rerun >= HALF * self.score.gain else "smaller"
+
+
+def printed_gains(neighbours: Sequence[Neighbour]) -> list[PrintedGain]:
+    """What papers print about near settings, largest gain first."""
+    found = [
+        PrintedGain(neighbour.setting, score, neighbour.setting.rerun_gain(score))
+        for neighbour in neighbours
+        if neighbour.near
+        for score in neighbour.setting.scores
+        if not score.is_rerun and _known(score.method)
+    ]
+    return sorted(found, key=lambda one: -one.score.gain)

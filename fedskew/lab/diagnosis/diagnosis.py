@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,10 @@ import numpy as np
 
 from fedskew.data.label_counts import LabelCounts
 from fedskew.errors import UserError
-from fedskew.lab.diagnosis.advice import Candidate, candidates, recommended
-from fedskew.lab.diagnosis.known import NEAR, Neighbour, known_settings, nearest
+from fedskew.experiment.config import Config
+from fedskew.lab.diagnosis.advice import MARGIN, Candidate, Outcome, PrintedGain, candidates, printed_gains, recommended
+from fedskew.lab.diagnosis.known import NEARNESS, Neighbour, known_settings, nearest
+from fedskew.lab.diagnosis.reruns import config_setting
 from fedskew.lab.diagnosis.skew import BETAS, Skew
 from fedskew.lab.diagnosis.start import usual_per_round
 from fedskew.report.charts.chart import Bars, BarSeries, Figure
@@ -29,20 +31,30 @@ class Diagnosis:
 
     counts: LabelCounts
     neighbours: list[Neighbour]
+    """Known settings with a similar share of clients per round, the nearest first."""
     per_round: int | None = None
     """Clients per round; None: all."""
 
     @classmethod
     def from_counts(
-        cls, counts: LabelCounts, results: str | Path | None = None, per_round: int | None = None
+        cls,
+        counts: LabelCounts,
+        results: str | Path | None = None,
+        per_round: int | None = None,
+        config: Config | None = None,
     ) -> Diagnosis:
-        """Compare the federation with the published settings and with the reruns recorded in `results`."""
+        """Compare the federation with the papers' settings and with the reruns that ship with fedskew.
+
+        `results` is a folder of further records, which count like the reruns. With `config`, a setting with the same
+        data and split is recognised.
+        """
         clients = len(counts.clients)
         if per_round is not None and per_round > clients:
             raise UserError(f"clients_per_round is {per_round}; expected at most {clients}, the number of clients")
         per_round = per_round or usual_per_round(clients)
         share = min(per_round or clients, clients) / clients
-        return cls(counts, nearest(Skew(counts.counts), known_settings(results), share), per_round)
+        same = None if config is None else config_setting(config)
+        return cls(counts, nearest(Skew(counts.counts), known_settings(results), share, same), per_round)
 
     @cached_property
     def skew(self) -> Skew:
@@ -51,6 +63,14 @@ class Diagnosis:
     @cached_property
     def candidates(self) -> list[Candidate]:
         return candidates(self.neighbours)
+
+    @cached_property
+    def printed(self) -> list[PrintedGain]:
+        return printed_gains(self.neighbours)
+
+    @property
+    def near_reruns(self) -> list[Neighbour]:
+        return [n for n in self.neighbours if n.near and n.setting.was_rerun]
 
     @property
     def method(self) -> str:
@@ -71,6 +91,7 @@ class Diagnosis:
     def words(self) -> Iterator[str]:
         """The diagnosis in sentences."""
         skew, n = self.skew, len(self.counts.clients)
+        yield from self.counts.notes
         yield (
             f"{n} client{'s' if n > 1 else ''}, {skew.classes} classes, {skew.samples} samples. {_strength(skew)}: a "
             f"client lacks {100 * skew.vacant.mean():.0f} % of the classes on average and has few samples of another "
@@ -104,29 +125,51 @@ class Diagnosis:
         return "all clients" if every else f"{self.per_round} of {clients} clients"
 
     def _neighbourhood(self) -> Iterator[str]:
-        if not self.neighbours:
-            yield "There is no published setting to compare with."
-            return
-        closest = self.neighbours[0]
-        if not closest.near:
+        near = self.near_reruns
+        if not near:
+            yield self._nothing_near()
+        else:
             yield (
-                f"No published setting is similar (with {self._participants} per round, the nearest, "
-                f"{closest.setting.label}, has distance {closest.distance:.2f}; similar is up to {NEAR}): published "
-                "results do not transfer to this federation. Compare methods yourself."
+                f"With {self._participants} per round, fedskew reran {len(near)} near "
+                f"setting{'s' if len(near) > 1 else ''}; the nearest is {near[0].setting.label} (distance "
+                f"{near[0].distance:.2f})."
             )
-            return
-        yield (
-            f"With {self._participants} per round, the nearest published setting is {closest.setting.label} (distance "
-            f"{closest.distance:.2f}). Settings with a much smaller or larger share of clients per round do not count."
+            yield self._best_rerun()
+        refuted = [one for one in self.printed if one.outcome == "refuted"]
+        if refuted:
+            first = refuted[0]
+            more = f"; {len(refuted) - 1} more in the table" if len(refuted) > 1 else ""
+            yield (
+                f"Not everything that is printed came out: {first.score.source} prints {first.score.gain:+.1f} for "
+                f"{first.score.method} on {first.setting.label}, and the rerun gave {first.rerun:+.1f}{more}. The "
+                "rerun counts."
+            )
+        yield NEARNESS
+
+    def _nothing_near(self) -> str:
+        reruns = [n for n in self.neighbours if n.setting.was_rerun]
+        closest = f" The nearest is {reruns[0].setting.label} (distance {reruns[0].distance:.2f})." if reruns else ""
+        prints = f" Papers print {len(self.printed)} gains for near settings, not rerun." if self.printed else ""
+        return (
+            f"With {self._participants} per round, fedskew reran nothing near this federation, so it cannot say which "
+            f"method helps.{closest}{prints} fedskew choose measures it."
         )
-        best = next((c for c in self.candidates if c.method == self.method), None)
+
+    def _best_rerun(self) -> str:
+        best = self.candidates[0] if self.candidates else None
         if best is None or best.gain <= 0:
-            yield "In similar settings no method beat FedAvg."
-            return
-        measured = "measured by fedskew" if best.rerun else "as printed in papers, not rerun by fedskew"
-        yield (
-            f"Among methods tested in most similar settings, {best.method} improved most over FedAvg: {best.gain:+.1f} "
-            f"points on average over {best.settings} setting{'s' if best.settings > 1 else ''}, {measured}."
+            return "No method beat FedAvg there."
+        chosen = next((c for c in self.candidates if c.method == self.method), None)
+        if chosen is None:
+            return (
+                f"No method gained more than {MARGIN:g} points over FedAvg there on average (the most: {best.method}, "
+                f"{best.gain:+.1f}). Another split of the same data changes a gain by about as much."
+            )
+        gains = chosen.gains
+        spread = f", from {min(gains):+.1f} to {max(gains):+.1f}" if len(gains) > 1 else ""
+        return (
+            f"{chosen.method} gained most over FedAvg there: {chosen.gain:+.1f} points on average over "
+            f"{chosen.settings} setting{'s' if chosen.settings > 1 else ''}{spread}, measured by fedskew."
         )
 
     # -- tables ------------------------------------------------------------------------------------------
@@ -156,35 +199,53 @@ class Diagnosis:
         return Table("clients", "Clients", columns, rows)
 
     def settings(self) -> Table:
+        """The near settings; without any, the nearest few."""
+        shown = [n for n in self.neighbours if n.near] or self.neighbours[:5]
         rows: list[list[Cell]] = [
-            [n.setting.label, n.distance, "similar" if n.near else "far",
-             ", ".join(sorted({source for s in n.setting.scores for source in s.source.split(", ")}))]
-            for n in self.neighbours
+            [n.setting.label, n.distance, "near" if n.near else "far", "rerun" if n.setting.was_rerun else "print only",
+             ", ".join(sorted({source for s in n.setting.scores for source in s.source.split("; ")}))]
+            for n in shown
         ]  # fmt: skip
-        columns = ["setting", "distance", "", "numbers from"]
-        return Table("settings", "Most similar published settings", columns, rows)
+        columns = ["setting", "distance", "", "evidence", "numbers from"]
+        return Table("settings", "Settings by distance", columns, rows)
 
     def methods(self) -> Table:
         rows: list[list[Cell]] = [
-            [c.method, number(c.gain, 1), c.settings, "yes" if c.rerun else "no", c.reveals, c.sends, c.extra_compute]
+            [c.method, number(c.gain, 1), f"{min(c.gains):+.1f} to {max(c.gains):+.1f}", c.settings, c.reveals, c.sends,
+             c.extra_compute]
             for c in self.candidates
-        ]
-        columns = ["method", "gain over FedAvg", "settings", "rerun here", "labels revealed", "sends",
+        ]  # fmt: skip
+        columns = ["method", "gain over FedAvg", "from, to", "settings", "reveals beside updates", "sends",
                    "extra compute"]  # fmt: skip
-        return Table("methods", "Methods in similar settings, what they reveal and cost", columns, rows)
+        return Table("methods", "Rerun in near settings: mean gain in points, and what a method reveals and costs",
+                     columns, rows)  # fmt: skip
 
     def evidence(self, method: str | None = None) -> Table:
-        """The evidence for one method, or for all."""
+        """The reruns of one method, or of all."""
         rows: list[list[Cell]] = [
             [setting.label, score.source, c.method, number(score.accuracy), number(score.baseline),
              number(score.gain), score.seeds]
             for c in self.candidates if method in (None, c.method) for setting, score in c.evidence
         ]  # fmt: skip
-        columns = ["setting", "source", "method", "accuracy %", "FedAvg %", "gain", "seeds rerun"]
-        return Table("evidence", "The numbers behind this" + (f": {method}" if method else ""), columns, rows)
+        columns = ["setting", "source", "method", "accuracy %", "FedAvg %", "gain", "seeds"]
+        return Table("evidence", "The reruns behind this" + (f": {method}" if method else ""), columns, rows)
+
+    def printed_table(self, outcomes: Collection[Outcome] = ()) -> Table:
+        """What papers print for near settings, with these outcomes of the reruns; none: with all."""
+        rows: list[list[Cell]] = [
+            [one.score.method, number(one.score.gain, 1), None if one.rerun is None else number(one.rerun, 1),
+             one.outcome, one.setting.label, one.score.source]
+            for one in self.printed
+            if not outcomes or one.outcome in outcomes
+        ]  # fmt: skip
+        columns = ["method", "printed gain", "rerun", "outcome", "setting", "paper"]
+        caption = "Gains printed in papers for near settings, in points; only reruns count"
+        return Table("printed", caption, columns, rows)
 
     def to_json(self) -> dict[str, Any]:
-        tables = (self.measures(), self.clients(), self.settings(), self.methods(), self.evidence())
+        tables = (
+            self.measures(), self.clients(), self.settings(), self.methods(), self.evidence(), self.printed_table()
+        )  # fmt: skip
         return {
             "words": list(self.words()),
             "beta": self.skew.beta,
@@ -204,8 +265,8 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
 
 
 START = (
-    "For your data. fedskew diagnose COUNTS --save start.yaml writes it to a file; without --data, it uses a built-in "
-    "dataset with as many classes as a stand-in."
+    "For your data. fedskew diagnose COUNTS --save start.yaml writes it to a file; without --data, it uses synthetic "
+    "data with as many classes as a stand-in."
 )
 
 
@@ -222,7 +283,7 @@ def diagnosis_document(found: Diagnosis, title: str, config: str) -> Document:
                          Figure("kinds", "Classes of each client that are majority, minority, vacant", [bars])]),
         Section("measures", "Measures of skew", tables=[found.measures(), found.clients()]),
         Section("settings", "Similar settings", tables=[found.settings()]),
-        Section("methods", "What helped there", tables=[found.methods(), found.evidence()]),
+        Section("methods", "What helped there", tables=[found.methods(), found.evidence(), found.printed_table()]),
         Section("start", "A configuration to start from", [START], listing=config),
     ]  # fmt: skip
     return Document(title, [Chapter(title, list(found.words()), [], sections)], None, [])

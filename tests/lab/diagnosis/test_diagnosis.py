@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,16 @@ from fedskew.data import make_partition
 from fedskew.data.label_counts import LabelCounts
 from fedskew.experiment.config import Config, load_yaml, with_values
 from fedskew.experiment.round.record import RoundRow
-from fedskew.lab.diagnosis.advice import candidates, recommended
+from fedskew.lab.diagnosis.advice import MARGIN, candidates, printed_gains, recommended
 from fedskew.lab.diagnosis.diagnosis import Diagnosis
-from fedskew.lab.diagnosis.known import KnownSetting, Neighbour, Score, known_settings, nearest
+from fedskew.lab.diagnosis.known import NEARNESS, Neighbour, known_settings, nearest
+from fedskew.lab.diagnosis.setting import KnownSetting, Score
 from fedskew.lab.diagnosis.skew import Skew
 from fedskew.lab.papers.protocol import numbers
 from fedskew.lab.sweep.records import Record, RecordsFile
 from fedskew.metrics.confusion import Evaluation
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def counts(rule: str, classes: int, seed: int = 5, samples: int = 50_000, **para
 @pytest.mark.parametrize(
     ("rule", "params", "classes", "label"),
     [
-        ("dirichlet", {"clients": 10, "beta": 0.05}, 10, "dirichlet 0.05, 10 clients"),
+        ("dirichlet", {"clients": 10, "beta": 0.05}, 10, "mnist, dirichlet 0.05"),
         ("dirichlet", {"clients": 10, "beta": 0.5}, 100, "cifar100, dirichlet 0.5, 10 clients"),
         ("shards", {"clients": 100, "shards": 2}, 10, "shards 2, 100 clients"),
         ("fedgr-double", {"clients": 100, "labels_per_client": 3}, 10, "fedgr-double 3, 100 clients"),
@@ -68,8 +72,8 @@ def test_nothing_near_is_said() -> None:
     table = LabelCounts(("a", "b"), ("x", "y"), np.array([[1000, 1], [3, 40_000]]))
     found = Diagnosis.from_counts(table)
     text = " ".join(found.words())
-    assert "No published setting" in text
-    assert "is similar" in text
+    assert "fedskew reran nothing near this federation" in text
+    assert "fedskew choose measures it" in text
     assert found.candidates == []
     assert found.method == "fedavg"
 
@@ -98,20 +102,59 @@ def _setting(*scores: Score) -> KnownSetting:
     return KnownSetting("digits", "iid", (), 10, None, list(scores))
 
 
-def test_reruns_count_before_print_and_far_settings_not_at_all() -> None:
+def test_prints_and_far_settings_do_not_count() -> None:
     near = _setting(
-        Score("fedvls", 80, 70, "paper"), Score("fedvls", 73, 70, "rerun", 3), Score("fedprox", 75, 70, "paper")
+        Score("fedvls", 80, 70, "paper"), Score("fedvls", 73, 70, "rerun", 3), Score("fedprox", 79, 70, "paper")
     )
-    far = KnownSetting("digits", "iid", (), 99, None, [Score("fedlmd", 99, 1, "paper")])
-    ranked = candidates([Neighbour(near, 0.05), Neighbour(far, 0.5)])
-    assert [c.method for c in ranked] == ["fedprox", "fedvls"]
-    assert ranked[1].gain == 3
-    assert recommended(ranked) == "fedprox"
+    far = KnownSetting("digits", "iid", (), 99, None, [Score("fedlmd", 99, 1, "rerun", 1)])
+    (only,) = candidates([Neighbour(near, 0.05), Neighbour(far, 0.5)])
+    assert (only.method, only.gain) == ("fedvls", 3)
+    assert recommended([only]) == "fedvls"
 
 
-def test_where_nothing_helps_fedavg_is_recommended() -> None:
-    ranked = candidates([Neighbour(_setting(Score("fedvls", 60, 70, "paper")), 0.0)])
-    assert recommended(ranked) == "fedavg"
+def test_candidates_are_sorted_by_their_gain_and_not_by_a_rounded_one() -> None:
+    gains = {"fedprox": 2.6, "fedvls": 3.4, "fedlmd": 3.1, "fedrs": -0.2}
+    scores = [Score(method, 70 + gain, 70, "rerun", 1) for method, gain in gains.items()]
+    scores += [Score("fedlmd", 73.1, 70, "other rerun", 1)]
+    ranked = candidates([Neighbour(_setting(*scores), 0.0)])
+    assert [c.method for c in ranked] == ["fedvls", "fedlmd", "fedprox", "fedrs"]
+
+
+def test_each_setting_counts_once() -> None:
+    one = _setting(Score("fedvls", 72, 70, "rerun", 1), Score("fedvls", 76, 70, "other rerun", 1))
+    other = KnownSetting("mnist", "iid", (), 10, None, [Score("fedvls", 80, 70, "rerun", 1)])
+    (only,) = candidates([Neighbour(one, 0.0), Neighbour(other, 0.0)])
+    assert only.gains == [4, 10]
+    assert only.gain == 7
+
+
+@pytest.mark.parametrize(
+    ("printed", "rerun", "outcome"),
+    [
+        (2.0, -1.0, "refuted"), (2.0, 1.5, "confirmed"), (2.0, 0.5, "smaller"), (2.0, None, "not rerun"),
+        (-2.0, -1.0, "confirmed"), (-2.0, 1.0, "refuted"),
+    ],
+)  # fmt: skip
+def test_a_printed_gain_is_compared_with_its_rerun(printed: float, rerun: float | None, outcome: str) -> None:
+    scores = [Score("fedvls", 70 + printed, 70, "paper", prints_best=True)]
+    if rerun is not None:
+        scores.append(Score("fedvls", 10, 70, "rerun", 1, best_gain=rerun))
+    (one,) = printed_gains([Neighbour(_setting(*scores), 0.0)])
+    assert one.outcome == outcome
+    table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
+    text = " ".join(Diagnosis(table, [Neighbour(_setting(*scores), 0.0)]).words())
+    assert ("Not everything that is printed came out" in text) == (outcome == "refuted")
+    assert NEARNESS in text
+
+
+@pytest.mark.parametrize("gain", [-10, MARGIN - 0.1])
+def test_a_gain_that_another_split_may_undo_is_no_reason(gain: float) -> None:
+    neighbours = [Neighbour(_setting(Score("fedvls", 70 + gain, 70, "rerun", 1)), 0.0)]
+    assert recommended(candidates(neighbours)) == "fedavg"
+    table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
+    text = " ".join(Diagnosis(table, neighbours).words())
+    assert ("No method beat FedAvg" in text) == (gain < 0)
+    assert ("No method gained more than 2 points" in text) == (gain > 0)
 
 
 def test_results_of_reruns_are_found(tmp_path: Path) -> None:
@@ -131,7 +174,8 @@ def test_results_of_reruns_are_found(tmp_path: Path) -> None:
     neighbours = [Neighbour(setting, 0.0)]
     table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
     (row,) = Diagnosis(table, neighbours).settings().rows
-    assert "rerun: auto for 1 rounds" in str(row[3]).split(", ")
+    assert row[3] == "rerun"
+    assert "rerun: auto, 1 rounds of" in str(row[4])
 
 
 def test_of_an_ablation_s_variants_the_one_that_was_run_most_counts(tmp_path: Path) -> None:
@@ -146,7 +190,7 @@ def test_of_an_ablation_s_variants_the_one_that_was_run_most_counts(tmp_path: Pa
         rows = [RoundRow(round=1, model_round=1, evaluation=evaluation, seconds=1.0, compute=1.0, visits=1)]
         RecordsFile(tmp_path / "r.jsonl").append(Record.from_rows(f"{method}{weight}{seed}", config, rows, {}))
     setting = next(s for s in known_settings(tmp_path) if s.clients == 7)
-    assert {s.method: round(s.gain) for s in setting.scores} == {"fedavg": 0, "fedvls": 10}
+    assert {s.method: round(s.gain) for s in setting.scores} == {"fedvls": 10}
 
 
 @pytest.mark.parametrize("classes", [3, 4, 11])
@@ -176,7 +220,7 @@ def test_the_command_tells_the_same_as_json(capsys: pytest.CaptureFixture[str]) 
     split = ["diagnose", "--beta", "0.05", "--clients", "10", "--seed", "3"]
     assert main([*split, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["method"] in {row["method"] for row in told["methods"]}
+    assert told["next"] == "fedskew choose --beta 0.05 --clients 10 --seed 3 --budget 5m"
     assert len(told["clients"]) == 10
     assert main(split) == 0
     shown = capsys.readouterr().out
@@ -193,7 +237,7 @@ def test_own_data_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_neighbours_come_by_distance_and_among_equals_by_likeness(known: list[KnownSetting]) -> None:
-    found = nearest(Skew(np.array([[100, 0, 3], [0, 80, 0], [5, 5, 60]])), known, most=len(known))
+    found = nearest(Skew(np.array([[100, 0, 3], [0, 80, 0], [5, 5, 60]])), known)
     distances = [neighbour.distance for neighbour in found]
     assert distances == sorted(distances)
     equal = [neighbour.setting.clients for neighbour in found if neighbour.distance == distances[0]]
@@ -205,7 +249,8 @@ def test_settings_with_another_share_of_the_clients_in_a_round_tell_nothing() ->
     few, all_ = (KnownSetting("digits", "iid", (), 20, part) for part in (4, None))
     skew = Skew(table.counts)
     assert [n.setting for n in nearest(skew, [few, all_], participation=0.2)] == [few]
-    assert [n.setting for n in nearest(skew, [few, all_], participation=0.5)] == [all_]
+    assert [n.setting for n in nearest(skew, [few, all_], participation=0.5)] == []
+    assert [n.setting for n in nearest(skew, [few, all_], participation=1.0)] == [all_]
     assert len(nearest(skew, [few, all_])) == 2
 
 
@@ -224,3 +269,57 @@ def test_how_many_take_part_is_asked_and_kept(
     Path("sites.csv").write_text("5,1,2\n1,9,0\n")
     assert main(["diagnose", "sites.csv", "--clients-per-round", "3"]) == 2
     assert "expected at most 2, the number of clients" in " ".join(capsys.readouterr().err.split())
+
+
+DIGITS = ["diagnose", "--data", "digits", "--beta", "0.1", "--clients", "20", "--json"]
+
+
+def test_the_folder_plays_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for folder in (tmp_path, ROOT):
+        monkeypatch.chdir(folder)
+        assert main(DIGITS) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+
+
+def test_digits_agree_with_the_page_that_measures_them(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "where-it-helps.md").read_text(encoding="utf-8")
+    assert main(DIGITS) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["method"] == "fedavg", "with all clients in every round, the page says to start with FedAvg"
+    gains = {row["method"]: row["gain over FedAvg"] for row in told["methods"]}
+    table = re.search(r"<!-- all -->(.*?)<!-- end -->", page, re.DOTALL)
+    assert table is not None
+    measured = {m: float(a) for m, a in re.findall(r"`([\w-]+)` \| ([\d.]+)", table[1])}
+    for method in ("fedrs", "fedlmd", "fedvls"):
+        assert measured[method] < measured["fedavg"]
+        assert gains[method] < 0
+    assert min(gains["fedrs"], gains["fedlmd"]) > gains["fedvls"]
+    nearest_setting = told["settings"][0]
+    assert (nearest_setting["setting"], nearest_setting["distance"]) == ("digits, dirichlet 0.1, 20 clients", 0)
+
+
+def test_few_clients_per_round_find_the_map_s_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    split = ["diagnose", "--data", "digits", "--beta", "0.05", "--clients", "20", "--clients-per-round", "2", "--json"]
+    assert main(split) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["method"] == "fedvls"
+    assert told["methods"][0]["gain over FedAvg"] > 20
+    assert all("per round" in row["setting"] for row in told["settings"]), "all clients are not near 2 of 20"
+    gains = [row["gain over FedAvg"] for row in told["methods"]]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_notes_on_the_counts_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sites.csv").write_text("site;flu;cold;total\nRome;5.0;1;6\nOslo;1;9;10\n")
+    assert main(["diagnose", "sites.csv"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "sites.csv: the last column adds up the others and was left out" in shown
+    assert "2 clients, 2 classes, 16 samples" in shown
+    assert "fedskew choose --data synthetic --set data.classes=2 --partition counts" in shown

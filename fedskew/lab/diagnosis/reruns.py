@@ -1,0 +1,166 @@
+"""Reruns: what fedskew measured itself, one line per setting, protocol and method.
+
+The table `reruns.csv` ships with the package, so a diagnosis is the same in every folder. It is built from the
+records in the repository's `results/` by `python tools/build_reruns.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from statistics import fmean
+from typing import Any
+
+from fedskew.data.catalogue import DATASETS
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.config.values import parse_yaml
+from fedskew.lab.diagnosis.setting import KnownSetting, Score, known_setting
+from fedskew.lab.sweep.records import Record
+from fedskew.methods import make_method
+from fedskew.methods.catalogue import is_bound
+from fedskew.results.naming import flat
+
+SHIPPED = files("fedskew.lab.diagnosis") / "reruns.csv"
+BASELINE = "fedavg"
+APART = ("method", "precision", "eval_every")
+"""Keys in which runs of one comparison may differ."""
+COLUMNS = ("dataset", "rule", "params", "clients", "per_round", "protocol", "method", "accuracy", "fedavg", "best",
+           "fedavg_best")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A method's runs in a setting under one protocol, with FedAvg's runs on the same splits."""
+
+    setting: KnownSetting
+    protocol: str
+    method: str
+    accuracy: tuple[float, ...]
+    """Percent by seed: the mean over the last rounds, as the map has it."""
+    fedavg: tuple[float, ...]
+    best: tuple[float, ...]
+    """Percent by seed in the best round."""
+    fedavg_best: tuple[float, ...]
+
+    @property
+    def gains(self) -> list[float]:
+        """Points over FedAvg, by seed."""
+        return [own - base for own, base in zip(self.accuracy, self.fedavg, strict=True)]
+
+    @property
+    def score(self) -> Score:
+        source = f"rerun: {self.protocol}"
+        best_gain = fmean(self.best) - fmean(self.fedavg_best)
+        return Score(self.method, fmean(self.accuracy), fmean(self.fedavg), source, len(self.accuracy), best_gain)
+
+
+# -- from records ----------------------------------------------------------------------------------------
+
+Runs = dict[int, tuple[float, float]]
+"""Final and best accuracy in percent, by seed."""
+
+
+def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
+    """Summarise runs that differ only in method and seed, over the seeds that a method shares with FedAvg."""
+    groups: dict[tuple[KnownSetting, str, str], dict[str, dict[str, Runs]]] = {}
+    for record in records:
+        config, setting = record.config, config_setting(record.config)
+        if setting is None or not record.finished or record.start_rounds or is_bound(config.method):
+            continue
+        values = {key: v for key, v in flat(config).items() if key.partition(".")[0] not in APART}
+        alike = setting, _protocol(config), json.dumps(values, sort_keys=True)
+        variants = groups.setdefault(alike, {}).setdefault(config.method, {})
+        runs = variants.setdefault(json.dumps(_complete_params(config), sort_keys=True), {})
+        summary = record.summary()
+        runs[config.seed] = (100 * summary.mean_last.accuracy, 100 * summary.best.accuracy)
+    return [one for alike, methods in groups.items() for one in _with_baseline(alike[0], alike[1], methods)]
+
+
+def config_setting(config: Config) -> KnownSetting | None:
+    """The setting of a configuration; None for data and splits that no paper has."""
+    split = config.partition
+    if config.data not in DATASETS or split.clients is None:
+        return None
+    return known_setting(config.data, split.rule, split.params, split.clients, config.clients_per_round)
+
+
+def _protocol(config: Config) -> str:
+    augmented = f", {' and '.join(config.augment)}" if config.augment else ""
+    return f"{config.model}, {config.rounds} rounds of {config.local_epochs} epochs, lr {config.lr:g}{augmented}"
+
+
+def _complete_params(config: Config) -> dict[str, Any]:
+    """The method's parameters, also those that it has gained since the run."""
+    try:
+        return dict(make_method(config.method, config.method_params).params)
+    except UserError:  # a method that this version lacks
+        return dict(config.method_params)
+
+
+def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, dict[str, Runs]]) -> list[Rerun]:
+    baseline = _usual(BASELINE, methods.get(BASELINE, {}))
+    found = []
+    for method, variants in methods.items():
+        runs = _usual(method, variants)
+        seeds = sorted(runs.keys() & baseline.keys())
+        if seeds and method != BASELINE:
+            numbers = [tuple(round(of[seed][i], 2) for seed in seeds) for i in (0, 1) for of in (runs, baseline)]
+            found.append(Rerun(setting, protocol, method, *numbers))
+    return found
+
+
+def _usual(method: str, variants: Mapping[str, Runs]) -> Runs:
+    """The runs of a method's most frequent variant; among equals, the one with the fewest changed defaults."""
+    try:
+        defaults: Mapping[str, Any] = make_method(method).params
+    except UserError:
+        defaults = {}
+
+    def order(variant: str) -> tuple[int, int]:
+        params = json.loads(variant)
+        changed = sum(json.loads(json.dumps(defaults.get(name))) != value for name, value in params.items())
+        return len(variants[variant]), -changed
+
+    return variants[max(variants, key=order)] if variants else {}
+
+
+# -- the table that ships ----------------------------------------------------------------------------------
+
+
+@cache
+def shipped_reruns() -> tuple[Rerun, ...]:
+    """The reruns that come with this version of fedskew."""
+    return tuple(_rerun(row) for row in csv.DictReader(SHIPPED.read_text(encoding="utf-8").splitlines()))
+
+
+def to_csv(reruns: Sequence[Rerun]) -> str:
+    """The reruns as text of the table that ships, in one order."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(sorted(_row(one) for one in reruns))
+    return lines.getvalue()
+
+
+def _row(one: Rerun) -> list[str]:
+    setting = one.setting
+    params = " ".join(f"{name}={value}" for name, value in setting.params)
+    values = (one.accuracy, one.fedavg, one.best, one.fedavg_best)
+    numbers = [" ".join(f"{value:.2f}" for value in by_seed) for by_seed in values]
+    place = [setting.dataset, setting.rule, params, str(setting.clients), str(setting.per_round or "")]
+    return [*place, one.protocol, one.method, *numbers]
+
+
+def _rerun(row: Mapping[str, str]) -> Rerun:
+    pairs = (pair.partition("=") for pair in row["params"].split())
+    params = tuple((name, parse_yaml(value, "reruns.csv")) for name, _, value in pairs)
+    per_round = int(row["per_round"]) if row["per_round"] else None
+    setting = KnownSetting(row["dataset"], row["rule"], params, int(row["clients"]), per_round)
+    numbers = [tuple(map(float, row[column].split())) for column in COLUMNS[-4:]]
+    return Rerun(setting, row["protocol"], row["method"], *numbers)

@@ -1,0 +1,108 @@
+"""Settings in which methods were compared, and what each method reached there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fedskew.data import PARTITIONS, make_partition
+from fedskew.data.catalogue import DATASETS
+from fedskew.lab.diagnosis.skew import Floats, Skew
+
+SEEDS = (0, 1)
+"""Seeds of the splits over which a setting's measures are averaged."""
+STRENGTHS = ("beta", "shards", "labels_per_client")
+DRAWN = 50_000
+"""Number of labels, uniform over classes, on which a known split is drawn to measure it."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A method's accuracy in a setting, in percent."""
+
+    method: str
+    """fedskew's name of it."""
+    accuracy: float
+    baseline: float
+    """FedAvg's accuracy in the same source."""
+    source: str
+    seeds: int | None = None
+    """Number of seeds of a rerun; None for papers."""
+    best_gain: float | None = None
+    """A rerun's gain in the best round, which many papers print; `accuracy` is the mean of the last rounds."""
+    prints_best: bool = False
+    """Whether the paper prints the accuracy of the best round."""
+
+    @property
+    def gain(self) -> float:
+        return self.accuracy - self.baseline
+
+    @property
+    def is_rerun(self) -> bool:
+        return self.seeds is not None
+
+
+@dataclass(frozen=True)
+class KnownSetting:
+    """A split of a dataset over clients, with the scores of methods."""
+
+    dataset: str
+    rule: str
+    params: tuple[tuple[str, Any], ...]
+    clients: int
+    per_round: int | None
+    scores: list[Score] = field(default_factory=list, compare=False, hash=False)
+
+    @property
+    def label(self) -> str:
+        strength = " ".join(f"{value}" if name in STRENGTHS else f"{name}={value}" for name, value in self.params)
+        part = f", {self.per_round} per round" if self.per_round and self.per_round < self.clients else ""
+        return f"{self.dataset}, {self.rule}{' ' + strength if strength else ''}, {self.clients} clients{part}"
+
+    @property
+    def classes(self) -> int:
+        return DATASETS[self.dataset].classes
+
+    @property
+    def participation(self) -> float:
+        """The share of clients per round."""
+        return min(self.per_round or self.clients, self.clients) / self.clients
+
+    @property
+    def was_rerun(self) -> bool:
+        return any(score.is_rerun for score in self.scores)
+
+    def rerun_gain(self, printed: Score) -> float | None:
+        """The mean gain of the reruns of a printed number, by its own metric; None without any."""
+        reruns = [score for score in self.scores if score.is_rerun and score.method == printed.method]
+        gains = [score.best_gain if printed.prints_best else score.gain for score in reruns]
+        known = [gain for gain in gains if gain is not None]
+        return sum(known) / len(known) if known else None
+
+    def place(self) -> Floats:
+        return _place(self.rule, self.params, self.clients, self.classes)
+
+
+@lru_cache(maxsize=256)
+def _place(rule: str, params: tuple[tuple[str, Any], ...], clients: int, classes: int) -> Floats:
+    labels = np.repeat(np.arange(classes), DRAWN // classes)
+    split = make_partition(rule, clients=clients, **dict(params))
+    places = []
+    for seed in SEEDS:
+        parts = split.split(labels, classes, seed)
+        places.append(Skew(np.array([np.bincount(labels[part], minlength=classes) for part in parts])).place())
+    return np.asarray(np.mean(places, axis=0), np.float64)
+
+
+def known_setting(
+    dataset: str, rule: str, params: Mapping[str, Any], clients: int, per_round: int | None
+) -> KnownSetting:
+    """A setting without scores. Default parameters are left out, so that a paper's setting equals its rerun."""
+    usual = {spec.name: spec.default for spec in fields(PARTITIONS[rule])} if rule in PARTITIONS else {}
+    kept = {name: v for name, v in params.items() if name in STRENGTHS or name not in usual or usual[name] != v}
+    few = per_round if per_round is not None and per_round < clients else None
+    return KnownSetting(dataset, rule, tuple(sorted(kept.items())), clients, few)

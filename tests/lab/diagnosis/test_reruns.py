@@ -1,0 +1,56 @@
+"""The reruns that ship: the same as the records in the repository, in the wheel, and as uncertain as we say."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedskew.lab.diagnosis.advice import MARGIN
+from fedskew.lab.diagnosis.reruns import SHIPPED, reruns_from_records, shipped_reruns, to_csv
+from fedskew.lab.papers.map import spots
+from fedskew.lab.sweep.records import Records, read_folder
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def records() -> Records:
+    return read_folder(ROOT / "results")
+
+
+def test_the_shipped_table_is_up_to_date(records: Records) -> None:
+    built = to_csv(reruns_from_records(records))
+    assert SHIPPED.read_text(encoding="utf-8") == built, "run: python tools/build_reruns.py"
+    assert len(built) < 200_000
+
+
+def test_what_is_read_is_what_was_written() -> None:
+    assert to_csv(shipped_reruns()) == SHIPPED.read_text(encoding="utf-8")
+
+
+def test_the_map_is_among_the_reruns(records: Records) -> None:
+    (spot,) = [s for s in spots(records, [0]) if (s.dataset, s.beta, s.share) == ("fashion-mnist", 0.05, 0.1)]
+    (rerun,) = [
+        one
+        for one in shipped_reruns()
+        if one.setting.label == "fashion-mnist, dirichlet 0.05, 20 clients, 2 per round" and one.method == "fedvls"
+    ]
+    assert rerun.gains[0] == pytest.approx(spot.gain("FedVLS"), abs=0.02), "FedVLS itself and not its loss alone"
+
+
+def test_another_split_changes_a_gain_by_about_the_margin() -> None:
+    gains = [one.gains for one in shipped_reruns() if len(one.gains) > 1]
+    usual = [np.std(by_seed, ddof=1) for by_seed in gains if abs(np.mean(by_seed)) < 15]
+    assert len(usual) > 50
+    assert np.sqrt(np.mean(np.square(usual))) == pytest.approx(MARGIN, abs=0.5)
+
+
+def test_the_wheel_has_the_reruns(tmp_path: Path) -> None:
+    builder = pytest.importorskip("hatchling.builders.wheel")
+    (wheel,) = builder.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(wheel) as archive:
+        content = archive.read("fedskew/lab/diagnosis/reruns.csv")
+    assert content == SHIPPED.read_bytes()
