@@ -10,7 +10,7 @@ import pytest
 
 from fedskew.lab.diagnosis.advice import MARGIN
 from fedskew.lab.diagnosis.reruns import SHIPPED, reruns_from_records, shipped_reruns, to_csv
-from fedskew.lab.papers.map import spots
+from fedskew.lab.papers.map import federation_results
 from fedskew.lab.sweep.records import Records, read_folder
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,9 @@ def test_what_is_read_is_what_was_written() -> None:
 
 
 def test_the_map_is_among_the_reruns(records: Records) -> None:
-    (spot,) = [s for s in spots(records, [0]) if (s.dataset, s.beta, s.share) == ("fashion-mnist", 0.05, 0.1)]
+    (spot,) = [
+        s for s in federation_results(records, [0]) if (s.dataset, s.beta, s.share) == ("fashion-mnist", 0.05, 0.1)
+    ]
     (rerun,) = [
         one
         for one in shipped_reruns()
