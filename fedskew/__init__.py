@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares these imports with _NAMES
     from fedskew import losses as losses
+    from fedskew.choose import Choice as Choice
+    from fedskew.choose import choose as choose
     from fedskew.data import IID as IID
     from fedskew.data import Balanced as Balanced
     from fedskew.data import Counts as Counts
@@ -71,6 +73,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "fedskew": "losses",
+    "fedskew.choose": "Choice choose",
     "fedskew.data": (
         "IID Balanced Counts Dataset Dirichlet DoubleImbalance Federation LabelImbalance LabelsPerClient OneClass "
         "Partition Quantity QuantityImbalance Samples Saved Shards federation load partitions"

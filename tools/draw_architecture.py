@@ -13,6 +13,7 @@ PICTURE = Path(__file__).parents[1] / "docs" / "images" / "architecture.svg"
 PACKAGES = [
     [("cli", "one thin module per command")],
     [("lab", "instruments: sweep, papers, benchmark, diagnosis")],
+    [("choose", "races methods on a federation")],
     [("report", "page, figures"), ("live", ""), ("tracking", ""), ("export", ""), ("flower", "sites")],
     [("results", "what was recorded, for all that read it")],
     [("experiment", "a run: config, loop, round, storage")],

@@ -17,6 +17,7 @@ from fedskew import __version__
 from fedskew.cli import (
     bench,
     catalogues,
+    choose,
     compare,
     demo,
     diagnose,
@@ -63,7 +64,7 @@ def _fedskew(
 
 
 _PANELS = {
-    "Experiments": (demo, run, compare, partition),
+    "Experiments": (demo, choose, run, compare, partition),
     "Results": (report, export),
     "Catalogues": (catalogues,),
     "Deployment": (federate,),

@@ -128,7 +128,7 @@ def results_page(folder: str | Path) -> str:
     records = read_folder(folder)
     seeds = known_seeds(records)
     findings = _findings(Path(folder) / FINDINGS)
-    sections = [_HEAD, *_finding(findings, "summary"), *_map(records, seeds, findings)]
+    sections = [_HEAD, *_finding(findings, "summary"), *_map(records, seeds, findings), *_choices(Path(folder))]
     shown: set[str] = set()
     for paper, table in all_tables():
         rules = protocol(paper)
@@ -152,6 +152,18 @@ def _map(records: Records, seeds: Sequence[int], findings: Mapping[str, str]) ->
         "over the seeds that all methods have. Methods within a point of the best are listed with it.\n"
     )
     return ["## Which method for my federation\n", *_finding(findings, "guide"), introduction, guide(found), *pictures]
+
+
+def _choices(folder: Path) -> list[str]:
+    """The check of `fedskew choose`, which tools/check_choose.py writes."""
+    path = folder / "choose" / "table.md"
+    if not path.is_file():
+        return []
+    said = (
+        "What `fedskew choose` chose, and its test accuracy on fresh splits beside that of all methods with their "
+        "default settings ([docs/choose.md](docs/choose.md); `python tools/check_choose.py`).\n"
+    )
+    return ["## Does the race choose well?\n", said, path.read_text(encoding="utf-8")]
 
 
 def _findings(path: Path) -> dict[str, str]:

@@ -23,9 +23,9 @@ from fedskew.experiment.config import run_name
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.run import run_prepared
+from fedskew.experiment.shared_federations import shared_federation
 from fedskew.experiment.storage.about import machine, versions
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.lab.sweep.federations import shared_federation
 from fedskew.lab.sweep.job import Job, Terms, identity
 from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.locks import exclusive

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from fedskew.data import load
+from fedskew.experiment import shared_federations
 from fedskew.experiment.config import run_name
-from fedskew.lab.sweep import execution, federations
+from fedskew.experiment.shared_federations import hold_out_validation, shared_federation
+from fedskew.lab.sweep import execution
 from fedskew.lab.sweep.execution import execute
-from fedskew.lab.sweep.federations import hold_out_validation, shared_federation
 from fedskew.lab.sweep.job import Job, Terms
 from fedskew.lab.sweep.records import Outcome
 
@@ -133,16 +134,16 @@ def test_a_run_on_validation_data_is_not_taken_for_one_on_the_test_set(tiny_job,
 
 
 def test_a_split_that_takes_long_is_drawn_once(tiny_job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federations, "_CACHE_AFTER", 0.0)
+    monkeypatch.setattr(shared_federations, "_CACHE_AFTER", 0.0)
     config = tiny_job(partition__beta=0.37).config
-    federations._recent.clear()
+    shared_federations._recent.clear()
     drawn = shared_federation(config)
-    federations._recent.clear()
+    shared_federations._recent.clear()
 
     def never(*_: object) -> None:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(federations, "build_federation", never)
+    monkeypatch.setattr(shared_federations, "build_federation", never)
     kept = shared_federation(config)
     assert kept.hash == drawn.hash
     assert kept.partition == drawn.partition

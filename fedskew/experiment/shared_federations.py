@@ -23,7 +23,6 @@ from fedskew.data.published.places import cache_folder
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation, partition_rule
-from fedskew.lab.sweep.job import experiment
 from fedskew.locks import exclusive
 
 _CACHE_AFTER = 1.0
@@ -87,6 +86,10 @@ def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
 
 
 def _key(config: Config, validation: float | None) -> str:
-    known: dict[str, Any] = {key: value for key, value in experiment(config).items() if key in ("data", "partition")}
-    text = json.dumps(known | {"validation": validation, "full": dict(config.partition.params)}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    known: dict[str, Any] = {
+        "data": {"name": config.data, **config.data_params},
+        "partition": config.partition.to_mapping(),
+        "seed": config.partition_seed,
+        "validation": validation,
+    }
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,21 @@
+"""Races methods on a federation: `fedskew choose`, or `fedskew.choose(...)` in Python."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from fedskew.choose.choice import Choice, choose
+
+__all__ = ["Choice", "choose"]
+
+
+class _CallablePackage(ModuleType):
+    """Makes `fedskew.choose(...)` the function: importing this package gives the public function's name to it."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Choice:
+        return choose(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

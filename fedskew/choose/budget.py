@@ -1,0 +1,142 @@
+"""The budget of a race, and the plan that fits into it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+from fedskew.choose.field import Candidate, make_field
+from fedskew.errors import UserError
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+SLACK = 0.9
+"""Plans fill this part of a time budget, because rounds differ in length."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """So many seconds of wall-clock time, or rounds of all runs together."""
+
+    amount: float
+    unit: Literal["seconds", "rounds"]
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read `5m`, `200s`, `1h` or `2000r`."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhr])", str(text).strip().lower())
+        if found is None or float(found[1]) <= 0:
+            raise UserError(f"budget is {text!r}; expected a time such as 5m or 200s, or rounds such as 2000r")
+        if found[2] == "r":
+            return cls(float(found[1]), "rounds")
+        return cls(float(found[1]) * _SECONDS[found[2]], "seconds")
+
+    def show(self, amount: float | None = None) -> str:
+        """An amount in the budget's unit, in words; by default the whole budget."""
+        number = self.amount if amount is None else amount
+        if self.unit == "rounds":
+            return f"{number:.0f} rounds"
+        return f"{number:.0f} s" if number < 120 else f"{number / 60:.1f} minutes"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How thorough the race is."""
+
+    settings: int
+    """Which settings besides the defaults are tried: see `make_field`."""
+    splits: int
+    """Splits in every rung but the final."""
+    finalists: int
+    """Methods besides FedAvg in the final."""
+    final_splits: int
+    """Fresh splits in the final."""
+
+    def sizes(self, field: int) -> tuple[int, int]:
+        """Candidates in the second and third rung: a third of those before, but enough to fill the final."""
+        second = max(-(-field // 3), 2 * self.finalists + 2)
+        return second, max(-(-second // 3), self.finalists + 2)
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Plan:
+        return cls(**content)
+
+
+PLANS = (
+    Plan(2, 3, 4, 5),
+    Plan(2, 2, 4, 5),
+    Plan(1, 2, 4, 5),
+    Plan(1, 2, 3, 4),
+    Plan(0, 2, 3, 4),
+    Plan(0, 2, 3, 3),
+    Plan(0, 1, 2, 3),
+)
+"""From the most to the least thorough."""
+
+
+def rungs(rounds: int) -> tuple[int, ...]:
+    """A ninth, a third and all of the rounds. Short runs have fewer rungs."""
+    first = max(1, -(-rounds // 9))
+    return tuple(dict.fromkeys(min(rounds, r) for r in (first, 3 * first, rounds)))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a round of each method costs, in the budget's unit, and what every trial costs besides."""
+
+    per_round: Mapping[str, float]
+    per_trial: float
+
+    @classmethod
+    def counted(cls, methods: Sequence[str]) -> Costs:
+        """Every round is one round."""
+        return cls(dict.fromkeys(methods, 1.0), 0.0)
+
+    def trial(self, candidate: Candidate, rounds: int) -> float:
+        return self.per_trial + self.per_round[candidate.method] * rounds
+
+    @property
+    def usual_round(self) -> float:
+        """A round of a survivor, which nobody knows yet: the mean over the methods."""
+        return fmean(self.per_round.values())
+
+    def race(self, plan: Plan, methods: Sequence[str], lr: float, rounds: int) -> float:
+        """The whole race up to and including the final."""
+        field = make_field(methods, lr, plan.settings)
+        first, *later = rungs(rounds)
+        total = plan.splits * sum(self.trial(candidate, first) for candidate in field)
+        before = first
+        for size, rung in zip(plan.sizes(len(field))[-len(later) :] if later else (), later, strict=True):
+            total += min(size, len(field)) * plan.splits * (self.per_trial + self.usual_round * (rung - before))
+            before = rung
+        return total + self.final(plan, rounds)
+
+    def final(self, plan: Plan, rounds: int) -> float:
+        return (plan.finalists + 1) * plan.final_splits * (self.per_trial + self.usual_round * rounds)
+
+
+def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float, rounds: int, workers: int) -> Plan:
+    """The most thorough plan that fits into the budget; refuse a budget that is too small for all of them."""
+    share = 1.0 if budget.unit == "rounds" else SLACK * workers
+    needed = 0.0
+    for plan in PLANS:
+        needed = costs.race(plan, methods, lr, rounds) / share
+        if needed <= budget.amount:
+            return plan
+    raise UserError(
+        f"budget is {budget.show()}; racing {len(methods)} methods over {rounds} rounds needs about "
+        f"{budget.show(needed)} here: increase --budget, or use fewer --methods or --rounds"
+    )
+
+
+def shrink_final(plan: Plan, left: float, costs: Costs, rounds: int) -> Plan:
+    """The plan with a final that fits into what is left of the budget, with at least one method and three splits."""
+    smaller = [Plan(plan.settings, plan.splits, finalists, splits)
+               for splits in range(plan.final_splits, 2, -1) for finalists in range(plan.finalists, 0, -1)]  # fmt: skip
+    fitting = [one for one in smaller if costs.final(one, rounds) <= left]
+    return max(fitting, key=lambda one: (min(one.finalists, 2), one.final_splits, one.finalists), default=smaller[-1])

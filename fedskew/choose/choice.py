@@ -1,0 +1,217 @@
+"""`fedskew.choose`: which method for this federation, measured on it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedskew.choose.budget import Budget, Costs, choose_plan, rungs
+from fedskew.choose.field import field_methods
+from fedskew.choose.race import Race
+from fedskew.choose.trial import MEASURES, Split
+from fedskew.choose.trials import RaceWatcher, Trials
+from fedskew.choose.validation import hold_out, validation_fraction
+from fedskew.data import Federation, Partition, federation, load
+from fedskew.data.catalogue import DATASETS
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, PartitionConfig, config_hash, run_name, with_values
+from fedskew.experiment.preparation import partition_rule, prepare
+from fedskew.experiment.shared_federations import shared_federation
+from fedskew.experiment.storage.files import FolderLock, reporting_os_errors, write_file
+from fedskew.results.race import RaceRecord, load_race
+from fedskew.results.ranking import DEFAULT_METRIC, find_metric
+from fedskew.workers import usual_workers
+
+RUN_FILE, FEDERATION_FILE = "chosen.yaml", "federation.yaml"
+DEFAULT_BUDGET = "5m"
+_FEDERATED = (
+    "data", "data_dir", "model", "rounds", "clients_per_round", "local_epochs", "batch_size", "lr_decay", "optimizer",
+    "momentum", "weight_decay", "clip_norm", "average", "augment", "seed",
+)  # fmt: skip
+"""Keys that a federation across machines shares with a simulated run; the others are a site's own business."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The answer of a race, and the files that put it into practice."""
+
+    race: RaceRecord
+    folder: Path
+
+    @property
+    def config(self) -> Config:
+        """The configuration of a run with the chosen method, its settings and its learning rate."""
+        winner = self.race.winner.standing
+        method = {"name": winner.method, **winner.params}
+        return with_values(Config.from_mapping(self.race.config), {"method": method, "lr": winner.lr})
+
+    @property
+    def method(self) -> str:
+        return self.race.winner.standing.method
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """What to take, by how much it is better, what it costs and reveals, and what else would do."""
+        return self.race.answer
+
+    @property
+    def run_file(self) -> Path:
+        """For `fedskew run -c`."""
+        return self.folder / RUN_FILE
+
+    @property
+    def federation_file(self) -> Path:
+        """For `fedskew federate init -c`."""
+        return self.folder / FEDERATION_FILE
+
+    def to_json(self) -> dict[str, Any]:
+        files = {"run": str(self.run_file), "federation": str(self.federation_file)}
+        return {**self.race.to_json(), "folder": str(self.folder), "files": files}
+
+    def __repr__(self) -> str:
+        return f"<Choice: {' '.join(self.answer)}>"
+
+
+def choose(
+    data: object = None,
+    methods: Iterable[str] | None = None,
+    budget: str = DEFAULT_BUDGET,
+    *,
+    partition: Partition | None = None,
+    rank_by: str = DEFAULT_METRIC,
+    config: Config | None = None,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    watcher: RaceWatcher | None = None,
+    **settings: Any,
+) -> Choice:
+    """Race methods on a federation and choose one; `settings` are keys of a configuration, such as `rounds` and `lr`.
+
+    `data` is a federation, or anything that `load` takes, which `partition` then splits; `settings` override `config`.
+    Every seed has its own split by the same rule. The learning rate is where the race begins. All choices are made on
+    validation data, which are held out of the clients' training data.
+
+    `budget` is a time such as `5m`, or rounds of all runs together, such as `2000r`. Without `methods`, the race has a
+    default field; FedAvg always takes part. The same call continues a race that was interrupted, in the folder `out`.
+    Several processes run the trials, unless the data are Python objects, which only this process has.
+    """
+    base, split = _federation(data, partition, with_values(config or Config(), settings))
+    spent, watching = Budget.parse(budget), watcher or RaceWatcher()
+    metric = find_metric(rank_by).name
+    if metric not in MEASURES:
+        raise UserError(
+            f"rank_by is {rank_by!r}, which is known only after the last round; expected {', '.join(MEASURES)}"
+        )
+    field = field_methods(methods)
+    if spent.unit == "rounds":
+        choose_plan(spent, Costs.counted(field), field, base.lr, base.rounds, 1)
+    federation = split(base)
+    fraction = validation_fraction(int(federation.sizes.sum()))
+    prepare(base, hold_out(federation, fraction, base.seed))  # refuses wrong settings before any folder is made
+    folder = Path(out) if out else Path("runs") / _name(base, field)
+    with _opened(folder):
+        record = _begin(folder, base, field, metric, budget)
+        if record.finished:
+            watching.on_notice(f"{folder} is finished already; nothing was run")
+        else:
+            able = 1 if split is not shared_federation else workers or usual_workers(base.device, len(field))
+            trials = Trials(_racing(base), fraction, folder, able, watching, split)
+            with contextlib.closing(trials):
+                record = Race(base, record, spent, folder, trials, able, watching).run()
+        choice = Choice(record, folder)
+        _write_files(choice)
+    return choice
+
+
+def _federation(data: object, partition: Partition | None, config: Config) -> tuple[Config, Split]:
+    """What all candidates share, and how the federation of a seed is made."""
+    config = replace(config, method="fedavg", method_params={})
+    if config.data_dir is not None:  # workers may run in other folders
+        config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+    if isinstance(data, Federation):
+        if partition is not None:
+            raise UserError("partition is given, but the federation is split already; pass its dataset instead")
+        return _given(data, config)
+    if partition is not None:
+        config = replace(config, partition=_described(partition.describe()))
+    if data is None or isinstance(data, str | PathLike):
+        return config if data is None else with_values(config, {"data": str(data)}), shared_federation
+    return _given(federation(load(data), partition_rule(config), config.partition_seed), config)
+
+
+def _given(whole: Federation, config: Config) -> tuple[Config, Split]:
+    """A federation given as an object. If its configuration makes the same one, other processes can make it, too."""
+    partition = _described(whole.partition)
+    dataset = whole.dataset
+    described = replace(
+        config, data=dataset.name, data_params=dict(dataset.in_memory), partition=partition, seed=whole.seed
+    )
+    if dataset.name in DATASETS and not dataset.in_memory:
+        with contextlib.suppress(UserError):
+            if shared_federation(described).hash == whole.hash:
+                return described, shared_federation
+    return described, lambda wanted: whole.resplit(wanted.seed)
+
+
+def _described(rule: Mapping[str, object]) -> PartitionConfig:
+    params = {key: value for key, value in rule.items() if key not in ("name", "clients")}
+    clients = rule.get("clients")
+    return PartitionConfig(str(rule["name"]), clients if isinstance(clients, int) else None, None, params)
+
+
+def _racing(base: Config) -> Config:
+    """How runs of a race differ from the user's: evaluated in every round, and never compiled, since most are short."""
+    every = rungs(base.rounds)[0]
+    compiled = "never" if base.compile == "auto" else base.compile
+    return replace(base, eval_every=1, eval_local=False, checkpoint_every=every, compile=compiled)
+
+
+def _name(base: Config, methods: tuple[str, ...]) -> str:
+    """A readable folder name; the same for the same federation and field."""
+    text = json.dumps([config_hash(base), methods])
+    return f"choose-{run_name(base).rsplit('-', 1)[0]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Any:
+    with reporting_os_errors("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder / ".lock")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _begin(folder: Path, base: Config, methods: tuple[str, ...], rank_by: str, budget: str) -> RaceRecord:
+    """The record of this race so far. Another budget or ranking begins anew, with all trials at hand."""
+    new = RaceRecord(base.to_mapping(), methods, rank_by, budget)
+    before = load_race(folder)
+    if before is None:
+        return new
+    if before.config != new.config:
+        raise UserError(f"{folder} holds a race on another federation; choose another --out, or delete that folder")
+    same = (before.rank_by, before.budget) == (rank_by, budget) and set(before.methods) <= set(methods)
+    return before if same else new
+
+
+def _write_files(choice: Choice) -> None:
+    config, folder = choice.config, choice.folder
+    _write_yaml(choice.run_file, f"fedskew run -c {choice.run_file}", config.to_mapping(), choice.answer)
+    mapping = config.to_mapping()
+    federated = {key: mapping[key] for key in _FEDERATED} | {"method": mapping["method"], "lr": mapping["lr"]}
+    command = f"fedskew federate init {folder / 'app'} --sites A,B,C -c {choice.federation_file}"
+    _write_yaml(choice.federation_file, command, federated, choice.answer)
+
+
+def _write_yaml(path: Path, command: str, mapping: Mapping[str, Any], answer: Iterable[str]) -> None:
+    comments = "".join(f"# {line}\n" for line in (command, *answer))
+    write_file(path, comments + yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True))

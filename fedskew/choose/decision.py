@@ -1,0 +1,134 @@
+"""The decision after the final, its reasons, and the answer in words.
+
+FedAvg is the choice unless another method is better on the fresh splits by more than noise: its mean lead over tuned
+FedAvg must exceed one standard error of the paired differences. A significance test at 5 % would be the wrong rule for
+a choice that must be made either way. With a few splits it would keep FedAvg where others are several points better.
+The answer reports the test beside the choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from fedskew.choose.field import BASELINE
+from fedskew.choose.trial import Measured
+from fedskew.methods import combined_entry
+from fedskew.results.race import Finalist, Standing
+from fedskew.results.ranking import find_metric
+from fedskew.results.significance import Difference, holm, paired
+
+Results = Sequence[tuple[Standing, Sequence[Measured]]]
+"""The finalists, the best first, with what was measured on each split."""
+
+_SAME_COST = 0.02
+"""Costs that differ by less than this part count as equal."""
+
+
+def decide(results: Results, rank_by: str) -> dict[str, Any]:
+    """The last fields of the race's record: the finalists, the choice and the answer."""
+    baseline, measured = next(result for result in results if result[0].method == BASELINE)
+    others = [standing for standing, _ in results if standing is not baseline]
+    compared = [paired(standing.scores, baseline.scores) for standing in others]
+    corrected = dict(zip((s.label for s in others), holm([d for d in compared if d is not None]), strict=True))
+    final = tuple(_finalist(standing, corrected.get(standing.label), m, measured) for standing, m in results)
+    chosen = next((i for i, one in enumerate(final) if _beats(one.standing, baseline)), None)
+    if chosen is None:
+        chosen = next(i for i, one in enumerate(final) if one.standing is baseline)
+    return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by))}
+
+
+def _finalist(
+    standing: Standing, difference: Difference | None, measured: Sequence[Measured], baseline: Sequence[Measured]
+) -> Finalist:
+    entry = combined_entry(standing.method)
+
+    def ratio(name: str) -> float:
+        own, its = (fmean(getattr(m, name) for m in found) for found in (measured, baseline))
+        return round(own / its, 3) if its else 1.0
+
+    return Finalist(
+        standing, difference, ratio("compute"), ratio("bytes"), ratio("round_seconds"), entry.reveals,
+        entry.extra_compute,
+    )  # fmt: skip
+
+
+def _beats(standing: Standing, baseline: Standing) -> bool:
+    """Whether the mean lead over FedAvg exceeds one standard error."""
+    leads = [standing.scores[seed] - score for seed, score in baseline.scores.items()]
+    return standing is not baseline and fmean(leads) > stdev(leads) / math.sqrt(len(leads))
+
+
+def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str) -> list[str]:
+    metric, splits = find_metric(rank_by).label, len(chosen.standing.scores)
+    take = f"Take {_named(chosen.standing)}: {_percent(chosen.standing.mean)} {metric} on validation data"
+    lines = [f"{take}, mean of {splits} fresh splits."]
+    baseline = next(one for one in final if one.standing.method == BASELINE)
+    if chosen is baseline:
+        lines += [_no_better(final, baseline, metric)]
+    elif chosen.difference is not None:
+        tuned = f"FedAvg with its best learning rate, {baseline.standing.lr:g}"
+        lines += [f"It beats {tuned}, by {_lead(chosen.difference)}.", f"It {_cost(chosen)}."]
+    return [*lines, *_alternatives(final, chosen)]
+
+
+def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str) -> str:
+    best = next(one for one in final if one is not baseline)
+    assert best.difference is not None
+    if best.difference.mean <= 0:
+        return f"No other method of the final has a higher mean {metric}; {best.standing.label} comes next."
+    lead = f"{100 * best.difference.mean:.1f} points"
+    return f"{_named(best.standing)} is {lead} better in the mean, which is within the noise between splits."
+
+
+def _lead(difference: Difference) -> str:
+    points = f"{100 * difference.mean:.1f} points"
+    if difference.low is None or difference.high is None:
+        return f"{points} on every split"
+    better = f"better on {difference.wins} of {difference.seeds} splits"
+    interval = f"interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}".replace("-", "−")
+    verdict = "significant" if difference.significant else "not significant"
+    corrected = f", corrected for {difference.comparisons} comparisons" if difference.comparisons > 1 else ""
+    return f"{points} (95 % {interval}, {better}; {verdict}{corrected})"
+
+
+def _cost(one: Finalist) -> str:
+    costs = [
+        f"{ratio:.2f} times the {what}"
+        for ratio, what in ((one.compute, "computation"), (one.traffic, "traffic"), (one.seconds, "time per round"))
+        if abs(ratio - 1) > _SAME_COST
+    ]
+    extra = f" ({one.extra_compute} per step)" if one.extra_compute != "none" else ""
+    cost = f"costs {', '.join(costs)} of FedAvg{extra}" if costs else "costs no more than FedAvg"
+    return f"{cost}, and reveals {one.reveals} about a site's labels"
+
+
+def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
+    """Finalists that cannot be told apart from the chosen one, and are cheaper or reveal less."""
+    lines = []
+    for one in final:
+        if one is chosen or not _indistinguishable(one.standing, chosen.standing):
+            continue
+        reasons = []
+        if one.compute < chosen.compute - _SAME_COST or one.traffic < chosen.traffic - _SAME_COST:
+            reasons.append("is cheaper")
+        if one.reveals == "nothing" != chosen.reveals:
+            reasons.append("reveals nothing")
+        if reasons:
+            lines.append(f"{_named(one.standing)} cannot be told apart from it and {' and '.join(reasons)}.")
+    return lines
+
+
+def _indistinguishable(one: Standing, other: Standing) -> bool:
+    difference = paired(other.scores, one.scores)
+    return difference is not None and not (difference.significant and difference.mean > 0)
+
+
+def _named(standing: Standing) -> str:
+    return f"{standing.label} with learning rate {standing.lr:g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

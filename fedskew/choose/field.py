@@ -1,0 +1,114 @@
+"""The field of a race: methods, the settings that decide how well each does, and learning rates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.methods import Schedule, canonical_name, make_method
+
+BASELINE = "fedavg"
+
+Settings = Mapping[str, Any]
+
+DECISIVE: dict[str, Sequence[Settings]] = {
+    "fedavg": (),
+    "fedprox": ({"mu": 0.1}, {"mu": 0.001}),
+    "fedavgm": ({"server_momentum": 0.9}, {"server_momentum": 0.4}),
+    "fedadam": ({"server_lr": 0.003}, {"server_lr": 0.03}),
+    "fedexp": (),
+    "scaffold": ({"server_lr": 0.5},),
+    "feddyn": ({"alpha": 0.01},),
+    "fedsam": ({"rho": 0.03},),
+    "fedlc": ({"tau": 1.0},),
+    "fedrs": ({"alpha": 0.5}, {"alpha": 0.9}),
+    "fedntd": ({"beta": 0.3},),
+    "fedlmd": ({"beta": 0.3},),
+    "fedlmd-tf": ({"beta": 0.3},),
+    "fedvls": ({"distill_weight": 0.0, "suppress_weight": 0.0}, {"distill_weight": 0.5}),
+}
+"""The default field. Each method has its default settings, and these besides.
+
+They are the methods that were best, or within a point of the best, somewhere in fedskew's maps (RESULTS.md), and the
+usual server rules. Methods in stages cannot be raced, because their first rounds train other models.
+"""
+
+LR_FACTORS = (1.0, 1 / 3, 3.0)
+"""Every method, FedAvg included, is tried with the configured learning rate times these."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method with its settings and a learning rate."""
+
+    method: str
+    lr: float
+    params: Settings = field(default_factory=dict)
+    """The settings that differ from the defaults."""
+
+    @property
+    def key(self) -> str:
+        """A name for files, the same for the same candidate."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return f"{self.method.replace(':', '_')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.method == BASELINE
+
+    @property
+    def label(self) -> str:
+        """The method and its settings, without the learning rate."""
+        listed = ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+                           for name, value in self.params.items())  # fmt: skip
+        return f"{self.method} ({listed})" if listed else self.method
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def config(self, base: Config) -> Config:
+        """The configuration of a run of this candidate."""
+        return with_values(base, {"method": {"name": self.method, **self.params}, "lr": self.lr})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"method": self.method, "params": dict(self.params), "lr": self.lr}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Candidate:
+        return cls(content["method"], content["lr"], dict(content["params"]))
+
+
+def field_methods(names: Iterable[str] | None) -> tuple[str, ...]:
+    """The methods of a race, checked. FedAvg is always among them, because every answer is relative to it."""
+    chosen = [BASELINE, *(DECISIVE if names is None else map(canonical_name, names))]
+    for name in chosen:
+        method = make_method(name)
+        if isinstance(method.objective, Schedule):
+            raise UserError(
+                f"method {name!r} trains in stages and cannot be raced, because its first rounds train other models; "
+                "expected methods without stages, or `fedskew compare` for this one"
+            )
+    return tuple(dict.fromkeys(chosen))
+
+
+def make_field(methods: Sequence[str], lr: float, settings: int) -> list[Candidate]:
+    """All candidates: every method with every learning rate and, with `settings` above 0, other settings.
+
+    1: other settings with the configured learning rate only. 2: with every learning rate.
+    """
+    rates = [_rounded(lr * factor) for factor in LR_FACTORS]
+    found = [Candidate(method, rate) for method in methods for rate in rates]
+    for method in methods if settings else ():
+        tried = rates if settings > 1 else rates[:1]
+        found += [Candidate(method, rate, params) for params in DECISIVE.get(method, ()) for rate in tried]
+    return found
+
+
+def _rounded(rate: float) -> float:
+    """Two digits, for readers."""
+    return float(f"{rate:.2g}")

@@ -1,0 +1,178 @@
+"""The race: successive halving over rounds, then a final on fresh splits.
+
+Every candidate trains for a ninth of the rounds on the same splits; a third of them go on to a third of the rounds, and
+a third of those to the end. The best methods and tuned FedAvg then meet in a final, on splits that no choice has seen.
+Runs continue from their checkpoints, so no round is trained twice.
+
+This is a loop of its own and not Optuna's pruner, which stops single trials: here all candidates of a rung are compared
+on the same splits, FedAvg is never dropped, one method cannot fill a rung with its settings, and the plan follows from
+a budget. It also runs where Optuna is not installed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+
+from fedskew.choose.budget import Budget, Costs, Plan, choose_plan, rungs, shrink_final
+from fedskew.choose.decision import decide
+from fedskew.choose.field import BASELINE, Candidate, make_field
+from fedskew.choose.trial import Trial
+from fedskew.choose.trials import RaceWatcher, Trials
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.results.race import RaceRecord, Rung, Standing, save_race
+
+MOST_SPLITS = 3
+"""Splits of the race at most; the final's seeds begin after them."""
+PER_METHOD = 2
+"""A method has at most this many candidates from the second rung on, so that one method cannot fill it."""
+
+
+@dataclass
+class Race:
+    """One race in its folder."""
+
+    base: Config
+    record: RaceRecord
+    budget: Budget
+    folder: Path
+    trials: Trials
+    workers: int
+    watcher: RaceWatcher
+
+    def run(self) -> RaceRecord:
+        """Race from the start, or from where an earlier session of the same race stopped."""
+        self._earlier, self._began = self.trials.seconds, time.monotonic()
+        rounds, methods = rungs(self.base.rounds), self.record.methods
+        if self.budget.unit == "rounds":
+            costs = Costs.counted(methods)
+            plan = self._plan(costs)
+        else:
+            self._train(f"measuring {len(methods)} methods", make_field(methods, self.base.lr, 0), [0], rounds[0])
+            costs = self._measured_costs(rounds[0])
+            plan = self._plan(costs)
+        field = make_field(self.record.methods, self.base.lr, plan.settings)
+        sizes = plan.sizes(len(field))[-len(rounds[1:]) :] if rounds[1:] else ()
+        for number, rung in enumerate(rounds):
+            field = self._able(field)
+            heading = f"rung {number + 1} of {len(rounds)}: {len(field)} candidates, round {rung}"
+            self._train(heading, field, range(plan.splits), rung)
+            ranking = self._rank(self._able(field), range(plan.splits), rung)
+            size = sizes[number] if number < len(sizes) else 0
+            kept = keep(ranking, size) if size else finalists(ranking, self._fit_final(plan, costs))
+            self.trials.drop([c for c in field if c not in kept], self._seeds(range(plan.splits)))
+            self._note_rung(number, rung, ranking, kept)
+            field = kept
+        return self._final(field, self._fit_final(plan, costs).final_splits, rounds[-1])
+
+    def _plan(self, costs: Costs) -> Plan:
+        """The plan of an earlier session with the same budget, or the most thorough one that the budget allows."""
+        if self.record.plan is not None:
+            return Plan.from_json(self.record.plan)
+        plan = choose_plan(self.budget, costs, self.record.methods, self.base.lr, self.base.rounds, self.workers)
+        self._save(plan=plan.to_json())
+        return plan
+
+    def _measured_costs(self, rounds: int) -> Costs:
+        """Seconds per round of each method, and of starting a trial, from the first rung on the first split."""
+        per_round, starts = {}, []
+        for method in self.record.methods:
+            found = [self.trials.get(c, self._seeds([0])[0], rounds)
+                     for c in self._able(make_field([method], self.base.lr, 0))]  # fmt: skip
+            if found:
+                per_round[method] = median(m.round_seconds for m in found)
+                starts += [max(0.0, m.seconds - m.round_seconds * rounds) for m in found]
+        methods = tuple(m for m in self.record.methods if m in per_round)
+        self.record = replace(self.record, methods=methods, failures=dict(self.trials.failures))
+        return Costs(per_round, median(starts))
+
+    def _fit_final(self, plan: Plan, costs: Costs) -> Plan:
+        """The plan with a final that still fits; estimates made after the first rung may have been too low."""
+        if self.record.final_plan is None:
+            spent = self._earlier + time.monotonic() - self._began
+            left = math.inf if self.budget.unit == "rounds" else (self.budget.amount - spent) * self.workers
+            self._save(final_plan=shrink_final(plan, left, costs, self.base.rounds).to_json())
+        assert self.record.final_plan is not None
+        return Plan.from_json(self.record.final_plan)
+
+    def _final(self, field: Sequence[Candidate], splits: int, rounds: int) -> RaceRecord:
+        fresh = range(MOST_SPLITS, MOST_SPLITS + splits)
+        names = ", ".join(candidate.method for candidate in field)
+        self._train(f"final on {splits} fresh splits: {names}", field, fresh, rounds)
+        results = [
+            (self._standing(c, scores, True), [self.trials.get(c, seed, rounds) for seed in self._seeds(fresh)])
+            for c, scores in self._rank(self._able(field), fresh, rounds)
+        ]
+        self._save(**decide(results, self.record.rank_by))
+        self._save(seconds=round(self._earlier + time.monotonic() - self._began, 1))
+        return self.record
+
+    # -- trials and their scores ---------------------------------------------------------------------------
+
+    def _seeds(self, splits: Sequence[int]) -> list[int]:
+        return [self.base.seed + split for split in splits]
+
+    def _able(self, field: Sequence[Candidate]) -> list[Candidate]:
+        """Without methods that failed."""
+        return [candidate for candidate in field if candidate.method not in self.trials.failures]
+
+    def _train(self, heading: str, field: Sequence[Candidate], splits: Sequence[int], until: int) -> None:
+        """Train all candidates on all splits; split by split, so that a race that is stopped has whole splits."""
+        self.trials.run(heading, [Trial(c, seed, until) for seed in self._seeds(splits) for c in field])
+        if len(self._able(field)) < 2:
+            reasons = "; ".join(f"{method}: {reason}" for method, reason in self.trials.failures.items())
+            raise UserError(f"no method but FedAvg can run here: {reasons}")
+
+    def _rank(
+        self, field: Sequence[Candidate], splits: Sequence[int], rounds: int
+    ) -> list[tuple[Candidate, dict[int, float]]]:
+        """Candidates with their validation scores by seed, the best mean first."""
+        last = scored_rounds(self.base, rounds)
+        scores = {
+            c: {s: self.trials.get(c, s, rounds).score(self.record.rank_by, rounds, last) for s in self._seeds(splits)}
+            for c in field
+        }
+        return sorted(scores.items(), key=lambda item: -fmean(item[1].values()))
+
+    def _standing(self, candidate: Candidate, scores: dict[int, float], kept: bool) -> Standing:
+        return Standing(candidate.method, candidate.label, candidate.lr, dict(candidate.params), scores, kept)
+
+    def _note_rung(
+        self, number: int, rounds: int, ranking: Sequence[tuple[Candidate, dict[int, float]]], kept: list[Candidate]
+    ) -> None:
+        standings = tuple(self._standing(candidate, scores, candidate in kept) for candidate, scores in ranking)
+        self._save(rungs=(*self.record.rungs[:number], Rung(rounds, standings)))
+        self.watcher.on_standings(self.record)
+
+    def _save(self, **values: object) -> None:
+        self.record = replace(self.record, **values)  # type: ignore[arg-type]
+        save_race(self.folder, self.record)
+
+
+def scored_rounds(config: Config, rounds: int) -> int:
+    """The number of last rounds over which the score after `rounds` rounds is averaged: a third, but not too many."""
+    return min(config.mean_last, max(1, rounds // 3))
+
+
+def keep(ranking: Sequence[tuple[Candidate, object]], size: int) -> list[Candidate]:
+    """The best `size` candidates, at most two per method, and in any case the two best of FedAvg."""
+    kept: list[Candidate] = []
+    for candidate, _ in ranking:
+        alike = sum(other.method == candidate.method for other in kept)
+        if alike < PER_METHOD and (len(kept) < size or candidate.is_baseline):
+            kept.append(candidate)
+    return kept
+
+
+def finalists(ranking: Sequence[tuple[Candidate, object]], plan: Plan) -> list[Candidate]:
+    """The best candidate of FedAvg, and of each of the best other methods."""
+    best: dict[str, Candidate] = {}
+    for candidate, _ in ranking:
+        best.setdefault(candidate.method, candidate)
+    baseline = best.pop(BASELINE)
+    return [baseline, *list(best.values())[: plan.finalists]]

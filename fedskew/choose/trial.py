@@ -1,0 +1,168 @@
+"""One trial: a run of a candidate on one split, up to some round. A later trial of the same run continues there.
+
+Runs pause by an exception after the checkpoint of that round, so that a paused run is an interrupted one: it resumes
+bit for bit, and schedules that depend on the total number of rounds see the full number from the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from fedskew.choose.field import Candidate
+from fedskew.choose.validation import validation_federation
+from fedskew.data import Federation
+from fedskew.engine import usual_engine
+from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import prepare
+from fedskew.experiment.round.record import RoundRow
+from fedskew.experiment.run import run_prepared
+from fedskew.experiment.shared_federations import shared_federation
+from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.results.ranking import METRICS
+from fedskew.workers import Message, Report
+
+SERVE = f"{__name__}:serve"
+"""What a worker process runs."""
+
+Split = Callable[[Config], Federation]
+"""Makes the federation of a run, for the seed in its configuration."""
+
+MEASURES = {name: metric.measure for name, metric in METRICS.items() if metric.measure is not None}
+"""What a race can rank by, and the metric of an evaluation that it is; all that is known after every round."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Train a candidate on the split of a seed until some round."""
+
+    candidate: Candidate
+    seed: int
+    until: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.candidate.key}-s{self.seed}"
+
+    def request(self, base: Config, fraction: float, folder: Path, alone: bool) -> Message:
+        config = replace(self.candidate.config(base), seed=self.seed)
+        return {
+            "config": config.to_mapping(),
+            "fraction": fraction,
+            "until": self.until,
+            "folder": str(folder / self.key),
+            "alone": alone,
+        }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out of a trial, from the first round on."""
+
+    rounds: int
+    curves: Mapping[str, list[tuple[int, float]]]
+    """By the name of the measure: the evaluated rounds and the value after each."""
+    seconds: float
+    """Wall-clock time of this trial, without earlier trials of the same run."""
+    round_seconds: float
+    """A typical round."""
+    compute: float
+    """Local computation per round, in FedAvg rounds."""
+    bytes: float
+    """Traffic per round."""
+    diverged: int
+
+    def score(self, rank_by: str, rounds: int, last: int) -> float:
+        """The mean over the evaluated rounds among the `last` ones up to `rounds`: single rounds swing."""
+        values = [value for number, value in self.curves[rank_by] if rounds - last < number <= rounds]
+        return fmean(values)
+
+    def to_json(self) -> Message:
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Measured:
+        curves = {name: [(int(n), float(v)) for n, v in curve] for name, curve in content["curves"].items()}
+        return cls(**{**content, "curves": curves})
+
+
+class Paused(Exception):
+    """The run has reached the round that was requested."""
+
+
+class _PauseAt(Callback):
+    def __init__(self, until: int, report: Report) -> None:
+        self._until, self._report = until, report
+        self.first = 0
+
+    def on_start(self, prepared: Any, state: Any, rounds_ahead: int) -> None:  # noqa: ARG002
+        self.first = state.round
+        self._check(state.round, rounds_ahead)
+
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
+        self._report({"round": row.round, "until": self._until})
+        self._check(row.round, rounds_ahead)
+
+    def _check(self, done: int, rounds_ahead: int) -> None:
+        if done >= self._until and rounds_ahead:
+            raise Paused
+
+
+def serve(request: Message, report: Report, split: Split = shared_federation) -> Message:
+    """Run a trial in this process, on the federation that `split` makes for its configuration."""
+    began = time.perf_counter()
+    config, folder = Config.from_mapping(request["config"]), Path(request["folder"])
+    prepared = prepare(config, validation_federation(split(config), config.seed, request["fraction"]))
+    if not request["alone"] and prepared.config.engine == "auto":
+        prepared = replace(prepared, config=replace(prepared.config, engine=usual_engine(prepared.model)))
+    pause = _PauseAt(request["until"], report)
+    try:
+        with contextlib.suppress(Paused):
+            run_prepared(prepared, folder, [pause])
+        rows = [row for row in RunFolder(folder).rounds() if row.round]
+    finally:
+        _free_gpu_memory()
+    return _measured(rows, pause.first, time.perf_counter() - began).to_json()
+
+
+def _measured(rows: list[RoundRow], first: int, seconds: float) -> Measured:
+    evaluated = [row for row in rows if row.is_evaluated]
+    curves = {
+        name: [(row.model_round, float(getattr(row.tested, measure))) for row in evaluated]
+        for name, measure in MEASURES.items()
+    }
+    new = [row.seconds for row in rows if row.round > first + 1] or [row.seconds for row in rows]
+    return Measured(
+        rounds=rows[-1].round,
+        curves=curves,
+        seconds=seconds,
+        round_seconds=median(new),
+        compute=fmean(row.compute for row in rows),
+        bytes=fmean(row.bytes_moved for row in rows),
+        diverged=sum(len(row.diverged) for row in rows),
+    )
+
+
+def _free_gpu_memory() -> None:
+    """Free the memory of a run before the next one needs it: CUDA graphs are in reference cycles."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    gc.collect()
+    with contextlib.suppress(RuntimeError):  # after a CUDA error the GPU does not answer
+        torch.cuda.empty_cache()
+
+
+def drop_checkpoints(folder: Path) -> None:
+    """Delete what only resuming needs."""
+    for name in ("checkpoint", "clients"):
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,0 +1,148 @@
+"""All trials of a race: run by worker processes, and kept on disk, so that nothing is computed twice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from fedskew.choose.field import Candidate
+from fedskew.choose.trial import SERVE, Measured, Split, Trial, drop_checkpoints, serve
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.storage.files import reporting_os_errors
+from fedskew.results.race import RaceRecord
+from fedskew.workers import Message, PoolWatcher, WorkerPool, describe_error
+
+RUNS = ".runs"
+"""Folders of the runs; the name is hidden from `fedskew report`, since these runs are tested on validation data."""
+TRIALS = "trials.jsonl"
+
+
+class RaceWatcher:
+    """Receives the progress of a race; does nothing unless overridden."""
+
+    def on_notice(self, line: str) -> None:
+        """A line that the user should see."""
+
+    def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
+        """These trials begin."""
+
+    def on_round(self, trial: Trial, round: int) -> None:
+        """A trial has finished a round."""
+
+    def on_trial(self, trial: Trial, measured: Measured | None) -> None:
+        """A trial has ended; None if it failed."""
+
+    def on_standings(self, race: RaceRecord) -> None:
+        """A rung is complete; this is the record so far."""
+
+
+class Trials:
+    """Runs trials that have no result yet."""
+
+    def __init__(
+        self, base: Config, fraction: float, folder: Path, workers: int, watcher: RaceWatcher, split: Split
+    ) -> None:
+        """`split` makes the federations of trials that run in this process, which one worker does."""
+        self._base, self._fraction, self._folder, self._watcher, self._split = base, fraction, folder, watcher, split
+        self._workers = workers
+        self._pool = WorkerPool(SERVE, workers, folder / "logs") if workers > 1 else None
+        self._file = folder / TRIALS
+        self.failures: dict[str, str] = {}
+        """Why a method cannot run here, by method."""
+        self._measured = self._read()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    @property
+    def seconds(self) -> float:
+        """Time of all trials so far, as if all workers had always been busy."""
+        return sum(measured.seconds for measured in self._measured.values()) / self._workers
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all runs together."""
+        longest: dict[str, int] = {}
+        for (key, _), measured in self._measured.items():
+            longest[key] = max(longest.get(key, 0), measured.rounds)
+        return sum(longest.values())
+
+    def get(self, candidate: Candidate, seed: int, until: int) -> Measured:
+        trial = Trial(candidate, seed, until)
+        return self._measured[trial.key, trial.until]
+
+    def run(self, heading: str, trials: Sequence[Trial]) -> None:
+        """Run those without a result. A method whose trial fails is listed in `failures`."""
+        todo = [trial for trial in trials if (trial.key, trial.until) not in self._measured]
+        self._watcher.on_trials(heading, todo)
+        requests = [t.request(self._base, self._fraction, self._folder / RUNS, self._pool is None) for t in todo]
+        handling = _Handling(self, todo)
+        if self._pool is not None:
+            self._pool.run(requests, handling)
+            return
+        for number, request in enumerate(requests):
+            try:
+                answer = serve(request, partial(handling.on_progress, number), self._split)
+            except Exception as error:  # one method that fails must not end the race
+                handling.on_failure(number, describe_error(error))
+            else:
+                handling.on_answer(number, answer)
+
+    def drop(self, candidates: Sequence[Candidate], seeds: Sequence[int]) -> None:
+        """Free the disk of runs that do not go on."""
+        for candidate in candidates:
+            for seed in seeds:
+                drop_checkpoints(self._folder / RUNS / Trial(candidate, seed, 0).key)
+
+    def keep(self, trial: Trial, answer: Message) -> None:
+        self._measured[trial.key, trial.until] = measured = Measured.from_json(answer)
+        line = json.dumps({"key": trial.key, "until": trial.until, "measured": answer}, separators=(",", ":"))
+        with reporting_os_errors("write", self._file), self._file.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self._watcher.on_trial(trial, measured)
+
+    def fail(self, trial: Trial, reason: str) -> None:
+        if trial.candidate.is_baseline:
+            raise UserError(f"FedAvg cannot run here: {reason}")
+        if trial.candidate.method not in self.failures:
+            self._watcher.on_notice(f"{trial.candidate.label} is left out: {reason}")
+        self.failures[trial.candidate.method] = reason
+        self._watcher.on_trial(trial, None)
+
+    def progress(self, trial: Trial, round: int) -> None:
+        self._watcher.on_round(trial, round)
+
+    def _read(self) -> dict[tuple[str, int], Measured]:
+        """The results of earlier sessions; a kill may have left an incomplete last line."""
+        if not self._file.is_file():
+            return {}
+        with reporting_os_errors("read", self._file):
+            lines = self._file.read_text(encoding="utf-8").splitlines()
+        found = {}
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                content = json.loads(line)
+                found[content["key"], content["until"]] = Measured.from_json(content["measured"])
+        if lines and not self._file.read_bytes().endswith(b"\n"):
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write("\n")
+        return found
+
+
+class _Handling(PoolWatcher):
+    def __init__(self, trials: Trials, todo: Sequence[Trial]) -> None:
+        self._trials, self._todo = trials, todo
+
+    def on_progress(self, request: int, content: Message) -> None:
+        self._trials.progress(self._todo[request], content["round"])
+
+    def on_answer(self, request: int, answer: Message) -> None:
+        self._trials.keep(self._todo[request], answer)
+
+    def on_failure(self, request: int, reason: str) -> None:
+        self._trials.fail(self._todo[request], reason)

@@ -1,0 +1,84 @@
+"""`fedskew choose`: race methods on a federation and choose one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedskew.cli.commands import (
+    CONFIGURATION,
+    FLAGS,
+    TRAINING,
+    Json,
+    Quiet,
+    RankBy,
+    Settings,
+    Workers,
+    add_command,
+    option,
+    split_names,
+    takes_settings,
+)
+
+_FLAGS = [name for name in FLAGS if name not in ("method", "eval_every", "eval_local")]
+
+
+def add_to(app: typer.Typer) -> None:
+    add_command(
+        app, "choose", _command,
+        "fedskew choose --data digits --beta 0.1 --clients-per-round 4 --rounds 20 --budget 3m",
+        "fedskew choose --methods fedprox,fedlmd,fedvls --rounds 4 --clients 5 --local-epochs 1 --budget 200r",
+    )  # fmt: skip
+
+
+@takes_settings(_FLAGS, {"lr": "learning rate to begin with; a third and three times of it are tried, too"})
+def _command(
+    settings: Settings,
+    budget: Annotated[
+        str,
+        option("--budget", "TIME|ROUNDS", "how long to race: 5m, 200s, 1h, or rounds of all runs, 2000r (default: 5m)",
+               TRAINING),
+    ] = "5m",
+    methods: Annotated[
+        str | None,
+        option("--methods", "A,B,C", "methods to race; FedAvg always takes part (default: a field of 14)", TRAINING),
+    ] = None,
+    rank_by: RankBy = None,
+    out: Annotated[
+        str | None, option("--out", "FOLDER", "folder of the race (default: runs/choose-NAME)", CONFIGURATION)
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Race methods on a federation and say which to take, by how much it is better, what it costs and reveals.
+
+    Methods, their settings and learning rates are compared on validation
+    data, held out of the training data. The test set is never used. Repeat
+    the command to continue a race that was interrupted.
+    """
+    from fedskew.choose.choice import choose
+    from fedskew.cli.campaigns import parse_count
+    from fedskew.cli.race_display import racing
+    from fedskew.cli.terminal import print_json, stdout
+    from fedskew.report.race import final_table
+    from fedskew.results.ranking import DEFAULT_METRIC, find_metric
+
+    config, metric = settings.config(), find_metric(rank_by or DEFAULT_METRIC).name
+    with racing(config, metric, as_json or quiet) as watcher:
+        choice = choose(
+            config=config, methods=split_names(methods) or None, budget=budget, rank_by=metric, out=out,
+            workers=parse_count("workers", workers), watcher=watcher,
+        )  # fmt: skip
+    if as_json:
+        print_json(choice.to_json())
+        return
+    console = stdout()
+    console.print(final_table(choice.race))
+    for line in choice.answer:
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"fedskew run -c {choice.run_file}", markup=False, soft_wrap=True)
+    console.print(
+        f"fedskew federate init my-federation --sites A,B,C -c {choice.federation_file}", markup=False, soft_wrap=True
+    )

@@ -1,0 +1,154 @@
+"""The record of a race of methods, as `fedskew choose` keeps it in `race.json` and the report reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.storage.files import reporting_os_errors, write_file
+from fedskew.results.significance import Difference
+
+RACE = "race.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A candidate's validation results in one rung."""
+
+    method: str
+    label: str
+    """The method and its settings, without the learning rate."""
+    lr: float
+    params: Mapping[str, Any]
+    scores: Mapping[int, float]
+    """By seed; every seed is a split."""
+    kept: bool
+    """Whether the candidate goes on to the next rung."""
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.scores.values())
+
+
+@dataclass(frozen=True)
+class Rung:
+    """All candidates after some round, the best first."""
+
+    rounds: int
+    standings: tuple[Standing, ...]
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A method of the final, compared with tuned FedAvg on the same fresh splits."""
+
+    standing: Standing
+    difference: Difference | None
+    """From tuned FedAvg, corrected by Holm's method; None for FedAvg itself."""
+    compute: float
+    """Local computation, as a multiple of FedAvg's."""
+    traffic: float
+    """Bytes sent and received, as a multiple of FedAvg's."""
+    seconds: float
+    """Measured time of a round, as a multiple of FedAvg's."""
+    reveals: str
+    """What the server learns about a client's labels."""
+    extra_compute: str
+    """What a local step costs besides FedAvg's forward and backward pass."""
+
+
+@dataclass(frozen=True)
+class RaceRecord:
+    """A race so far. Only a finished one has an answer."""
+
+    config: Mapping[str, Any]
+    """The federation and the training settings that all candidates share."""
+    methods: tuple[str, ...]
+    rank_by: str
+    budget: str
+    plan: Mapping[str, int] | None = None
+    """How thorough the race is."""
+    final_plan: Mapping[str, int] | None = None
+    """The plan with the final that still fitted into the budget."""
+    rungs: tuple[Rung, ...] = ()
+    final: tuple[Finalist, ...] = ()
+    """The best first."""
+    chosen: int | None = None
+    """The position of the chosen method in `final`."""
+    answer: tuple[str, ...] = ()
+    failures: Mapping[str, str] | None = None
+    """Methods that could not run here, with the reason."""
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.chosen is not None
+
+    @property
+    def winner(self) -> Finalist:
+        if self.chosen is None:
+            raise ValueError("the race is not finished")
+        return self.final[self.chosen]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Any) -> RaceRecord:
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise UserError(f"not the record of a race; expected a JSON object with format {FORMAT}")
+        values = {key: value for key, value in content.items() if key != "format"}
+        try:
+            values["rungs"] = tuple(
+                Rung(rung["rounds"], tuple(map(_standing, rung["standings"]))) for rung in values["rungs"]
+            )
+            values["final"] = tuple(map(_finalist, values["final"]))
+            return cls(**{**values, "methods": tuple(values["methods"]), "answer": tuple(values["answer"])})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"damaged record of a race: {type(error).__name__}: {error}") from error
+
+
+def _standing(content: Mapping[str, Any]) -> Standing:
+    return Standing(**{**content, "scores": {int(seed): float(score) for seed, score in content["scores"].items()}})
+
+
+def _finalist(content: Mapping[str, Any]) -> Finalist:
+    difference = content["difference"]
+    return Finalist(**{
+        **content,
+        "standing": _standing(content["standing"]),
+        "difference": None if difference is None else Difference(**difference),
+    })  # fmt: skip
+
+
+def load_race(folder: str | Path) -> RaceRecord | None:
+    """Read the race in a folder; None if there is none."""
+    path = Path(folder) / RACE
+    if not path.is_file():
+        return None
+    with reporting_os_errors("read", path):
+        text = path.read_text(encoding="utf-8")
+    try:
+        return RaceRecord.from_json(json.loads(text))
+    except (ValueError, UserError) as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def save_race(folder: Path, race: RaceRecord) -> None:
+    """Replace the record in a folder."""
+    write_file(folder / RACE, json.dumps(race.to_json(), indent=1, allow_nan=False) + "\n")
+
+
+def find_races(paths: Sequence[str | Path]) -> list[Path]:
+    """The folders of races among these paths and their subfolders."""
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        inside = [path, *sorted(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
+        found |= dict.fromkeys(folder for folder in inside if (folder / RACE).is_file())
+    return list(found)

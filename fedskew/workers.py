@@ -1,0 +1,282 @@
+"""Worker processes that answer requests, one at a time, as lines of JSON.
+
+A worker is started as `python -m fedskew.workers package.module:function`, never by fork: a process that has used a GPU
+cannot be forked, and a crash stays in one process. It imports the function once, so data and compiled programs that the
+function keeps serve all later requests. Unlike `multiprocessing`, this needs no `if __name__ == "__main__"` in a user's
+script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+from fedskew.errors import UserError
+
+Message = dict[str, Any]
+Report = Callable[[Message], None]
+"""Sends progress to the pool; reports that follow one another too quickly are dropped."""
+
+_SECONDS_BETWEEN_REPORTS = 0.25
+_LOG_TAIL = 2000
+"""Characters at the end of a log that may explain a crash."""
+GPU_WORKERS = 4
+"""Default number of processes per GPU."""
+
+
+def usual_workers(device: str, requests: int) -> int:
+    """The number of processes that suits the machine."""
+    import torch
+
+    from fedskew.engine.parallel.pool import usable_cores
+
+    gpus = 0 if device == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
+    return max(1, min(requests, GPU_WORKERS * gpus if gpus else usable_cores()))
+
+
+class PoolWatcher:
+    """Receives what happens to the requests of a pool, by their position; does nothing unless overridden."""
+
+    def on_progress(self, request: int, content: Message) -> None:
+        """The worker reports progress."""
+
+    def on_answer(self, request: int, answer: Message) -> None:
+        """The request is answered."""
+
+    def on_failure(self, request: int, reason: str) -> None:
+        """The function raised an error, or its process died."""
+
+
+class WorkerPool:
+    """Processes that stay between calls of `run`. One that dies is replaced; only its request fails."""
+
+    def __init__(self, function: str, size: int, logs: Path) -> None:
+        """`function` is `package.module:name`; it takes a request and a `Report`, and returns the answer."""
+        self._function, self._size, self._logs = function, size, logs
+        self._selector = selectors.DefaultSelector()
+        self._workers: dict[int, WorkerProcess] = {}
+        self._busy: dict[int, int] = {}
+        """The position of the request that the worker in each place has."""
+
+    def run(self, requests: Sequence[Message], watcher: PoolWatcher, give_up_at: float | None = None) -> list[int]:
+        """Run all requests, starting them in order.
+
+        At `give_up_at`, in seconds since the epoch, processes are killed. Returns the requests without an answer.
+        """
+        waiting = deque(range(len(requests)))
+        while waiting or self._busy:
+            if give_up_at is not None and time.time() > give_up_at:
+                return [*self._kill_busy(), *waiting]
+            for place in range(self._size):
+                if waiting and place not in self._busy:
+                    self._busy[place] = waiting.popleft()
+                    self._worker(place).send(requests[self._busy[place]])
+            for key, _ in self._selector.select(timeout=1.0):
+                self._receive(key.data, watcher)
+        return []
+
+    def close(self) -> None:
+        """End all processes; those with a request are killed."""
+        self._kill_busy()
+        for place in list(self._workers):
+            self._remove(place).dismiss()
+        self._selector.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _worker(self, place: int) -> WorkerProcess:
+        if place not in self._workers:
+            log = self._logs / f"worker-{place}.log"
+            worker = WorkerProcess(self._function, log, _environment(place, self._size))
+            self._workers[place] = worker
+            self._selector.register(worker.stream, selectors.EVENT_READ, place)
+        return self._workers[place]
+
+    def _receive(self, place: int, watcher: PoolWatcher) -> None:
+        worker = self._workers[place]
+        try:
+            for message in worker.messages():
+                if "progress" in message:
+                    watcher.on_progress(self._busy[place], message["progress"])
+                    continue
+                request = self._busy.pop(place)
+                if message["broken"]:
+                    self._remove(place).kill()
+                if "failed" in message:
+                    watcher.on_failure(request, message["failed"])
+                else:
+                    watcher.on_answer(request, message["answer"])
+        except EOFError:
+            self._remove(place).kill()
+            if place in self._busy:
+                watcher.on_failure(self._busy.pop(place), worker.cause_of_death())
+
+    def _kill_busy(self) -> list[int]:
+        killed = list(self._busy.values())
+        for place in list(self._busy):
+            self._remove(place).kill()
+        self._busy.clear()
+        return killed
+
+    def _remove(self, place: int) -> WorkerProcess:
+        worker = self._workers.pop(place)
+        self._selector.unregister(worker.stream)
+        return worker
+
+
+def _environment(place: int, workers: int) -> dict[str, str]:
+    """Each worker gets a share of the cores and, on a machine with several GPUs, one GPU."""
+    import torch
+
+    from fedskew.engine.parallel.pool import usable_cores
+
+    cores = str(max(1, usable_cores() // workers))
+    shares = {name: cores for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS") if name not in os.environ}
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        shares["CUDA_VISIBLE_DEVICES"] = str(place % gpus)
+    return {"OMP_WAIT_POLICY": "PASSIVE", **shares}
+
+
+class WorkerProcess:
+    """A worker, seen from the pool. `stream` becomes readable when the worker sends a message or dies."""
+
+    def __init__(self, function: str, log: Path, environment: Mapping[str, str]) -> None:
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        package = str(Path(__file__).parent.parent)
+        paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+        with log.open("w", encoding="utf-8") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fedskew.workers", function],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, **environment, "PYTHONPATH": paths},
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self.stream = self._process.stdin, self._process.stdout
+        self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, request: Message) -> None:
+        try:
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        except OSError:  # the worker died; its stream reports that
+            return
+
+    def messages(self) -> Iterator[Message]:
+        """Read the new messages; raise EOFError if the worker died."""
+        content = os.read(self.stream.fileno(), 1 << 20)
+        if not content:
+            raise EOFError
+        *lines, self._unread = (self._unread + content).split(b"\n")
+        yield from (json.loads(line) for line in lines)
+
+    def cause_of_death(self) -> str:
+        code = self._process.wait()
+        how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        text = self._log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip()
+        last = text.splitlines()[-1] if text else ""
+        return f"its process was {how}" + (f": {last}" if last else "")
+
+    def dismiss(self) -> None:
+        """Let the worker end; it has no request."""
+        try:
+            self._requests.close()
+        except OSError:
+            self._process.kill()
+        self._process.wait()
+        self.stream.close()
+
+    def kill(self) -> None:
+        """End the worker at once; what it keeps on disk can be resumed."""
+        self._process.kill()
+        self._process.wait()
+        self.stream.close()
+        with_suppressed_close(self._requests)
+
+
+def with_suppressed_close(stream: Any) -> None:
+    try:
+        stream.close()
+    except OSError:  # unsent bytes for a process that is gone
+        return
+
+
+def describe_error(error: Exception) -> str:
+    """One line: the user's mistake in words, or the kind and place of any other error."""
+    if isinstance(error, UserError):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return f"{message} ({Path(place.filename).name}, line {place.lineno})"
+
+
+def main() -> None:
+    """Answer requests until stdin is closed."""
+    messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep what libraries print out of the messages
+    try:
+        _serve(sys.argv[1], sys.stdin, messages)
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(130)  # the parent informs the user; the files on disk are valid
+
+
+def _serve(function: str, requests: TextIO, messages: TextIO) -> None:
+    module, _, name = function.partition(":")
+    answer = getattr(import_module(module), name)
+    last_report = 0.0
+
+    def send(content: Message) -> None:
+        messages.write(json.dumps(content) + "\n")
+        messages.flush()
+
+    def report(content: Message) -> None:
+        nonlocal last_report
+        if time.monotonic() - last_report > _SECONDS_BETWEEN_REPORTS:
+            last_report = time.monotonic()
+            send({"progress": content})
+
+    for line in requests:
+        try:
+            message = {"answer": answer(json.loads(line), report), "broken": False}
+        except Exception as error:  # a bug or a full GPU in one request must not end the others
+            message = {"failed": describe_error(error), "broken": not _gpu_works()}
+        send(message)
+
+
+def _gpu_works() -> bool:
+    """Whether this process can still use its GPU; after a CUDA error it cannot."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

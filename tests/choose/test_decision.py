@@ -1,0 +1,64 @@
+"""The decision after the final, from made-up scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedskew.choose.decision import decide
+from fedskew.choose.trial import Measured
+from fedskew.results.race import Standing
+
+
+def finalist(method: str, scores: Sequence[float], compute: float = 1.0) -> tuple[Standing, list[Measured]]:
+    standing = Standing(method, method, 0.1, {}, dict(enumerate(scores)), True)
+    return standing, [Measured(9, {}, 1.0, 0.1, compute, 100.0, 0) for _ in scores]
+
+
+def chosen(*results: tuple[Standing, list[Measured]]) -> tuple[str, str]:
+    ranked = sorted(results, key=lambda result: -result[0].mean)
+    found = decide(ranked, "accuracy")
+    return found["final"][found["chosen"]].standing.method, " ".join(found["answer"])
+
+
+def test_a_clear_lead_wins_with_its_interval_and_cost() -> None:
+    winner, answer = chosen(
+        finalist("fedavg", [0.5, 0.52, 0.51]), finalist("fedvls", [0.7, 0.71, 0.72], compute=1.3333)
+    )
+    assert winner == "fedvls"
+    assert "Take fedvls with learning rate 0.1: 71.0 % accuracy" in answer
+    assert "by 20.0 points (95 % interval +17.5 to +22.5, better on 3 of 3 splits; significant)" in answer
+    assert "1.33 times the computation" in answer
+    assert "(1 teacher forward per step)" in answer
+    assert "reveals nothing about a site's labels" in answer
+
+
+def test_a_lead_within_the_noise_leaves_fedavg() -> None:
+    winner, answer = chosen(finalist("fedavg", [0.5, 0.6, 0.55]), finalist("fedprox", [0.56, 0.55, 0.555]))
+    assert winner == "fedavg"
+    assert "within the noise" in answer
+
+
+def test_fedavg_wins_where_it_leads() -> None:
+    winner, answer = chosen(finalist("fedavg", [0.9, 0.9, 0.9]), finalist("fedvls", [0.8, 0.82, 0.81]))
+    assert winner == "fedavg"
+    assert "No other method of the final has a higher mean accuracy; fedvls comes next." in answer
+
+
+def test_a_lead_above_one_standard_error_is_taken_although_it_is_not_significant() -> None:
+    winner, answer = chosen(finalist("fedavg", [0.5, 0.5, 0.5]), finalist("fedlmd-tf", [0.52, 0.5, 0.53]))
+    assert winner == "fedlmd-tf"
+    assert "not significant" in answer
+
+
+def test_cheaper_and_more_private_alternatives_are_named() -> None:
+    _, answer = chosen(
+        finalist("fedavg", [0.5, 0.52, 0.51]),
+        finalist("fedgr", [0.71, 0.70, 0.73]),
+        finalist("fedlmd", [0.70, 0.71, 0.72], compute=1.33),
+        finalist("fedrs", [0.70, 0.715, 0.715], compute=0.9),
+    )
+    assert "Take fedgr" in answer
+    assert "reveals label presence" in answer
+    assert "fedlmd with learning rate 0.1 cannot be told apart from it and reveals nothing." in answer
+    assert "fedrs with learning rate 0.1 cannot be told apart from it and is cheaper and reveals nothing." in answer
+    assert "fedavg with" not in answer

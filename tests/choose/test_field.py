@@ -1,0 +1,53 @@
+"""The field of a race."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedskew.choose.field import BASELINE, DECISIVE, LR_FACTORS, Candidate, field_methods, make_field
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.methods import make_method
+
+
+def test_the_default_field_has_at_least_twelve_methods_with_valid_settings() -> None:
+    assert len(field_methods(None)) >= 12
+    for method, settings in DECISIVE.items():
+        usual = make_method(method).params
+        for params in settings:
+            assert make_method(method, params).params != usual, f"{method} {params} is the default"
+
+
+@pytest.mark.parametrize("settings", [0, 1, 2])
+def test_every_method_has_as_many_learning_rates_as_fedavg(settings: int) -> None:
+    field = make_field(field_methods(None), 0.05, settings)
+    assert len(set(field)) == len(field)
+    for method in DECISIVE:
+        rates = {c.lr for c in field if c.method == method and not c.params}
+        assert rates == {0.05, 0.017, 0.15}
+    assert len(make_field(["fedprox"], 0.05, settings)) == len(LR_FACTORS) + [0, 2, 6][settings]
+
+
+def test_fedavg_always_takes_part() -> None:
+    assert field_methods(["fedvls", "fedprox"]) == (BASELINE, "fedvls", "fedprox")
+    assert field_methods(["fedavgm+fedvls"]) == (BASELINE, "fedvls+fedavgm")
+
+
+@pytest.mark.parametrize("name", ["pkd", "centralised", "fedlmd-switch"])
+def test_methods_in_stages_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="trains in stages"):
+        field_methods([name])
+
+
+def test_an_unknown_method_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'fedprox'"):
+        field_methods(["fedproxx"])
+
+
+def test_a_candidate_is_its_configuration() -> None:
+    candidate = Candidate("fedprox", 0.2, {"mu": 0.5})
+    config = candidate.config(Config())
+    assert (config.method, config.method_params, config.lr) == ("fedprox", {"mu": 0.5}, 0.2)
+    assert candidate.label == "fedprox (mu=0.5)"
+    assert Candidate.from_json(candidate.to_json()) == candidate
+    assert candidate.key != Candidate("fedprox", 0.2).key

@@ -1,0 +1,220 @@
+"""Real races, small ones: they resume, continue runs bit for bit, and never drop FedAvg."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fedskew as fs
+from fedskew.choose.choice import choose
+from fedskew.choose.field import Candidate
+from fedskew.choose.race import PER_METHOD, keep
+from fedskew.choose.trial import Trial, serve
+from fedskew.choose.trials import RUNS, TRIALS, RaceWatcher
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, load_yaml, with_values
+from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.results.race import load_race
+
+TINY = {
+    "data": "digits", "partition.clients": 4, "partition.beta": 0.3, "rounds": 3, "local_epochs": 1, "device": "cpu",
+}  # fmt: skip
+METHODS = ("fedavgm", "fedlmd")
+BUDGET = "60r"
+
+
+class Counting(RaceWatcher):
+    """Counts the trials that are run, and stops after some of them, as ^C does."""
+
+    def __init__(self, stop_after: int = 10**9) -> None:
+        self.run, self._left = 0, stop_after
+        self.notices: list[str] = []
+
+    def on_notice(self, line: str) -> None:
+        self.notices.append(line)
+
+    def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
+        self.run += len(trials)
+
+    def on_trial(self, trial: Trial, measured: object) -> None:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+
+
+def race(out: Path, watcher: RaceWatcher | None = None, budget: str = BUDGET, workers: int = 1) -> fs.Choice:
+    config = with_values(Config(), TINY)
+    return choose(config=config, methods=METHODS, budget=budget, out=out, workers=workers, watcher=watcher)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> fs.Choice:
+    return race(tmp_path_factory.mktemp("race") / "whole")
+
+
+def test_a_race_ends_with_a_choice_among_its_methods(finished: fs.Choice) -> None:
+    record = finished.race
+    assert finished.method in ("fedavg", *METHODS)
+    assert finished.answer[0].startswith(f"Take {finished.method}")
+    assert [rung.rounds for rung in record.rungs] == [1, 3]
+    assert len(record.rungs[0].standings) == 9
+    means = [standing.mean for standing in record.rungs[0].standings]
+    assert means == sorted(means, reverse=True)
+    assert {one.standing.method for one in record.final} == {"fedavg", *METHODS}
+
+
+def test_the_final_has_other_splits_than_the_race(finished: fs.Choice) -> None:
+    raced = {seed for rung in finished.race.rungs for s in rung.standings for seed in s.scores}
+    final = {seed for one in finished.race.final for seed in one.standing.scores}
+    assert len(final) >= 3
+    assert not raced & final
+
+
+def test_the_race_stays_within_its_rounds(finished: fs.Choice) -> None:
+    trained = sum(RunFolder(folder).rounds()[-1].round for folder in (finished.folder / RUNS).iterdir())
+    assert 40 < trained <= 60
+
+
+def test_what_is_recorded_is_read_again(finished: fs.Choice) -> None:
+    assert load_race(finished.folder) == finished.race
+    assert json.loads(json.dumps(finished.to_json()))["files"]["run"] == str(finished.run_file)
+
+
+def test_the_same_call_on_a_finished_race_runs_nothing(finished: fs.Choice) -> None:
+    watcher = Counting()
+    assert race(finished.folder, watcher).race == finished.race
+    assert watcher.run == 0
+    assert "finished already" in watcher.notices[0]
+
+
+def test_an_interrupted_race_continues_and_ends_the_same(finished: fs.Choice, tmp_path: Path) -> None:
+    whole = Counting()
+    for stop_after in (4, 7):
+        with pytest.raises(KeyboardInterrupt):
+            race(tmp_path / "race", Counting(stop_after))
+    with (tmp_path / "race" / TRIALS).open("a") as file:
+        file.write('{"key": "torn')
+    again = race(tmp_path / "race", whole)
+    assert whole.run == len((finished.folder / TRIALS).read_text().splitlines()) - 11
+    assert _without_times(again) == _without_times(finished)
+
+
+def test_several_processes_end_with_the_same_choice(finished: fs.Choice, tmp_path: Path) -> None:
+    assert _without_times(race(tmp_path / "race", workers=2)) == _without_times(finished)
+
+
+def _without_times(choice: fs.Choice) -> object:
+    final = [replace(one, seconds=1.0) for one in choice.race.final]
+    return choice.race.rungs, final, choice.race.chosen
+
+
+def test_another_budget_reuses_all_trials(finished: fs.Choice, tmp_path: Path) -> None:
+    watcher = Counting()
+    race(tmp_path / "race", budget="100r", watcher=watcher)
+    again = Counting()
+    assert _without_times(race(tmp_path / "race", again)) == _without_times(finished)
+    assert again.run < watcher.run / 4, "the smaller race needs little that the larger one has not trained"
+
+
+def test_a_trial_that_continues_has_the_numbers_of_one_that_does_not(tmp_path: Path) -> None:
+    base = with_values(Config(), {**TINY, "rounds": 6, "clients_per_round": 2, "lr_decay": 0.9, "checkpoint_every": 2})
+
+    def answer(until: int, folder: str) -> dict[str, object]:
+        trial = Trial(Candidate("scaffold", 0.05), 1, until)
+        found = serve(trial.request(base, 0.2, tmp_path / folder, True), lambda _: None)
+        return {key: value for key, value in found.items() if "seconds" not in key}
+
+    assert answer(2, "steps")["rounds"] == 2
+    assert answer(4, "steps")["rounds"] == 4
+    assert answer(6, "steps") == answer(6, "whole")
+    assert answer(4, "steps")["rounds"] == 6, "a finished run is only read"
+
+
+def test_a_rung_keeps_the_best_but_few_per_method_and_always_fedavg() -> None:
+    ranking = [(Candidate("fedvls", lr), None) for lr in (1.0, 2.0, 3.0)]
+    ranking += [(Candidate("fedprox", 1.0), None), (Candidate("fedrs", 1.0), None)]
+    ranking += [(Candidate("fedavg", lr), None) for lr in (1.0, 2.0, 3.0)]
+    kept = keep(ranking, 3)
+    assert [c.method for c in kept] == ["fedvls", "fedvls", "fedprox", "fedavg", "fedavg"]
+    assert sum(c.is_baseline for c in kept) == PER_METHOD
+
+
+def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n"
+        "def make(inputs):\n"
+        "    size = 1\n"
+        "    for n in inputs.shape: size *= n\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(size, inputs.classes))\n"
+    )
+    watcher = Counting()
+    import sys
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        config = with_values(Config(), {**TINY, "model": "own_net:make"})
+        choice = choose(config=config, methods=["moon", "fedprox"], budget=BUDGET, out=tmp_path / "r", watcher=watcher)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert "moon is left out" in watcher.notices[0]
+    assert choice.method in ("fedavg", "fedprox")
+
+
+def test_the_folder_of_another_race_is_refused(finished: fs.Choice) -> None:
+    config = with_values(Config(), {**TINY, "partition.beta": 0.9})
+    with pytest.raises(UserError, match="a race on another federation"):
+        choose(config=config, methods=METHODS, budget=BUDGET, out=finished.folder)
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(UserError, match="did you mean 'macro-f1'"):
+        choose(rank_by="macro-f2", budget=BUDGET)
+    with pytest.raises(UserError, match="known only after the last round; expected accuracy"):
+        choose(rank_by="auroc", budget=BUDGET)
+
+
+def test_ranking_by_the_worst_class_ranks_by_it(finished: fs.Choice, tmp_path: Path) -> None:
+    config = with_values(Config(), TINY)
+    by_class = choose(config=config, methods=METHODS, budget=BUDGET, out=tmp_path / "r", rank_by="worst-class")
+    one, other = (choice.race.rungs[0].standings for choice in (finished, by_class))
+    assert {(s.label, s.lr) for s in one} == {(s.label, s.lr) for s in other}
+    assert max(s.mean for s in other) < max(s.mean for s in one)
+    assert "worst class on validation data" in by_class.answer[0]
+
+
+def test_a_federation_given_as_an_object_is_raced_as_it_is(finished: fs.Choice, tmp_path: Path) -> None:
+    federation = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.3), seed=0)
+    options = {"rounds": 3, "local_epochs": 1, "device": "cpu"}
+    named = fs.choose(federation, METHODS, BUDGET, out=tmp_path / "named", workers=1, **options)
+    assert named.race.rungs == finished.race.rungs
+    train = federation.dataset.train
+    rule = fs.Dirichlet(clients=4, beta=0.3)
+    own = fs.choose((train.x, train.y), METHODS, BUDGET, partition=rule, out=tmp_path / "own", **options)
+    assert own.method in ("fedavg", *METHODS)
+
+
+def test_the_files_run_as_they_say(finished: fs.Choice, tmp_path: Path) -> None:
+    from fedskew.cli.app import main
+
+    config = load_yaml(finished.run_file)
+    winner = finished.race.winner.standing
+    assert (config.method, config.lr) == (winner.method, winner.lr)
+    assert main(["run", "-c", str(finished.run_file), "--out", str(tmp_path / "run"), "-q"]) == 0
+    assert fs.load_run(tmp_path / "run").method == finished.method
+
+
+def test_the_file_for_a_federation_makes_its_app(finished: fs.Choice, tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    from fedskew.cli.app import main
+    from fedskew.flower.planning import read_app
+
+    app = tmp_path / "app"
+    command = ["federate", "init", str(app), "--sites", "a,b,c,d", "-c", str(finished.federation_file)]
+    assert main(command) == 0
+    _, _, config = read_app(app)
+    winner = finished.race.winner.standing
+    assert (config.method, config.lr, config.rounds) == (winner.method, winner.lr, 3)
