@@ -147,4 +147,5 @@ def test_a_run_and_a_round_enter_few_modules() -> None:
     assert done.returncode == 0, done.stderr
     entered = {name: account["modules"] for name, account in json.loads(done.stdout).items()}
     assert 10 < entered["fs.run, round 2"] <= 30
+    assert 10 < entered["fedskew run, round 2"] <= 31  # one more, which shows progress in the terminal
     assert 30 < entered["fedskew run"] <= 60
