@@ -19,7 +19,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.settings import FederationSettings
 
 NAME = "federation.json"
-_MAY_CHANGE = ("minimum", "begin_with", "round_timeout", "attempts", "folder")
+_MAY_CHANGE = ("minimum", "begin_with", "round_timeout", "grace", "grace_seconds", "attempts", "folder")
 """Settings that do not change the model: how long the server waits, for how many sites, and where the folder is."""
 
 

@@ -29,6 +29,7 @@ from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.loop import FederatedRounds
 from fedskew.flower.remote_federation import RemoteFederation
+from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings, data_source, read_settings
 from fedskew.flower.site_training import SiteTraining
@@ -86,7 +87,8 @@ def run_federation(grid: Grid, context: Context) -> Result:
     prepared = prepare(config, nobody)
     refuse_unfit(prepared.method, prepared.config)
     terms = {"contract": contract.to_json(), "config": _without_paths(prepared)}
-    sites = Sites(grid, settings.sites, terms, say, settings.most_samples)
+    times = ReplyTimes(settings.grace, settings.grace_seconds)
+    sites = Sites(grid, settings.sites, terms, say, settings.most_samples, times)
     federation = RemoteFederation(dataset, sites, config.seed)
     prepared = replace(prepared, federation=federation)
     server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings)

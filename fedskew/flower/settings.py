@@ -60,6 +60,12 @@ class FederationSettings:
         None, optional(integer(1)), "sites that must be here before a run begins; none: the minimum"
     )
     round_timeout: float = _option(3600.0, real(above=0), "seconds after which a round ends without the missing sites")
+    grace: float = _option(
+        3.0,
+        real(at_least=0),
+        "once the minimum has replied, a site is late after so many times its usual time; 0: after round_timeout",
+    )
+    grace_seconds: float = _option(60.0, real(at_least=0), "seconds before which no site is late")
     attempts: int = _option(3, integer(1), "times that a round with too few good replies is tried")
     evaluation: str = _option("sites", choice("server", "sites"), "whose test data decide: the server's or the sites'")
     site_metrics: str = _option(

@@ -12,7 +12,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
 from fedskew.flower.model_message import model_tensors, models_tensors
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Reply, Sites, good, require_some
+from fedskew.flower.sites import Quorum, Reply, Sites, good, require_some
 from fedskew.flower.tensors import to_bytes
 from fedskew.flower.wire import Facts, Garbled, is_count
 from fedskew.metrics.confusion import Confusion, Evaluation
@@ -48,7 +48,8 @@ class SiteEvaluation:
         question = self.question(labels, list(frozen)) or {}
         payload = to_bytes(model_tensors("sent", model) | models_tensors(frozen))
         facts = dict.fromkeys(self._sites.online, question)
-        answers = self._sites.ask("evaluate", facts, payload, self._settings.round_timeout)
+        enough = Quorum(self._settings.least, frozenset(facts))
+        answers = self._sites.ask("evaluate", facts, payload, self._settings.round_timeout, enough=enough)
         require_some(answers, self._sites.names, "with its tests")
         return dict(good(answers))
 

@@ -11,7 +11,7 @@ from fedskew.flower.model_message import needed_companions, work_tensors
 from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.received_updates import VERSION, Update, checked, combine_updates, oversized, strangers
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Failure, Reply, Sites, good
+from fedskew.flower.sites import Failure, Quorum, Reply, Sites, good
 from fedskew.flower.tensors import to_bytes
 from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack
@@ -64,7 +64,8 @@ class SiteTraining:
         if question is not None:
             others = {c: {"kind": "evaluate", **question} for c in self._sites.online if c not in drawn}
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
-        answers = self._sites.ask("train", drawn | others, payload, self._settings.round_timeout, _name(plan))
+        enough = Quorum(self._settings.least, frozenset(drawn))
+        answers = self._sites.ask("train", drawn | others, payload, self._settings.round_timeout, _name(plan), enough)
         tests = {c: reply.facts.get("tests") if c in drawn else reply.facts for c, reply in good(answers)}
         replies = {client: Reply(facts, b"") for client, facts in tests.items() if isinstance(facts, dict)}
         start = digest(payload)

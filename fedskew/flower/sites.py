@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from fedskew.errors import UserError
+from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.wire import MOST, Facts, Garbled, from_records, is_count, one_line, tensors_record, to_records
 
 _POLL_SECONDS = 0.5
@@ -48,6 +49,18 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """How many of some clients must reply before the others can be late."""
+
+    number: int
+    clients: frozenset[int]
+
+    def is_reached(self, answers: Mapping[int, Reply | Failure]) -> bool:
+        replied = [client for client in self.clients if isinstance(answers.get(client), Reply)]
+        return len(replied) >= min(self.number, len(self.clients))
+
+
 @dataclass
 class _Node:
     """A node of the SuperLink."""
@@ -67,13 +80,20 @@ class Sites:
     """All sites of a federation, by their number: the place of their name in the list."""
 
     def __init__(
-        self, grid: Grid, names: Sequence[str], terms: Facts, say: Callable[[str], None], most_samples: int = MOST
+        self,
+        grid: Grid,
+        names: Sequence[str],
+        terms: Facts,
+        say: Callable[[str], None],
+        most_samples: int = MOST,
+        reply_times: ReplyTimes | None = None,
     ) -> None:
         self._grid = grid
         self.names = tuple(names)
         self._terms = terms
         self.say = say
         self._most_samples = most_samples
+        self._reply_times = reply_times or ReplyTimes()
         self._nodes: dict[int, _Node] = {}
         self.samples = [0] * len(names)
         """Training samples per site; 0 before it was let in."""
@@ -155,16 +175,23 @@ class Sites:
         return None
 
     def ask(
-        self, kind: str, facts: Mapping[int, Facts], payload: bytes, timeout: float, group: str = ""
+        self,
+        kind: str,
+        facts: Mapping[int, Facts],
+        payload: bytes,
+        timeout: float,
+        group: str = "",
+        enough: Quorum | None = None,
     ) -> dict[int, Reply | Failure]:
-        """Send each site its facts, and all of them one payload; return their answers within `timeout` seconds."""
-        nodes = self.online
+        """Send each site its facts, and all of them one payload; return their answers within `timeout` seconds.
+
+        Once `enough` sites have replied, the others have only their usual time and some grace.
+        """
+        nodes, began = self.online, time.monotonic()
         answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
-        there = [client for client in facts if client in nodes]
         tensors = tensors_record(payload)
         waiting: dict[str, int] = {}
-        for first in range(0, len(there), _AT_ONCE):
-            some = there[first : first + _AT_ONCE]
+        for some in _batches([client for client in facts if client in nodes]):
             sent = self._push(lambda c: self._message(kind, nodes[c], facts[c], tensors, timeout, group), some)
             waiting |= {number: client for number, client in zip(sent, some, strict=True) if number}
             refused = [client for number, client in zip(sent, some, strict=True) if not number]
@@ -172,14 +199,41 @@ class Sites:
         end = time.monotonic() + timeout
         while waiting:
             for message in self._pull(list(waiting)):
-                answers[waiting.pop(message.metadata.reply_to_message_id)] = _read(message)
-            if not waiting:
-                break
+                client = waiting.pop(message.metadata.reply_to_message_id)
+                answers[client] = _read(message)
+                if isinstance(answers[client], Reply):
+                    self._reply_times.add(client, time.monotonic() - began)
             if time.monotonic() >= end:
-                answers |= dict.fromkeys(waiting.values(), Failure(f"it did not answer within {timeout:g} s"))
-                break
-            time.sleep(_POLL_SECONDS)
+                missing = self._missing(waiting, timeout)
+            else:
+                missing = self._late(waiting, answers, time.monotonic() - began, enough)
+            answers |= missing
+            waiting = {number: client for number, client in waiting.items() if client not in missing}
+            if waiting:
+                time.sleep(_POLL_SECONDS)
         return dict(sorted(answers.items()))
+
+    def _missing(self, waiting: Mapping[str, int], timeout: float) -> dict[int, Failure]:
+        """All sites that have not replied when the time is up."""
+        for client in waiting.values():
+            self._reply_times.add_missed(client)
+        return dict.fromkeys(waiting.values(), Failure(f"it did not reply within {timeout:g} s"))
+
+    def _late(
+        self, waiting: Mapping[str, int], answers: Mapping[int, Reply | Failure], seconds: float, enough: Quorum | None
+    ) -> dict[int, Failure]:
+        """The sites that are not waited for any longer, since enough others have replied."""
+        if enough is None or not enough.is_reached(answers):
+            return {}
+        replies = sum(isinstance(answer, Reply) for answer in answers.values())
+        return {
+            client: Failure(
+                f"it is late: no reply after {seconds:.0f} s, and {replies} other sites replied; usual are "
+                f"{self._reply_times.usual(client):.0f} s"
+            )
+            for client in waiting.values()
+            if seconds > self._reply_times.limit(client)
+        }
 
     def _push(self, message: Callable[[int], Message], clients: Sequence[int]) -> list[str]:
         """Send each client its message. A failed attempt is repeated with new messages, which Flower requires."""
@@ -206,6 +260,10 @@ class Sites:
         content = to_records({"kind": kind, "terms": self._terms, **facts}, tensors)
         message_type = _TYPES.get(facts.get("kind", kind), MessageType.QUERY)
         return Message(content, node, message_type, ttl=timeout + _SPARE_SECONDS, group_id=group)
+
+
+def _batches(clients: Sequence[int]) -> Iterable[Sequence[int]]:
+    return (clients[first : first + _AT_ONCE] for first in range(0, len(clients), _AT_ONCE))
 
 
 def _read(message: Message) -> Reply | Failure:

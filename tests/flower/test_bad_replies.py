@@ -279,7 +279,7 @@ def test_a_silent_site_is_not_waited_for_beyond_the_time(data: Path, split: Fede
 
     here.grid.meddle = fall_silent
     result = run_federation(here.grid, here.context)
-    assert result.history[-1].failed == {"site-2": "it did not answer within 0.2 s"}
+    assert result.history[-1].failed == {"site-2": "it did not reply within 0.2 s"}
 
 
 @pytest.mark.parametrize("site_metrics", ["none", "total"])  # the round is requested alone, or with tests

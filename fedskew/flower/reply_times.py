@@ -1,0 +1,46 @@
+"""How long sites usually take to reply, and how long a round waits for those that have not replied yet.
+
+Once enough sites have replied, the round waits for each of the others at most `grace` times its usual time, the median
+of its last replies. So a site that is always slow is waited for, and one that hangs is not. The first request to a site
+has the round's time-out as its only limit. If the site misses it, the usual time of all sites counts from then on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from statistics import median
+
+_REMEMBERED = 5
+"""Replies of a site that its usual time is computed from."""
+
+
+class ReplyTimes:
+    """The reply times of all sites of a run."""
+
+    def __init__(self, grace: float = 0.0, at_least: float = 0.0) -> None:
+        """`grace` multiplies a site's usual time, 0 for no limit; no site is given less than `at_least` seconds."""
+        self._grace, self._at_least = grace, at_least
+        self._seconds: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._missed: set[int] = set()
+
+    def add(self, client: int, seconds: float) -> None:
+        self._seconds[client].append(seconds)
+
+    def add_missed(self, client: int) -> None:
+        """Note that a site did not reply within the time-out."""
+        self._missed.add(client)
+
+    def usual(self, client: int) -> float | None:
+        """The site's usual time; None if it is not known."""
+        known = list(self._seconds.get(client, ()))
+        if not known and client in self._missed:
+            known = [seconds for times in self._seconds.values() for seconds in times]
+        return median(known) if known else None
+
+    def limit(self, client: int) -> float:
+        """Seconds after which the site is late, if enough others have replied."""
+        usual = self.usual(client)
+        if not self._grace or usual is None:
+            return math.inf
+        return max(self._at_least, self._grace * usual)

@@ -1,0 +1,115 @@
+"""Late sites, on a clock that the tests set: nothing here sleeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+from in_process import Case, case, small_data
+
+from fedskew.data import Dirichlet, federation
+from fedskew.experiment.config import Config, with_values
+from fedskew.flower import sites
+from fedskew.flower.reply_times import ReplyTimes
+from fedskew.flower.server_app import run_federation
+
+
+class Clock:
+    """Stands in for the module `time`: to sleep is to move the hands."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def slow_down(made: Case, clock: Clock, seconds: dict[tuple[str, int], float]) -> None:
+    """Have (site, round) take so many seconds to train; all others take 10."""
+    grid, due = made.grid, {}
+    deliver, pull = grid._deliver, grid.pull_messages
+
+    def deliver_later(message: Message) -> str:
+        number = deliver(message)
+        name, _ = grid._sites[message.metadata.dst_node_id]
+        round = message.metadata.group_id
+        due[number] = clock.now + (seconds.get((name, int(round)), 10.0) if round else 0.0)
+        return number
+
+    def pull_when_due(message_ids: Iterable[str]) -> Iterable[Message]:
+        return pull([number for number in message_ids if due[number] <= clock.now])
+
+    grid._deliver, grid.pull_messages = deliver_later, pull_when_due  # type: ignore[method-assign]
+
+
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, int], float], **own: Any
+) -> tuple[list[dict[str, Any]], Clock]:
+    clock = Clock()
+    monkeypatch.setattr(sites, "time", clock)
+    data = small_data(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=4), seed=0)
+    config = with_values(Config(), {"partition.clients": 4, "rounds": 3, "local_epochs": 1, "device": "cpu"})
+    made = case(tmp_path, split, data, config, **{"minimum": 2, "begin_with": 4, **own})
+    slow_down(made, clock, seconds)
+    run_federation(made.grid, made.context)
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines], clock
+
+
+def test_a_late_site_is_left_out_of_its_round_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="flwr"):
+        rows, clock = run(tmp_path, monkeypatch, {("site-3", 2): 3000.0})
+    assert rows[1]["failed"] == rows[3]["failed"] == {}
+    reason = "it is late: no reply after 60 s, and 3 other sites replied; usual are 10 s"
+    assert rows[2]["failed"] == {"site-3": reason}
+    assert f"round 2: the update of site-3 is left out: {reason}" in caplog.text
+    assert clock.now < 1000 + 10 + 61 + 10 + 5
+
+
+def test_a_site_that_is_always_slow_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first round nothing is known, and later its usual time counts."""
+    rows, _ = run(tmp_path, monkeypatch, {("site-3", round): 500.0 for round in (1, 2, 3)})
+    assert [row["failed"] for row in rows[1:]] == [{}, {}, {}]
+
+
+def test_a_site_that_never_replies_costs_one_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = {("site-3", round): 1e6 for round in (1, 2, 3)}
+    rows, clock = run(tmp_path, monkeypatch, never, round_timeout=900)
+    assert rows[1]["failed"] == {"site-3": "it did not reply within 900 s"}
+    assert all("it is late" in row["failed"]["site-3"] for row in rows[2:])
+    assert clock.now < 1000 + 900 + 2 * 61 + 5
+
+
+@pytest.mark.parametrize("own", [{"grace": 0}, {"minimum": 4}])
+def test_without_grace_or_before_the_minimum_a_round_waits_for_its_time_out(
+    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, _ = run(tmp_path, monkeypatch, {("site-3", 2): 3000.0}, **own)
+    assert [row["failed"] for row in rows[1:]] == [{}, {}, {}]
+
+
+def test_the_limit_is_a_multiple_of_the_usual_time() -> None:
+    times = ReplyTimes(grace=3, at_least=20)
+    assert times.limit(0) == math.inf
+    for seconds in (10, 12, 100):
+        times.add(0, seconds)
+    assert times.limit(0) == 36
+    assert times.limit(1) == math.inf  # perhaps it is always slow
+    times.add_missed(1)
+    assert times.limit(1) == 36  # no: it is compared with the others
+    times.add(1, 5)
+    assert times.limit(1) == 20
+    for _ in range(5):
+        times.add(0, 50)
+    assert times.limit(0) == 150  # old replies are forgotten
