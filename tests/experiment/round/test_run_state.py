@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from method_cases import slow
+from method_cases import only
 from toy_runs import advance, everything, finished, image_federation, norm_and_dropout, same_bits, server, timeless
 
 from fedskew.experiment.round.state import ClientStates, RunState
@@ -81,8 +82,13 @@ def test_a_state_in_float64_comes_back_from_a_file_as_it_was(method: str, tmp_pa
     assert_same_state(state, through_files(state, tmp_path))
 
 
-@pytest.mark.parametrize("engine", ["plain", "stacked"])
-@pytest.mark.parametrize("method", [*FAST, *slow(*(name for name in RUNS if name not in FAST))])
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    only(
+        [*((method, "plain") for method in FAST), ("moon+scaffold", "stacked"), ("pkd+scaffold", "stacked")],
+        itertools.product(RUNS, ["plain", "stacked"]),
+    ),
+)
 def test_a_run_goes_on_from_any_round(method: str, engine: str, tmp_path: Path) -> None:
     def fresh() -> Any:
         return server(
