@@ -1,9 +1,9 @@
-"""Do all methods still end with the same bits? Digests of final models and recorded rounds, on both engines.
+"""Check that all methods still end with the same bits: compare digests of final models and rows, on both engines.
 
     python tools/final_states.py write before.json      # at the commit to compare with
     python tools/final_states.py check before.json      # after a change that must not change any number
 
-The bits depend on the machine and on the version of torch, so a file is only good where it was written.
+The bits depend on the machine and on the version of torch, so a file is only valid where it was written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOT_NUMBERS = ("seconds", "time")
 
 
 def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Method, model and settings of each run."""
+    """List the method, model and settings of each run."""
     for method in (*sorted(set(METHODS)), *COMBINATIONS):
         yield method, "dnn", {}
     for method in ("fedavg", "fedvls", "scaffold", "pkd"):
@@ -35,7 +35,7 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def digest(result: fs.Result) -> str:
-    """One digest of everything that a run's numbers are."""
+    """Hash all numbers of a run."""
     sha = hashlib.sha256()
     for name, tensor in sorted(result.model.state_dict().items()):
         sha.update(name.encode())
@@ -47,7 +47,7 @@ def digest(result: fs.Result) -> str:
 
 
 def final_states() -> dict[str, str]:
-    """The digest of every case on every engine."""
+    """Compute the digest of every case on every engine."""
     torch.set_num_threads(1)
     federation = fs.federation("digits", fs.Dirichlet(beta=0.1, clients=6), seed=0)
     digests = {}
@@ -74,7 +74,7 @@ def final_states() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the digests, or compare with those written before."""
+    """Write the digests, or compare them with a file."""
     command, path = sys.argv[1], Path(sys.argv[2])
     found = final_states()
     if command == "write":

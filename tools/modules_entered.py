@@ -1,10 +1,10 @@
-"""Count the modules of fedskew that a run enters: how much of the package a reader must open to follow it.
+"""Count the modules of fedskew that a run enters, which a reader must open to follow it.
 
     python tools/modules_entered.py            # counts, and the modules of a steady round
     python tools/modules_entered.py --json     # all lists
 
 A module is entered when one of its functions is called; importing it does not count. A switch is a call from one
-module of fedskew into another, with whatever other libraries run in between. The steady round is the second of three.
+module of fedskew into another, possibly through other libraries. The steady round is the second of three.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RUN = {"method": "fedvls", "data": "digits", "rounds": 3}
 
 @dataclass
 class Trace:
-    """The modules that were entered, in order, and where in that order a callback heard of a finished round."""
+    """The modules that were entered, in order, and the positions at which callbacks were told of a finished round."""
 
     entered: list[str] = field(default_factory=list)
     reports: list[int] = field(default_factory=list)
 
     def round(self, number: int) -> list[str]:
-        """The modules entered in this round; every callback hears of every round, and the last one ends it."""
+        """The modules entered in this round. The last callback's call ends a round."""
         callbacks = len(self.reports) // int(RUN["rounds"])
         ends = [0, *self.reports[callbacks - 1 :: callbacks]]
         return self.entered[ends[number - 1] : ends[number]]
@@ -47,14 +47,14 @@ class Trace:
 
 @contextlib.contextmanager
 def traced() -> Iterator[Trace]:
-    """Record what this process calls, in all its threads."""
+    """Record the calls of all threads of this process."""
     trace, names, here = Trace(), {}, threading.local()
 
     def on_event(frame: FrameType, event: str, _: Any) -> None:
         if event not in ("call", "return"):
             return
         code = frame.f_code
-        if code.co_name == "<module>":  # an import: neither it nor what it calls is a step of the run
+        if code.co_name == "<module>":  # an import is no step of the run, nor is anything it calls
             here.imports = getattr(here, "imports", 0) + (1 if event == "call" else -1)
         elif event == "call" and not getattr(here, "imports", 0):
             if code.co_name == "on_round":
@@ -78,7 +78,7 @@ def module_name(file: str) -> str:
 
 
 def trace_command() -> Trace:
-    """`fedskew run` with its own progress and its own folder."""
+    """Trace `fedskew run`, with progress and a run folder."""
     flags = [word for key, value in RUN.items() for word in (f"--{key}", str(value))]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         command = ["run", *flags, "--device", "cpu", "--out", f"{folder}/run"]
@@ -90,7 +90,7 @@ def trace_command() -> Trace:
 
 
 def trace_python() -> Trace:
-    """The same run by `fs.run`."""
+    """Trace the same run through `fs.run`."""
 
     class Listener(fs.Callback):
         def on_round(self, row: Any, rounds_ahead: int) -> None:
@@ -106,13 +106,13 @@ def trace_python() -> Trace:
 
 
 def account(entered: list[str]) -> dict[str, Any]:
-    """Counts of the modules and of the switches between them."""
+    """Count the modules and the switches between them."""
     switches = sum(1 for before, after in pairwise(entered) if before != after)
     return {"modules": len(set(entered)), "switches": switches, "calls": dict(Counter(entered).most_common())}
 
 
 def measure() -> dict[str, dict[str, Any]]:
-    """The accounts of a whole run and of its second round, from the command line and from Python."""
+    """Count for a whole run and for its second round, from the command line and from Python."""
     command, python = trace_command(), trace_python()
     return {
         "fedskew run": account(command.entered),
