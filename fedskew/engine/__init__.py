@@ -10,7 +10,7 @@ from fedskew.engine.choice import (
     estimated_seconds,
     make_engine,
     number_format,
-    usual_engine,
+    single_process_engine,
     worth_compiling,
 )
 from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResult, RoundWork
@@ -50,8 +50,8 @@ __all__ = [
     "make_engine",
     "number_format",
     "on_host",
+    "single_process_engine",
     "survey",
     "to_device",
-    "usual_engine",
     "worth_compiling",
 ]

@@ -90,10 +90,10 @@ def choose_engine(name: str, model: nn.Module, device: torch.device, seconds: fl
         return name
     if device.type != "cpu":
         return "stacked"
-    return "auto" if seconds > SHORT_RUN else usual_engine(model)
+    return "auto" if seconds > SHORT_RUN else single_process_engine(model)
 
 
-def usual_engine(model: nn.Module) -> str:
+def single_process_engine(model: nn.Module) -> str:
     """Return the fastest engine in one process on a CPU: stacked for dense networks, plain for convolutional ones."""
     return "plain" if _is_convolutional(model) else "stacked"
 
@@ -107,7 +107,7 @@ def cpu_engine(model: nn.Module, clients: int) -> str:
     workers = min(usable_cores(), clients)
     # If torch has a GPU, a process that has computed a gradient cannot fork one that computes gradients.
     if sys.platform != "linux" or workers < 2 or torch.cuda.is_available():
-        return usual_engine(model)
+        return single_process_engine(model)
     stacks = not _is_convolutional(model) and clients // workers >= _WORTH_STACKING
     return "pool-stacked" if stacks else "pool"
 

@@ -16,7 +16,7 @@ from fedskew.engine.model.network import ModelState
 from fedskew.engine.optimisers import OPTIMISERS, LocalOptimiser
 from fedskew.methods.parts import Client, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack, uses_hook
 
-When = Literal["opening", "closing"]
+PassKind = Literal["opening", "closing"]
 """The passes over a client's data: before its local training and after it."""
 
 OPENING = "opening"
@@ -78,7 +78,7 @@ class RoundWork:
         """The parts, with composed parts split into their members."""
         return [member for part in self.parts for member in part.members]
 
-    def needs_pass(self, when: When) -> bool:
+    def needs_pass(self, when: PassKind) -> bool:
         """Return whether a part of the method has this hook."""
         return any(uses_hook(part, when) for part in self.parts)
 

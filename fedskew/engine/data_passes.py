@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.engine.contract import OPENING, Assignment, RoundWork, When
+from fedskew.engine.contract import OPENING, Assignment, PassKind, RoundWork
 from fedskew.engine.data.batches import BatchPlan
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.channels_last import InputLayout
@@ -32,7 +32,7 @@ class DataPass:
     """A round's opening or closing pass."""
 
     work: RoundWork
-    when: When
+    when: PassKind
 
     @property
     def takes_gradients(self) -> bool:

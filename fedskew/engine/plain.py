@@ -13,9 +13,9 @@ from torch import Tensor
 from fedskew.engine.contract import (
     Assignment,
     Engine,
+    PassKind,
     RoundResult,
     RoundWork,
-    When,
 )
 from fedskew.engine.data.batches import BatchPlan, companion_key, half_targets, perturbation_key
 from fedskew.engine.data.device import DeviceSamples
@@ -99,7 +99,7 @@ class _ClientTraining:
                 self._descend(x, y, key)
         return self
 
-    def _pass(self, when: When) -> Tensors:
+    def _pass(self, when: PassKind) -> Tensors:
         """Run the client's opening or closing pass with the current model, and return its sums."""
         if not self._work.needs_pass(when):
             return {}

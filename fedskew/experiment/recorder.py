@@ -47,7 +47,7 @@ class Recorder:
         left, every = self._server.rounds_left(state), self._prepared.config.checkpoint_every
         if self._folder is None or (left and state.round % every):
             return None
-        return Fetch.beside(state.tensors(), self._server.device)
+        return Fetch.in_parallel(state.tensors(), self._server.device)
 
     def add(self, row: RoundRow, state: RunState, snapshot: Fetch | None = None) -> None:
         """Record a round: write its row, then a checkpoint if one is due, then ask the callbacks whether to stop."""

@@ -74,7 +74,7 @@ P = TypeVar("P", bound=type[Part])
 
 
 def is_bound(name: str) -> bool:
-    """Whether `name` is a reference bound, which is shown in comparisons but never ranked."""
+    """Return whether `name` is a reference bound, which comparisons show but never rank."""
     return name in METHODS and METHODS[name].stands_alone
 
 
@@ -141,7 +141,7 @@ def _registered_by(module: str, name: str) -> Entry | None:
 
 
 def _parts_in(names: dict[str, object]) -> list[str]:
-    """The names of the parts in a module, as suggestions."""
+    """List the parts in a module, as suggestions."""
     return [name for name, value in names.items() if isinstance(value, type) and issubclass(value, Part)]
 
 

@@ -18,20 +18,6 @@ from fedskew.metrics.drift import finite_or_none
 Confusion = npt.NDArray[np.int64]
 
 
-def confusion_matrix(y_true: npt.ArrayLike, y_pred: npt.ArrayLike, classes: int) -> Confusion:
-    """Count how many samples of each class (row) were predicted as each class (column)."""
-    true, predicted = np.asarray(y_true), np.asarray(y_pred)
-    if true.shape != predicted.shape or true.ndim != 1:
-        raise ValueError(
-            f"labels have shape {true.shape} and predictions {predicted.shape}; expected one axis each, of equal length"
-        )
-    for name, values in (("label", true), ("prediction", predicted)):
-        if len(values) and not (values.min() >= 0 and values.max() < classes):
-            raise ValueError(f"a {name} is outside 0 to {classes - 1}")
-    cells = true.astype(np.int64) * classes + predicted.astype(np.int64)
-    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes).astype(np.int64)
-
-
 def accuracy(confusion: Confusion) -> float:
     """Return the share of samples predicted correctly."""
     return int(np.trace(confusion)) / int(confusion.sum())

@@ -124,7 +124,7 @@ class Fetch:
         self._arrivals = [_event(d) for d in {t.device for t in tensors.values() if t.device.type == "cuda"}]
 
     @classmethod
-    def beside(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Fetch:
+    def in_parallel(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Fetch:
         """Copy while the device continues with its next work. The tensors must not change until they are read."""
         if device.type != "cuda":
             return cls(tensors)

@@ -53,7 +53,7 @@ _MULTIPROCESSORS = 132
 """Multiprocessors of an H200."""
 
 
-_MOST_SPLITS = 128
+_MAX_SPLITS = 128
 """Splits are limited because each program of the second pass reads the results of all splits."""
 
 
@@ -63,7 +63,7 @@ def _channel_block(clients: int, channels: int) -> int:
     There are few widths, because each is compiled separately.
     """
     wide = next((c for c in (128, 64) if blocks(channels, c) * c * 3 <= channels * 4), 32)
-    while wide > 32 and clients * blocks(channels, wide) * _MOST_SPLITS < 2 * _MULTIPROCESSORS:
+    while wide > 32 and clients * blocks(channels, wide) * _MAX_SPLITS < 2 * _MULTIPROCESSORS:
         wide //= 2
     return wide
 
@@ -77,7 +77,7 @@ def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwa
     wide = _channel_block(clients, channels)
     high = 8 * 32 * (16 if backwards else 32) // dtype.itemsize // wide
     programs = _MULTIPROCESSORS * (3 if backwards else 4)
-    splits = min(blocks(rows, 2 * high), max(1, programs // (clients * blocks(channels, wide))), _MOST_SPLITS)
+    splits = min(blocks(rows, 2 * high), max(1, programs // (clients * blocks(channels, wide))), _MAX_SPLITS)
     return Tiling(high, wide, 8, splits)
 
 

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 """The Triton programs of BatchNorm: each processes one block of a client's channels for one split of its rows.
 
-A row is a pixel of a sample. Memory: images [K, rows, C], partial results [splits, K, 2, C] and counts [splits, K],
-statistics [K, C], all contiguous; weight and bias [K, C] with any stride between clients; `valid` [K, samples]. Both
-passes over the images are split the same way. In the second pass each program first combines the results of all splits
-for its channels, which saves a launch. It runs backwards, because the last values read are still in the cache.
+A row is a pixel of a sample. Images [K, rows, C], partial results [splits, K, 2, C], counts [splits, K] and statistics
+[K, C] are contiguous. Weight and bias [K, C] may have any stride between clients. `valid` is [K, samples]. Both passes
+over the images are split the same way. In the second pass, each program first combines the results of all splits for
+its channels, which saves a launch. It runs backwards, because the last values read are still in the cache.
 
 Names in capitals are compiled in. Sizes are not, because each would need a compilation per layer: C is `groups` of
 ALIGNED, the number of values that one load may take. Triton does not specialise on sizes that are 1 or multiples of 16,
@@ -22,7 +22,7 @@ _UNALIGNED = ("weight", "bias")
 
 @triton.jit
 def _counted(valid, row, rows, pixels, SHIFTS: tl.constexpr, HAS_VALID: tl.constexpr):
-    """Masks of the rows that exist and of the rows that are valid."""
+    """Return masks of the rows that exist and of the rows that are valid."""
     counted = row < rows
     if HAS_VALID:
         counted = counted & (tl.load(valid + quotient(row, pixels, SHIFTS), mask=counted, other=0) != 0)
@@ -39,7 +39,7 @@ def _per_channel(values, channel, known, EXISTS: tl.constexpr, OTHERWISE: tl.con
 
 @triton.jit
 def _all_statistics(partial, counts, splits, client, channel, known, C):
-    """Mean and variance over all splits, from each split's count, mean and squared deviation (Chan et al.)."""
+    """Combine each split's count, mean and squared deviation into the mean and variance (Chan et al.)."""
     clients = tl.num_programs(1)
     count = 0.0
     mean = tl.zeros(channel.shape, dtype=tl.float32)
@@ -64,7 +64,7 @@ def _all_statistics(partial, counts, splits, client, channel, known, C):
 
 @triton.jit
 def _all_sums(partial, splits, client, channel, known, C):
-    """Both sums over all splits."""
+    """Add up both sums over all splits."""
     clients = tl.num_programs(1)
     one = tl.zeros(channel.shape, dtype=tl.float32)
     other = tl.zeros(channel.shape, dtype=tl.float32)
@@ -79,7 +79,7 @@ def _all_sums(partial, splits, client, channel, known, C):
 
 @triton.jit
 def _count(valid, samples, pixels, HAS_VALID: tl.constexpr):
-    """Number of valid rows of the client."""
+    """Count the valid rows of the client."""
     found = samples
     if HAS_VALID:
         found = samples * 0
@@ -91,7 +91,7 @@ def _count(valid, samples, pixels, HAS_VALID: tl.constexpr):
 
 @triton.jit
 def _slope(grad, normed, scale, bias, ACTIVATION: tl.constexpr):
-    """The gradient before the activation, which is zero outside the activation's bounds."""
+    """Return the gradient before the activation, which is zero outside the activation's bounds."""
     before = normed * scale[None, :] + bias[None, :]
     if ACTIVATION == "relu":
         grad = tl.where(before <= 0.0, 0.0, grad)
@@ -116,7 +116,7 @@ def statistics_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Count, mean and squared deviation by Welford's recurrence, which is stable far from zero."""
+    """Compute count, mean and squared deviation by Welford's recurrence, which is stable far from zero."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -229,7 +229,7 @@ def gradient_sums_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Sums of the gradient, and of its product with the normalised images, over the valid rows."""
+    """Sum the gradient, and its product with the normalised images, over the valid rows."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -290,7 +290,7 @@ def input_gradient_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """The gradient of the images. The programs of the first split store the gradients of weight and bias."""
+    """Compute the gradient of the images. The programs of the first split store the gradients of weight and bias."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 @triton.jit
 def sums_program(images, partial, rows, chunk, C: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """The sums of one block of channels over one split of the rows."""
+    """Sum one block of channels over one split of the rows."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

@@ -70,8 +70,8 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
     """Return the tiling of the forward pass and the input's gradient, for `columns` of results and `channels` per tap.
 
     Blocks are as wide as the result, so that the images are read once. A block of the reduction lies inside one tap if
-    the channels allow it. If they do not, it holds all taps if whole pixels of four channels can be loaded, and is a
-    padded 32 otherwise. Exact float32 has no tensor cores and needs small blocks, or it would spill registers.
+    the channels allow it. Otherwise it holds all taps if whole pixels of four channels can be loaded, and else it is a
+    padded 32. Exact float32 has no tensor cores and needs small blocks, or it would spill registers.
     """
     if _precision(dtype, tf32) == "ieee":
         return Tiling(64, power_of_two(16, 64, columns), 16, warps=4, stages=2)

@@ -48,9 +48,9 @@ def forward_program(
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of the result. The reduction runs over taps and input channels, flattened, in blocks of DEPTH.
+    """Compute [PIXELS, CHANNELS] of the result, reduced over flattened taps and input channels in blocks of DEPTH.
 
-    FEW is the number of input channels if a tap is not a whole number of blocks; it is compiled in. Otherwise it is 0.
+    FEW is the number of input channels, compiled in, if a tap is not a whole number of blocks. Otherwise it is 0.
     """
     client = tl.program_id(1).to(tl.int64)
     C = FEW if FEW else groups * ALIGNED
@@ -130,10 +130,10 @@ def input_gradient_program(
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of the gradient. The reduction runs over taps and output channels.
+    """Compute [PIXELS, CHANNELS] of the gradient, reduced over taps and output channels.
 
     With a stride, only some taps reach an input pixel: those of its row and column modulo the stride. A program
-    processes the pixels of one such phase, so that no tap is computed in vain. WHOLE means that no block of output
+    processes the pixels of one such phase, so that no tap is computed for nothing. WHOLE means that no block of output
     channels is padded.
     """
     client = tl.program_id(1).to(tl.int64)
@@ -213,7 +213,7 @@ def weight_gradient_program(
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """[DEPTH of taps·C, CHANNELS of O] of one split's gradient. The reduction runs over the split's pixels."""
+    """Compute [DEPTH of taps·C, CHANNELS of O] of one split's gradient, reduced over the split's pixels."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     C = groups * ALIGNED
@@ -246,7 +246,7 @@ def weight_gradient_program(
 
 
 def _fixed(program):
-    """The same program with the sizes compiled in."""
+    """Return the same program with the sizes compiled in."""
     written = program.fn
     function = FunctionType(written.__code__, written.__globals__, written.__name__, written.__defaults__)
     function.__annotations__ = {**written.__annotations__, **dict.fromkeys(_SIZES, tl.constexpr)}

@@ -39,7 +39,7 @@ def forward_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of the result."""
+    """Compute [PIXELS, CHANNELS] of the result."""
     client = tl.program_id(1).to(tl.int64)
     C = groups * ALIGNED
     channel_blocks = (C + CHANNELS - 1) // CHANNELS
@@ -91,7 +91,7 @@ def input_gradient_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of the gradient. Taps that a stride skips load nothing."""
+    """Compute [PIXELS, CHANNELS] of the gradient. Taps that a stride skips load nothing."""
     client = tl.program_id(1).to(tl.int64)
     C = groups * ALIGNED
     channel_blocks = (C + CHANNELS - 1) // CHANNELS
@@ -146,7 +146,7 @@ def weight_gradient_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """[taps, CHANNELS] of one split's gradient. Each tap's sum stays in registers for all pixels of the split."""
+    """Compute [taps, CHANNELS] of one split's gradient. Each tap's sum stays in registers for all of its pixels."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

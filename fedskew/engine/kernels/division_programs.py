@@ -7,13 +7,13 @@ import triton.language as tl
 
 @triton.jit
 def quotient(number, size, SHIFTS: tl.constexpr):
-    """The quotient of numbers ≥ 0. SHIFTS means that the size is a power of two."""
+    """Divide numbers ≥ 0. SHIFTS means that the size is a power of two."""
     return number >> (tl.log2(size.to(tl.float32)) + 0.5).to(tl.int32) if SHIFTS else number // size
 
 
 @triton.jit
 def pixel_place(pixel, height, width, SHIFTS: tl.constexpr):
-    """Sample, row and column of pixels that are numbered across all samples."""
+    """Return sample, row and column of pixels that are numbered across all samples."""
     line = quotient(pixel, width, SHIFTS)
     sample = quotient(line, height, SHIFTS)
     return sample, line - sample * height, pixel - line * width

@@ -33,7 +33,7 @@ def convolution_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """[PIXELS, CHANNELS] of all rows of the result. With the window `flipped` it is the gradient of the images."""
+    """Compute [PIXELS, CHANNELS] of all rows of the result. With a `flipped` window, it is the images' gradient."""
     client = tl.program_id(1).to(tl.int64)
     C = groups * ALIGNED
     channel_blocks = (C + CHANNELS - 1) // CHANNELS
@@ -100,7 +100,7 @@ def weight_gradient_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """[taps, CHANNELS] of one split's gradient. The last rows of the result's gradient stay in registers."""
+    """Compute [taps, CHANNELS] of one split's gradient. The last rows of the result's gradient stay in registers."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

@@ -26,7 +26,7 @@ class LayerContext:
 
     key: Tensor | None = None
     dropouts: int = 0
-    """Number of dropout masks drawn so far; a layer may be called more than once."""
+    """Number of dropout masks drawn so far. A layer may be called more than once."""
     valid: Tensor | None = None
     buffers: Tensors = field(default_factory=dict)
     between: Between | None = None

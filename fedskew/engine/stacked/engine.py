@@ -29,14 +29,14 @@ from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.graph_program import GraphProgram, Pools
 from fedskew.engine.stacked.layouts import Layouts
 from fedskew.engine.stacked.local_step import Program, SlotStep, Staging
-from fedskew.engine.stacked.round import SlotRound, SlotSchedule, make_schedule, slots_for
+from fedskew.engine.stacked.round import SlotRound, SlotSchedule, choose_slots, make_schedule
 from fedskew.engine.stacked.trial import Trial, bytes_taken, spare_bytes
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Tensors
 
 T = TypeVar("T")
 
-_CPU_CACHE, _FEWEST_ON_CPU = 8 << 20, 4
+_CPU_CACHE, _MIN_ON_CPU = 8 << 20, 4
 """On a CPU, stack as many clients as have this many bytes of parameters, but at least this many clients."""
 
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what fits in a cache; what keeps a GPU busy
@@ -176,7 +176,7 @@ class _Ability:
     paddable: bool = False
     """Whether the model and the method ignore padding."""
     tally: Mapping[str, torch.dtype] | None = None
-    most: int = 1
+    max_clients: int = 1
     """Maximum number of clients to train at a time, in any round."""
     fitting: int = sys.maxsize
     """Number of clients that fit in the device's memory."""
@@ -194,14 +194,14 @@ class StackedEngine(Engine):
         smallest_batch: int = 1,
         *,
         compile_steps: bool = False,
-        most_slots: int | None = None,
+        max_slots: int | None = None,
     ) -> None:
-        """`most_slots` is the maximum number of clients that train at a time."""
+        """`max_slots` is the maximum number of clients that train at a time."""
         self._network = network
         self._data = data
         self._smallest = smallest_batch
         self._compile = compile_steps and data.y.device.type == "cuda"
-        self._most = most_slots
+        self._max_slots = max_slots
         self._abilities: dict[str, tuple[Sequence[Part], _Ability]] = {}
         self._slots: tuple[str, Slots] | None = None
         self._prefetched: tuple[RoundWork, list[BatchPlan]] | None = None
@@ -261,8 +261,8 @@ class StackedEngine(Engine):
         steps = [plan.steps for plan in plans]
         while True:
             ability = self._find_ability(work, plans)
-            most = min(ability.most, ability.fitting, len(plans))
-            number = slots_for(steps, most, coarse=self._compile)
+            most = min(ability.max_clients, ability.fitting, len(plans))
+            number = choose_slots(steps, most, coarse=self._compile)
             with contextlib.suppress(torch.OutOfMemoryError):  # a caught error would keep the memory alive
                 width = self._width(work, plans, ability)
                 return do(self._slots_for(work, ability, most), make_schedule(steps, number), width)
@@ -313,7 +313,7 @@ class StackedEngine(Engine):
             self._notice(
                 "this model or method counts rows of padding, so clients with short batches run one after another"
             )
-        if ability.stackable and ability.fitting < min(ability.most, len(plans)):
+        if ability.stackable and ability.fitting < min(ability.max_clients, len(plans)):
             self._notice(f"the round's clients do not all fit in memory; they train {ability.fitting} at a time")
         return ability
 
@@ -325,14 +325,14 @@ class StackedEngine(Engine):
         except Exception as error:  # a user's code may fail in any way, and a bug shows again in the plain engine
             self._note_unstackable(error)
             return _Ability(stackable=False)
-        return _Ability(True, paddable, tally, self._most_clients(work), fitting)
+        return _Ability(True, paddable, tally, self._max_clients(work), fitting)
 
-    def _most_clients(self, work: RoundWork) -> int:
+    def _max_clients(self, work: RoundWork) -> int:
         """Return the maximum number of clients at a time. On a CPU, their parameters should fit in its cache."""
-        most = sys.maxsize if self._most is None else self._most
+        most = sys.maxsize if self._max_slots is None else self._max_slots
         if self._data.y.device.type == "cpu":
             each = max(Layouts.for_work(work, {}).params.row_bytes, 1)
-            most = min(most, max(_FEWEST_ON_CPU, _CPU_CACHE // each))
+            most = min(most, max(_MIN_ON_CPU, _CPU_CACHE // each))
         return most
 
     def _fitting(self, work: RoundWork, step: Callable[[int], object]) -> int:

@@ -111,17 +111,17 @@ def _changes(moves: list[tuple[int, int, int]]) -> dict[int, SlotChange]:
     return {time: SlotChange(*np.array(pairs, dtype=np.int64).T) for time, pairs in by_time.items()}
 
 
-def slots_for(steps: Sequence[int], most: int, coarse: bool = False) -> int:
+def choose_slots(steps: Sequence[int], max_slots: int, coarse: bool = False) -> int:
     """Return the smallest number of slots that hardly lengthens the round.
 
     Only a few numbers are used, because each is captured or compiled separately.
     """
     busy = [n for n in steps if n]
-    longest, most = max(busy), min(most, len(busy))
-    for slots in _sizes(most, coarse):
+    longest, limit = max(busy), min(max_slots, len(busy))
+    for slots in _sizes(limit, coarse):
         if slots * longest * SLACK >= sum(busy) and _assign_slots(busy, slots)[1] <= longest * SLACK:
             return slots
-    return most
+    return limit
 
 
 def _sizes(most: int, coarse: bool) -> list[int]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.engine.contract import Assignment, RoundWork, When
+from fedskew.engine.contract import Assignment, PassKind, RoundWork
 from fedskew.engine.data.batches import plan_batches
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
@@ -22,7 +22,7 @@ from fedskew.losses import IGNORE
 from fedskew.methods.parts import Outputs, Seen, Tensors
 from fedskew.randomness import fold
 
-_WHEN: tuple[When, ...] = ("opening", "closing")
+_WHEN: tuple[PassKind, ...] = ("opening", "closing")
 
 
 class Trial:

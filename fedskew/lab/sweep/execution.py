@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedskew.engine import usual_engine
+from fedskew.engine import single_process_engine
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import run_name
@@ -92,7 +92,7 @@ def _prepare(job: Job, terms: Terms) -> Prepared:
     model = None if job.start is None else _train_start_model(job, terms)
     prepared = prepare(job.config, federation, model=model)
     if not terms.alone and prepared.config.engine == "auto":
-        engine = usual_engine(prepared.model)
+        engine = single_process_engine(prepared.model)
         prepared = replace(prepared, config=replace(prepared.config, engine=engine))
     return prepared
 

@@ -28,7 +28,7 @@ def test_arrays_that_travel_together_arrive_as_they_were(device: str) -> None:
 @DEVICES
 def test_what_is_fetched_is_what_was_there_when_it_was_asked_for(device: str) -> None:
     tensor = torch.arange(1 << 20, dtype=torch.float64, device=device)
-    fetches = [Fetch({"a": tensor, "b": tensor[:2]}), Fetch.beside({"a": tensor, "b": tensor[:2]}, tensor.device)]
+    fetches = [Fetch({"a": tensor, "b": tensor[:2]}), Fetch.in_parallel({"a": tensor, "b": tensor[:2]}, tensor.device)]
     expected = torch.arange(1 << 20, dtype=torch.float64)
     for fetch in fetches:
         assert torch.equal(fetch.read()["a"], expected)

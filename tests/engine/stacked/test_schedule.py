@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedskew.engine.stacked.round import SLACK, make_schedule, slots_for
+from fedskew.engine.stacked.round import SLACK, choose_slots, make_schedule
 
 STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(any)
 
@@ -36,7 +36,7 @@ def test_a_client_enters_before_its_first_step_and_leaves_after_its_last(steps: 
 
 @given(STEPS, st.integers(1, 30), st.booleans())
 def test_slots_are_few_and_hardly_lengthen_a_round(steps: list[int], most: int, coarse: bool) -> None:
-    slots = slots_for(steps, most, coarse)
+    slots = choose_slots(steps, most, coarse)
     busy = sum(1 for n in steps if n)
     assert 1 <= slots <= min(most, busy)
     if slots < min(most, busy):
@@ -54,10 +54,10 @@ def test_slots_are_few_and_hardly_lengthen_a_round(steps: list[int], most: int, 
     ],
 )
 def test_numbers_of_slots(steps: list[int], most: int, slots: int) -> None:
-    assert slots_for(steps, most) == slots
+    assert choose_slots(steps, most) == slots
 
 
 def test_few_different_numbers_over_many_rounds() -> None:
     rng = np.random.default_rng(0)
-    rounds = [slots_for(rng.integers(1, 60, 100).tolist(), 100) for _ in range(200)]
+    rounds = [choose_slots(rng.integers(1, 60, 100).tolist(), 100) for _ in range(200)]
     assert len(set(rounds)) <= 4

@@ -65,7 +65,7 @@ def plain(method: str, optimizer: str = "sgd") -> RunState:
     only([("fedvls", 1), ("fedgr", 2), ("fedlmd+scaffold", 3), ("pkd", 2)], itertools.product(METHODS, [1, 2, 3])),
 )
 def test_fewer_slots_than_clients(method: str, most: int) -> None:
-    this = stacked(method, most_slots=most)
+    this = stacked(method, max_slots=most)
     assert distance(finished(this)[0], plain(method)) < 1e-9
 
 
@@ -230,7 +230,7 @@ def test_what_is_compiled_is_the_step(method: str, recorded_steps: list[torch.fx
 def test_what_is_compiled_of_an_optimiser_is_its_step(
     optimizer: str, most: int | None, recorded_steps: list[torch.fx.GraphModule]
 ) -> None:
-    state = finished(stacked("fedavg", optimizer=optimizer, most_slots=most))[0]
+    state = finished(stacked("fedavg", optimizer=optimizer, max_slots=most))[0]
     assert distance(state, plain("fedavg", optimizer)) < 1e-6
     assert_no_tensors_from_the_host(recorded_steps)
 

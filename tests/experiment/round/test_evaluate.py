@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import confusion_matrix
 from torch import Tensor, nn
 from toy_runs import SKEWED, advance, image_federation, linear, norm_and_dropout, plan_round, server, trained
 
 from fedskew.engine.model.network import ModelState
 from fedskew.experiment.round.server import Server
-from fedskew.metrics.confusion import Evaluation, confusion_matrix
+from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.drift import drift_diversity
 
 PKD = {"groups": [[0, 3], [1, 2]], "warmup_rounds": 1, "expert_rounds": 2}
@@ -31,7 +32,7 @@ def direct_confusion(server: Server, model: ModelState, labels: tuple[int, ...] 
         logits[:, outside] = -torch.inf
         keep = torch.isin(y, torch.tensor(labels))
         logits, y = logits[keep], y[keep]
-    return confusion_matrix(y.numpy(), logits.argmax(dim=1).numpy(), 4)
+    return confusion_matrix(y.numpy(), logits.argmax(dim=1).numpy(), labels=range(4))
 
 
 def test_the_evaluation_is_that_of_the_module_on_the_test_set() -> None:
