@@ -21,7 +21,7 @@ import torch
 from fedskew.choose.field import Candidate
 from fedskew.choose.validation import validation_federation
 from fedskew.data import Federation
-from fedskew.engine import usual_engine
+from fedskew.engine import single_process_engine
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import prepare
@@ -124,7 +124,7 @@ def serve(request: Message, report: Report, split: Split = shared_federation) ->
     config, folder = Config.from_mapping(request["config"]), Path(request["folder"])
     prepared = prepare(config, validation_federation(split(config), config.seed, request["fraction"]))
     if not request["alone"] and prepared.config.engine == "auto":
-        prepared = replace(prepared, config=replace(prepared.config, engine=usual_engine(prepared.model)))
+        prepared = replace(prepared, config=replace(prepared.config, engine=single_process_engine(prepared.model)))
     pause = _PauseAt(request["until"], report)
     try:
         with contextlib.suppress(Paused):
