@@ -8,6 +8,7 @@ script.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -34,8 +35,8 @@ GPU_WORKERS = 4
 """Default number of processes per GPU."""
 
 
-def usual_workers(device: str, requests: int) -> int:
-    """The number of processes that suits the machine."""
+def default_workers(device: str, requests: int) -> int:
+    """The default number of processes on this machine."""
     import torch
 
     from fedskew.engine.parallel.pool import usable_cores
@@ -213,14 +214,8 @@ class WorkerProcess:
         self._process.kill()
         self._process.wait()
         self.stream.close()
-        with_suppressed_close(self._requests)
-
-
-def with_suppressed_close(stream: Any) -> None:
-    try:
-        stream.close()
-    except OSError:  # unsent bytes for a process that is gone
-        return
+        with contextlib.suppress(OSError):  # unsent bytes for a process that is gone
+            self._requests.close()
 
 
 def describe_error(error: Exception) -> str:
@@ -259,10 +254,10 @@ def _serve(function: str, requests: TextIO, messages: TextIO) -> None:
 
     for line in requests:
         try:
-            message = {"answer": answer(json.loads(line), report), "broken": False}
+            message = {"answer": answer(json.loads(line), report)}
         except Exception as error:  # a bug or a full GPU in one request must not end the others
-            message = {"failed": describe_error(error), "broken": not _gpu_works()}
-        send(message)
+            message = {"failed": describe_error(error)}
+        send(message | {"broken": not _gpu_works()})
 
 
 def _gpu_works() -> bool:

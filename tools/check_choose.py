@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -116,7 +117,8 @@ def _tested(
     }
     campaign = Campaign(lambda _: records, known, arguments.out / name, False, arguments.workers)
     print(f"{name}: {len(campaign.todo(list(jobs.values())))} runs to test", flush=True)
-    campaign.run(list(jobs.values()), _Lines())
+    with closing(campaign):
+        campaign.run(list(jobs.values()), _Lines())
     found: dict[str, list[float]] = {}
     for (label, _), job in jobs.items():
         record = campaign.known.get(job)

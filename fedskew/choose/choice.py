@@ -28,7 +28,7 @@ from fedskew.experiment.shared_federations import shared_federation
 from fedskew.experiment.storage.files import FolderLock, reporting_os_errors, write_file
 from fedskew.results.race import RaceRecord, load_race
 from fedskew.results.ranking import DEFAULT_METRIC, find_metric
-from fedskew.workers import usual_workers
+from fedskew.workers import default_workers
 
 RUN_FILE, FEDERATION_FILE = "chosen.yaml", "federation.yaml"
 DEFAULT_BUDGET = "5m"
@@ -122,7 +122,7 @@ def choose(
         if record.finished:
             watching.on_notice(f"{folder} is finished already; nothing was run")
         else:
-            able = 1 if split is not shared_federation else workers or usual_workers(base.device, len(field))
+            able = 1 if split is not shared_federation else workers or default_workers(base.device, len(field))
             trials = Trials(_racing(base), fraction, folder, able, watching, split)
             with contextlib.closing(trials):
                 record = Race(base, record, spent, folder, trials, able, watching).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,7 +112,8 @@ def _reproduce(
         parse_seconds("time_limit", time_limit),
         command(),
     )
-    run_campaign(campaign, jobs, as_json or quiet)
+    with closing(campaign):
+        run_campaign(campaign, jobs, as_json or quiet)
     _report(selections, campaign, as_json)
     conclude(campaign)
 

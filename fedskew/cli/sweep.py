@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,7 @@ from fedskew.cli.commands import (
     option,
     takes_settings,
 )
-from fedskew.errors import unknown
+from fedskew.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from fedskew.lab.sweep.campaign import Campaign
@@ -84,6 +85,8 @@ def _command(
     metric = find_metric(rank_by or DEFAULT_METRIC)
     if search not in (None, "optuna"):
         raise unknown("search", str(search), ("optuna",))
+    if search and metric.name != DEFAULT_METRIC:
+        raise UserError(f"--rank-by is {metric.name!r} with --search; expected {DEFAULT_METRIC}, which selects trials")
     values = job_values(settings)
     requested = read_search(grid, values, seeds) if search else read_grid(grid, values, seeds).points()
     folder = Path(out) if out else Path("runs") / Path(grid).stem
@@ -94,11 +97,12 @@ def _command(
     )  # fmt: skip
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(requested, Search):
-        _search(requested, parse_count("trials", trials) or TRIALS, campaign, as_json, quiet)
-    else:
-        run_campaign(campaign, [point.job for point in requested], as_json or quiet)
-        _report(requested, campaign, folder, metric, as_json)
+    with closing(campaign):
+        if isinstance(requested, Search):
+            _search(requested, parse_count("trials", trials) or TRIALS, campaign, as_json, quiet)
+        else:
+            run_campaign(campaign, [point.job for point in requested], as_json or quiet)
+            _report(requested, campaign, folder, metric, as_json)
     conclude(campaign)
 
 
@@ -157,8 +161,8 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     """Search, then train the best point on all training data and test it."""
     from fedskew.cli.campaigns import format_percent, run_campaign
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.lab.sweep.pool import default_workers
     from fedskew.lab.sweep.search import search_with_optuna
+    from fedskew.workers import default_workers
 
     at_once = campaign.workers or default_workers(search.base.device, trials)
 
@@ -167,12 +171,14 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
         return campaign.outcomes
 
     found = search_with_optuna(search, trials, at_once, campaign.folder, run)
-    final = search.final_jobs(found.values)
+    final = search.final_jobs(found)
     run_campaign(campaign, final, as_json or quiet)
-    accuracies = [record.curve[-1][1] for job in final if (record := campaign.known.get(job)) is not None]
+    tested = [record for job in final if (record := campaign.known.get(job)) is not None]
+    accuracies = [record.summary().mean_last.accuracy for record in tested]
     if as_json:
         summary = {
             "best": found.values,
+            "best_trial": found.number,
             "validation_accuracy": found.validation_accuracy,
             "trials": found.trials,
             "failed": found.failed,
@@ -182,7 +188,8 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
         return
     console = stdout()
     listed = ", ".join(f"{key} {value}" for key, value in found.values.items())
-    console.print(f"best of {found.trials} trials: {listed}", markup=False, soft_wrap=True)
-    console.print(f"validation accuracy: {100 * found.validation_accuracy:.2f} %")
+    console.print(f"best of {found.trials} trials: trial {found.number}, {listed}", markup=False, soft_wrap=True)
+    console.print(f"mean accuracy of the last {search.base.mean_last} rounds", soft_wrap=True)
+    console.print(f"  on validation data, by which it was selected: {100 * found.validation_accuracy:.2f} %")
     if accuracies:
-        console.print(f"test accuracy, trained on all training data: {format_percent(accuracies)} %")
+        console.print(f"  on the test set, trained on all training data: {format_percent(accuracies)} %")

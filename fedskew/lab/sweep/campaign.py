@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedskew.lab.sweep.job import Job, Terms, merge_jobs
-from fedskew.lab.sweep.pool import Watcher, default_workers, run_jobs
+from fedskew.lab.sweep.pool import JobPool, Watcher
 from fedskew.lab.sweep.ray_pool import run_jobs_on_ray
 from fedskew.lab.sweep.records import Outcome, Record, Records, RecordsFile
+from fedskew.workers import default_workers
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Campaign:
 
     def __post_init__(self) -> None:
         self._deadline = None if self.time_limit is None else time.time() + self.time_limit
+        self._pool: JobPool | None = None
 
     def todo(self, jobs: Iterable[Job]) -> list[Job]:
         """List the jobs without a sufficient record, each experiment once."""
@@ -59,8 +61,15 @@ class Campaign:
         if self.ray is not None:
             run_jobs_on_ray(todo, terms, self.ray, saver)
             return
-        workers = default_workers(todo[0].config.device, len(todo)) if self.workers is None else self.workers
-        run_jobs(todo, terms, workers, saver, self.folder / "logs")
+        if self._pool is None:
+            workers = self.workers or default_workers(todo[0].config.device, len(todo))
+            self._pool = JobPool(workers, self.folder / "logs")
+        self._pool.run(todo, terms, saver)
+
+    def close(self) -> None:
+        """End the worker processes, which stay between calls of `run`."""
+        if self._pool is not None:
+            self._pool.close()
 
     def save_outcome(self, job: Job, outcome: Outcome) -> None:
         self.outcomes[job.identity] = outcome

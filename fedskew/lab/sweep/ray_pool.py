@@ -11,8 +11,9 @@ from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.lab.sweep.job import Job, Terms
-from fedskew.lab.sweep.pool import GPU_WORKERS, Watcher
+from fedskew.lab.sweep.pool import Watcher
 from fedskew.lab.sweep.records import Outcome
+from fedskew.workers import GPU_WORKERS
 
 LOCAL = "local"
 """The address of a new cluster on this machine, for trying it out."""

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedskew.errors import UserError
@@ -27,7 +28,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.config.values import integer, read_yaml, real
 from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.sweep.job import CIRCUMSTANCES, Job
-from fedskew.lab.sweep.records import Outcome
+from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.methods import make_method
 
 JOURNAL = "search.jsonl"
@@ -69,9 +70,10 @@ class Search:
             for seed in self.seeds
         ]
 
-    def final_jobs(self, values: Mapping[str, Any]) -> list[Job]:
+    def final_jobs(self, found: Found) -> list[Job]:
         """The best point on all training data, tested on the test set."""
-        return [replace(job, label=f"best {job.label}", validation=None) for job in self.jobs(0, values)]
+        jobs = self.jobs(found.number, found.values)
+        return [replace(job, label=f"best, {job.label}", validation=None) for job in jobs]
 
 
 def read_search(path: str | Path, values: Mapping[str, Any], seeds: str | int | None = None) -> Search:
@@ -121,8 +123,11 @@ def _some(key: str, values: Any) -> Any:
 class Found:
     """The best point."""
 
+    number: int
+    """The trial's number, as in the labels of its runs."""
     values: dict[str, Any]
     validation_accuracy: float
+    """What trials are selected by: see `mean_accuracy`."""
     trials: int
     failed: int
 
@@ -157,7 +162,7 @@ def _best(study: Any, optuna: Any) -> Found:
         raise UserError("no trial finished; increase --time-limit, or look at why trials failed")
     best = max(complete, key=lambda trial: trial.value)
     failed = len(study.get_trials(states=(optuna.trial.TrialState.FAIL,)))
-    return Found(dict(best.user_attrs["values"]), float(best.value), len(complete), failed)
+    return Found(best.number, dict(best.user_attrs["values"]), float(best.value), len(complete), failed)
 
 
 def _point(trial: Any, space: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,11 +179,14 @@ def _suggested(trial: Any, key: str, values: Any) -> Any:
 
 
 def _accuracy(outcomes: Sequence[Outcome]) -> float | None:
-    """Mean over seeds of the mean accuracy of the last rounds; None if a run failed."""
+    """The value of a trial; None if a run failed."""
     records = [o.record for o in outcomes if o.status == "finished" and o.record is not None]
-    if len(records) < len(outcomes):
-        return None
-    return sum(record.summary().mean_last.accuracy for record in records) / len(records)
+    return mean_accuracy(records) if len(records) == len(outcomes) else None
+
+
+def mean_accuracy(records: Sequence[Record]) -> float:
+    """Mean over seeds of the mean accuracy of the last rounds (`mean_last`), since single rounds swing."""
+    return fmean(record.summary().mean_last.accuracy for record in records)
 
 
 def _optuna() -> Any:

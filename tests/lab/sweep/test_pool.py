@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,14 @@ from typing import Any
 import pytest
 
 from fedskew.lab.sweep.job import Job, Terms
-from fedskew.lab.sweep.pool import Watcher, run_jobs
+from fedskew.lab.sweep.pool import JobPool, Watcher
 from fedskew.lab.sweep.records import Outcome
-from fedskew.lab.sweep.worker import WorkerProcess
+from fedskew.workers import WorkerProcess
+
+
+def run_jobs(jobs: Sequence[Job], terms: Terms, workers: int, watcher: Watcher, logs: Path) -> None:
+    with closing(JobPool(workers, logs)) as pool:
+        pool.run(jobs, terms, watcher)
 
 
 class Noting(Watcher):
@@ -64,11 +70,11 @@ def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Pa
     killed: list[int] = []
     give = WorkerProcess.send
 
-    def give_and_kill(self: WorkerProcess, job: Job, terms: Terms) -> None:
-        give(self, job, terms)
-        if job.label == "doomed":
-            killed.append(self._process.pid)
-            os.kill(self._process.pid, 9)
+    def give_and_kill(self: WorkerProcess, request: dict[str, Any]) -> None:
+        give(self, request)
+        if request["job"]["label"] == "doomed":
+            killed.append(self.pid)
+            os.kill(self.pid, 9)
 
     monkeypatch.setattr(WorkerProcess, "send", give_and_kill)
     watcher = Noting()
@@ -83,11 +89,11 @@ def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Pa
 @pytest.mark.slow
 def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path: Path, monkeypatch) -> None:
     processes: dict[str, int] = {}
-    give, said = WorkerProcess.send, WorkerProcess.reports
+    give, said = WorkerProcess.send, WorkerProcess.messages
 
-    def noted(self: WorkerProcess, job: Job, terms: Terms) -> None:
-        processes[job.label] = self._process.pid
-        give(self, job, terms)
+    def noted(self: WorkerProcess, request: dict[str, Any]) -> None:
+        processes[request["job"]["label"]] = self.pid
+        give(self, request)
 
     def as_if_spent(self: WorkerProcess) -> Iterator[dict[str, Any]]:
         for line in said(self):
@@ -95,7 +101,7 @@ def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path
             yield line | {"broken": True} if "broken" in line else line
 
     monkeypatch.setattr(WorkerProcess, "send", noted)
-    monkeypatch.setattr(WorkerProcess, "reports", as_if_spent)
+    monkeypatch.setattr(WorkerProcess, "messages", as_if_spent)
     watcher = Noting()
     run_jobs([tiny_job(str(seed), seed=seed) for seed in range(3)], Terms(), 2, watcher, tmp_path / "logs")
     assert [outcome.status for outcome in watcher.ended.values()] == ["finished"] * 3
@@ -112,3 +118,20 @@ def test_after_the_deadline_everything_is_stopped(tiny_job, tmp_path: Path) -> N
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_jobs_are_no_trouble(workers: int, tmp_path: Path) -> None:
     run_jobs([], Terms(), workers, Noting(), tmp_path)
+
+
+def test_processes_stay_for_the_jobs_of_later_calls(tiny_job, tmp_path: Path, monkeypatch) -> None:
+    used: list[int] = []
+    give = WorkerProcess.send
+
+    def noted(self: WorkerProcess, request: dict[str, Any]) -> None:
+        used.append(self.pid)
+        give(self, request)
+
+    monkeypatch.setattr(WorkerProcess, "send", noted)
+    watcher = Noting()
+    with closing(JobPool(2, tmp_path / "logs")) as pool:
+        for number in range(3):
+            pool.run([tiny_job(f"{number}{seed}", seed=seed) for seed in range(2)], Terms(), watcher)
+    assert len(watcher.ended) == len(used) == 6
+    assert len(set(used)) == 2

@@ -11,7 +11,7 @@ import pytest
 from fedskew.errors import UserError
 from fedskew.lab.sweep.job import Job, merge_jobs
 from fedskew.lab.sweep.records import Outcome, Record
-from fedskew.lab.sweep.search import read_search, search_with_optuna
+from fedskew.lab.sweep.search import Found, mean_accuracy, read_search, search_with_optuna
 
 pytest.importorskip("optuna")
 
@@ -61,6 +61,10 @@ def test_the_best_point_of_all_trials_is_found_and_a_search_continues(file: Path
     assert found.validation_accuracy == max(
         job.config.local_epochs / 10 for job in ran if job.config.method_params["mu"] <= 0.3
     )
+    best = [job for job in ran if job.label.startswith(f"trial {found.number} seed")]
+    assert len(best) == 2
+    records = [outcome.record for outcome in judged(best).values()]
+    assert found.validation_accuracy == mean_accuracy([record for record in records if record is not None])
     assert {job.validation for job in ran} == {0.25}
     assert all(0.001 <= job.config.method_params["mu"] <= 1 and 1 <= job.config.local_epochs <= 3 for job in ran)
     assert {job.config.average for job in ran} == {"samples", "uniform"}
@@ -72,7 +76,8 @@ def test_the_best_point_of_all_trials_is_found_and_a_search_continues(file: Path
 
 def test_the_last_word_has_the_test_set(file: Path) -> None:
     search = read_search(file, {})
-    final = search.final_jobs({"method.mu": 0.5})
+    final = search.final_jobs(Found(7, {"method.mu": 0.5}, 0.9, 12, 0))
+    assert [job.label for job in final] == ["best, trial 7 seed 0", "best, trial 7 seed 1"]
     assert [job.validation for job in final] == [None, None]
     assert [job.config.seed for job in final] == [0, 1]
     assert final[0].config.method_params == {"mu": 0.5}

@@ -1,0 +1,92 @@
+"""Worker processes: they answer, report, fail one request at a time, and outlive a user's script without a guard."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedskew.errors import UserError
+from fedskew.workers import Message, PoolWatcher, Report, WorkerPool, _gpu_works
+
+
+def work(request: Message, report: Report) -> Message:
+    """What the workers of these tests run."""
+    report({"seen": request})
+    if request.get("fail") == "user":
+        raise UserError("a wrong value; expected another")
+    if request.get("fail") == "bug":
+        raise KeyError("missing")
+    if request.get("fail") == "die":
+        os.kill(os.getpid(), 9)
+    time.sleep(request.get("seconds", 0.0))
+    return {"pid": os.getpid(), "twice": 2 * request.get("number", 0)}
+
+
+class Noted(PoolWatcher):
+    def __init__(self) -> None:
+        self.answers: dict[int, Message] = {}
+        self.failures: dict[int, str] = {}
+        self.progress: dict[int, Message] = {}
+
+    def on_progress(self, request: int, content: Message) -> None:
+        self.progress[request] = content
+
+    def on_answer(self, request: int, answer: Message) -> None:
+        self.answers[request] = answer
+
+    def on_failure(self, request: int, reason: str) -> None:
+        self.failures[request] = reason
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with WorkerPool("test_workers:work", 2, tmp_path / "logs") as made:
+        yield made
+
+
+def test_requests_are_answered_and_failures_end_only_themselves(pool: WorkerPool) -> None:
+    requests: list[Message] = [{"number": n} for n in range(4)]
+    requests += [{"fail": "user"}, {"fail": "bug"}, {"fail": "die"}, {"number": 7}]
+    noted = Noted()
+    assert pool.run(requests, noted) == []
+    assert {n: answer["twice"] for n, answer in noted.answers.items()} == {0: 0, 1: 2, 2: 4, 3: 6, 7: 14}
+    assert noted.failures[4] == "a wrong value; expected another"
+    assert noted.failures[5].startswith("KeyError: 'missing' (test_workers.py, line ")
+    assert "killed by signal 9" in noted.failures[6]
+    assert noted.progress[0] == {"seen": {"number": 0}}
+
+
+def test_processes_stay_between_calls(pool: WorkerPool) -> None:
+    used = set()
+    for _ in range(3):
+        noted = Noted()
+        pool.run([{"seconds": 0.1}] * 4, noted)
+        used |= {answer["pid"] for answer in noted.answers.values()}
+    assert 1 <= len(used) <= 2
+
+
+def test_requests_without_an_answer_in_time_are_given_up(pool: WorkerPool) -> None:
+    noted = Noted()
+    left = pool.run([{"seconds": 600}, {"seconds": 600}, {}], noted, give_up_at=time.time() + 1)
+    assert left == [0, 1, 2]
+    assert pool.run([{"number": 3}], noted) == []
+    assert noted.answers[0]["twice"] == 6
+
+
+def test_a_process_whose_gpu_gives_errors_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _gpu_works(), "no GPU in use"
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert _gpu_works()
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    assert not _gpu_works()
