@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from fedskew.errors import UserError
 from fedskew.report.charts.matplotlib_text import escape_math
+from fedskew.report.charts.matplotlib_view import line_style, symbol, text_colour
+from fedskew.report.charts.palette import AMOUNT, colour
 from fedskew.results import Comparison, MethodRuns
 
 if TYPE_CHECKING:
@@ -48,10 +50,21 @@ def draw_curves(comparison: Comparison, axes: Axes) -> None:
     seeds = len(comparison.methods[0].tested)
     for method in comparison.methods:
         rounds, accuracies = _curves(method)
-        (line,) = axes.plot(rounds, 100 * accuracies.mean(axis=0), label=escape_math(method.label), linewidth=1.6)
+        shade = colour(method.style)
+        axes.plot(
+            rounds,
+            100 * accuracies.mean(axis=0),
+            label=escape_math(method.label),
+            linewidth=1.6,
+            color=shade,
+            linestyle=line_style(method.style),
+            marker=symbol(method.style),
+            markersize=4,
+            markevery=max(1, len(rounds) // 10),
+        )
         if seeds > 1:
             low, high = 100 * accuracies.min(axis=0), 100 * accuracies.max(axis=0)
-            axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+            axes.fill_between(rounds, low, high, color=shade, alpha=0.12, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy, %")
     axes.set_ylim(0, 100)
@@ -64,7 +77,7 @@ def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
     """Draw a heat map of methods × classes after the last round, as means over the seeds."""
     methods, classes = comparison.methods, comparison.classes
     cells = 100 * np.array([method.class_accuracy for method in methods], np.float64)
-    image = axes.imshow(cells, aspect="auto", cmap="RdYlGn", vmin=0, vmax=100, interpolation="none")
+    image = axes.imshow(cells, aspect="auto", cmap=AMOUNT, vmin=0, vmax=100, interpolation="none")
     axes.figure.colorbar(image, ax=axes, label="test accuracy, %")
     axes.set_yticks(range(len(methods)), labels=[escape_math(method.label) for method in methods])
     axes.set_title("accuracy by class after the last round")
@@ -75,7 +88,8 @@ def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
     axes.set_xticks(range(len(classes)), labels=[escape_math(name) for name in classes], rotation=45 if long else 0)
     for (row, column), value in np.ndenumerate(cells):
         if np.isfinite(value):
-            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small")
+            shade = text_colour(image, value)
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small", color=shade)
 
 
 def _curves(method: MethodRuns) -> tuple[list[int], npt.NDArray[np.float64]]:

@@ -12,7 +12,7 @@ import numpy as np
 from fedskew.errors import UserError, unknown
 from fedskew.report.charts.chart import Bars, Chart, Figure, Heat, Lines, Points
 from fedskew.report.charts.matplotlib_text import add_legends, escape_math, label_axis, legend_height, wrap_title
-from fedskew.report.charts.palette import AMOUNT, DIFFERENCE, colour
+from fedskew.report.charts.palette import AMOUNT, DASHES, DIFFERENCE, MARKERS, colour, dash, hatch, marker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +34,18 @@ STYLE: Any = {
     "pdf.fonttype": 42,
     "lines.linewidth": 1.3,
 }
-_DASHES = ("-", "--", ":", "-.", (0, (7, 2)))
-_MARKERS = "osD^xP*vph"
+_LINE_STYLES: dict[str, Any] = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (7, 2))), strict=True))
+_SYMBOLS = dict(zip(MARKERS, "osD^xP*vph", strict=True))
+
+
+def line_style(style: int) -> Any:
+    """Matplotlib's name of a series' dash."""
+    return _LINE_STYLES[dash(style)]
+
+
+def symbol(style: int) -> str:
+    """Matplotlib's name of a series' marker."""
+    return _SYMBOLS[marker(style)]
 
 
 def save_figure(figure: Figure, target: Path) -> None:
@@ -107,8 +117,8 @@ def _(chart: Lines, axes: Any) -> None:
             _numbers(line.y),
             label=escape_math(line.name),
             color=colour(line.style),
-            linestyle=_DASHES[line.style % len(_DASHES)],
-            marker=_MARKERS[line.style % len(_MARKERS)] if few else None,
+            linestyle=line_style(line.style),
+            marker=symbol(line.style) if few else None,
             markersize=3,
             linewidth=0.6 if chart.thin else None,
         )
@@ -141,7 +151,7 @@ def _(chart: Bars, axes: Any) -> None:
             error_kw={"linewidth": 0.6},
             label=escape_math(one.name),
             color=colour(one.style),
-            hatch=("", "//", "..", "\\\\", "xx")[one.style % 5],
+            hatch=2 * hatch(one.style),
             edgecolor="white",
             linewidth=0.3,
         )
@@ -172,7 +182,7 @@ def _(chart: Heat, axes: Any) -> None:
     if chart.written and cells.size <= 400:
         for (r, c), value in np.ndenumerate(np.ma.filled(cells, np.nan)):
             if np.isfinite(value):
-                axes.text(c, r, f"{value:.0f}", ha="center", va="center", fontsize=5, color=_text_colour(marks, value))
+                axes.text(c, r, f"{value:.0f}", ha="center", va="center", fontsize=5, color=text_colour(marks, value))
 
 
 def _colours(chart: Heat, cells: Any) -> dict[str, Any]:
@@ -184,7 +194,7 @@ def _colours(chart: Heat, cells: Any) -> dict[str, Any]:
     return {"cmap": f"{AMOUNT}_r", "vmin": 0, "vmax": chart.top}
 
 
-def _text_colour(marks: Any, value: float) -> str:
+def text_colour(marks: Any, value: float) -> str:
     """Black on light cells, white on dark ones."""
     red, green, blue, _ = marks.cmap(marks.norm(value))
     return "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
@@ -193,7 +203,7 @@ def _text_colour(marks: Any, value: float) -> str:
 @draw.register
 def _(chart: Points, axes: Any) -> None:
     for cloud in chart.clouds:
-        mark = _MARKERS[cloud.style % len(_MARKERS)]
+        mark = symbol(cloud.style)
         axes.scatter(
             cloud.x, cloud.y, s=4, color=colour(cloud.style), marker=mark, linewidths=0.4, label=escape_math(cloud.name)
         )

@@ -1,12 +1,18 @@
-"""Colours that colour-blind readers can distinguish on white and on black. Series also differ in dash and marker."""
+"""Colours that colour-blind readers can distinguish, on white and black; series also differ in dash and marker.
+
+The first four are Okabe and Ito's. The others were searched for: all ten differ by at least 16 in CIELAB for normal
+sight and for protanopia, deuteranopia and tritanopia (simulated as in Machado et al., 2009), and have a contrast of at
+least 3 to both backgrounds.
+"""
 
 from __future__ import annotations
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B8558F", "#A6761D", "#6A6FD0", "#7F7F7F", "#C23B4A", "#3B8EA5", "#6B8E23")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#546C3C", "#9078FC", "#E40048", "#9024FC", "#9C4878", "#E400C0")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down", "pentagon", "hexagon")
+HATCHES = ("", "/", ".", "\\", "x")
 LIGHT, DARK = "#ffffff", "#14171c"
-"""The page's background colours."""
+"""The page's backgrounds."""
 AMOUNT, DIFFERENCE = "viridis", "RdBu"
 
 
@@ -15,11 +21,18 @@ def colour(style: int) -> str:
 
 
 def dash(style: int) -> str:
-    return DASHES[style % len(DASHES)]
+    """After all colours were used once, each gets another dash."""
+    return DASHES[(style + style // len(COLOURS)) % len(DASHES)]
 
 
 def marker(style: int) -> str:
-    return MARKERS[style % len(MARKERS)]
+    """After all colours were used once, each gets another marker."""
+    return MARKERS[(style + 3 * (style // len(COLOURS))) % len(MARKERS)]
+
+
+def hatch(style: int) -> str:
+    """The pattern of a bar."""
+    return HATCHES[(style + style // len(COLOURS)) % len(HATCHES)]
 
 
 def contrast(one: str, other: str) -> float:

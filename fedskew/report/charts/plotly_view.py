@@ -6,7 +6,7 @@ from functools import singledispatch
 from typing import Any
 
 from fedskew.report.charts.chart import Bars, Chart, Heat, Line, Lines, Points
-from fedskew.report.charts.palette import colour, dash, marker
+from fedskew.report.charts.palette import colour, dash, hatch, marker
 
 Json = dict[str, Any]
 MOST_MARKERS = 40
@@ -83,7 +83,7 @@ def _(chart: Bars) -> Json:
             "meta": one.name,
             "x": [_safe(c) for c in chart.categories],
             "y": list(one.values),
-            "marker": {"color": colour(one.style)},
+            "marker": {"color": colour(one.style), "pattern": {"shape": hatch(one.style), "fgcolor": "#ffffff"}},
             "hovertemplate": f"%{{x}}<br>{_safe(one.name)}: %{{y:.2f}}<extra></extra>",
         }
         if one.errors is not None:

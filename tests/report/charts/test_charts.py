@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 
@@ -91,6 +92,39 @@ def test_colours_stand_out_on_both_backgrounds(colour: str) -> None:
 
 def test_contrast_is_that_of_wcag() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
+
+
+SIGHT = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+"""What a reader sees of linear RGB, by Machado et al. (2009) at severity 1."""
+
+
+def cielab(colour: str, sight: str) -> np.ndarray:
+    channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.asarray(SIGHT[sight]) @ linear, 0, 1)
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    ratio = np.array(to_xyz) @ seen / [0.95047, 1, 1.08883]
+    x, y, z = np.where(ratio > 216 / 24389, np.cbrt(ratio), (24389 / 27 * ratio + 16) / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_colour_blind_readers_can_tell_all_colours_apart(sight: str) -> None:
+    seen = {colour: cielab(colour, sight) for colour in COLOURS}
+    apart = {(a, b): np.linalg.norm(seen[a] - seen[b]) for a, b in combinations(COLOURS, 2)}
+    assert min(apart.values()) >= 16, min(apart, key=lambda pair: apart[pair])
+
+
+def test_fifty_series_all_look_different() -> None:
+    lines = [Line(str(i), [0, 1], [0, 1], style=i) for i in range(50)]
+    traces = plotly(Lines("l", "l", "x", "y", lines))["data"]
+    assert len({(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in traces}) == 50
+    assert len({(t["line"]["color"], t["line"]["dash"]) for t in traces}) == 50
 
 
 def test_no_two_series_in_a_row_look_alike() -> None:
