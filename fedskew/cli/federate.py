@@ -214,23 +214,22 @@ def _site(
 ) -> None:
     """Check a site's configuration and data. With --superlink, connect the site and keep it connected.
 
-    The data, the keys and the server's certificate are checked before connecting.
+    Before the site connects, its data are checked against the app's contract, and so are its keys and the server's
+    certificate.
     """
-    from fedskew.cli.terminal import notice
     from fedskew.flower.site_config import load_site
 
+    if superlink is not None and check is None:
+        raise UserError("--superlink needs --check; expected the federation's app, or its pyproject.toml")
+    if superlink is not None and keys is None:
+        raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
     config = load_site(file)
     federation = config.federation()
     _show_data(config.name, federation)
     if check is not None:
         _check(check, config, federation)
-    if superlink is None:
-        return
-    if check is None:
-        notice("the data are not checked yet: add --check APP, or let the server check them when the site connects")
-    if keys is None:
-        raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
-    _connect(Path(file), superlink, Path(keys))
+    if superlink is not None and keys is not None:
+        _connect(Path(file), superlink, Path(keys))
 
 
 def _show_data(name: str, federation: Federation) -> None:

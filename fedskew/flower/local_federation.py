@@ -102,14 +102,16 @@ class LocalFederation:
         """Start the SuperLink; one that was killed finds the registered keys in its database."""
         if self.superlink is not None:
             self.superlink.kill()
+        self.superlink = self._started("superlink", self.superlink_command())
+        await_tls(self.superlink, self.port, self.keys.authority, _START_SECONDS)
+        self._write_connection(self.keys.authority.resolve())
+
+    def superlink_command(self) -> list[str]:
         keys = self.keys.folder.resolve()
         command = [sys.executable, "-m", "fedskew.flower.superlink", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--enable-supernode-auth", "--database", str(self._database)]
         command += ["--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")]
-        command += ["--ssl-keyfile", str(keys / "server.key")]
-        self.superlink = self._started("superlink", command)
-        await_tls(self.superlink, self.port, keys / "ca.pem", _START_SECONDS)
-        self._write_connection(keys / "ca.pem")
+        return [*command, "--ssl-keyfile", str(keys / "server.key")]
 
     def register(self) -> None:
         """Register the sites' keys under their names."""

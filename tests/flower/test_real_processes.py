@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from expired_certificates import expire_certificate
 from real_federation import MISBEHAVING, NAMES, Real, plan, worker_of
 from safetensors.torch import load_file
 
@@ -22,6 +23,7 @@ from fedskew.experiment.preparation import prepare
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation
+from fedskew.flower.processes import Process
 
 PATIENCE = 300.0
 BETWEEN_ATTEMPTS = 10.0
@@ -118,7 +120,7 @@ def _assert_as_simulated(real: Real, method: str, config: Config) -> None:
 
 
 def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(tmp_path: Path) -> None:
-    """A site refuses a foreign certificate, the server a foreign key; a certificate that changes ends the site."""
+    """A site refuses a foreign certificate, the server a foreign key; a certificate that expired ends the site."""
     real = Real(tmp_path, days=10)
     strangers = make_credentials(tmp_path / "strangers", NAMES)
     ours, theirs = real.local.keys.node("site-1"), strangers.node("site-1")
@@ -128,12 +130,14 @@ def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(tmp_path: Pa
     (mixed / "node.key").write_bytes(theirs.private.read_bytes())
     (mixed / "node.key").chmod(0o600)
     superlink = f"localhost:{real.local.port}"
+    app = real.app("checked", real.config("fedavg"))
 
     def connect(keys: Path) -> subprocess.Popen[str]:
         site = str(real.local.site_file("site-1"))
-        command = [sys.executable, "-m", "fedskew", "federate", "site", site, "--superlink", superlink]
+        command = [sys.executable, "-m", "fedskew", "federate", "site", site, "--check", str(app)]
+        command += ["--superlink", superlink]
         with (tmp_path / f"{keys.parent.name}-{keys.name}.log").open("w") as log:
-            return subprocess.Popen([*command, "--keys", str(keys)], stderr=log, text=True)
+            return subprocess.Popen([*command, "--keys", str(keys)], stdout=log, stderr=log, text=True)
 
     def refusal(keys: Path) -> str:
         assert connect(keys).wait(PATIENCE) == 2
@@ -149,12 +153,15 @@ def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(tmp_path: Pa
         site, log = connect(ours.folder), tmp_path / "sites-site-1.log"
         until(lambda: "SuperNode ID" in log.read_text(), "the site's connection", local)
         assert f"warning: the certificate of {superlink} expires on" in log.read_text()
-        local.keys = strangers
-        local.start_superlink()
+        expire_certificate(local.keys)
+        assert local.superlink is not None
+        local.superlink.kill()
+        local.superlink = Process("superlink", local.superlink_command(), tmp_path / "expired.log", local.environment)
         assert site.wait(PATIENCE) == 2
-    ending = log.read_text().splitlines()[-1]
-    assert ending.startswith("error: the SuperNode lost its server and gave up (")
-    assert "CERTIFICATE_VERIFY_FAILED" in ending
+        ending = log.read_text().splitlines()[-1]
+        assert ending.startswith("error: the SuperNode lost its server and gave up (")
+        assert "certificate has expired" in ending
+        assert f"the certificate of {superlink} is refused (certificate has expired)" in refusal(ours.folder)
     assert not any("\x1b" in line for line in log.read_text().splitlines())
 
 

@@ -1,16 +1,22 @@
-"""What a site is told before it connects."""
+"""What a site checks before it connects, and once a day afterwards."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from expired_certificates import write_certificate
 
 from fedskew.errors import UserError
-from fedskew.flower.credentials import NodeKeys, make_credentials
+from fedskew.flower import supernode
+from fedskew.flower.credentials import Credentials, NodeKeys, make_credentials
 from fedskew.flower.supernode import require_keys, require_trusted_server, supernode_command
 
 
@@ -75,3 +81,61 @@ def test_without_an_authority_of_its_own_a_site_trusts_those_of_its_system(keys:
     assert "--root-certificates" in supernode_command(tmp_path / "site.yaml", "a:1", keys, 2)
     keys.authority.unlink()
     assert "--root-certificates" not in supernode_command(tmp_path / "site.yaml", "a:1", keys, 2)
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path) -> Iterator[tuple[Credentials, str]]:
+    """One that shows the certificate that its keys have at the moment, and its address."""
+    keys = make_credentials(tmp_path / "tls", ["a"])
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(keys.certificate, keys.key)
+            with connection, contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
+                secure.recv(1)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield keys, f"localhost:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+def test_an_expired_certificate_is_refused(tls_server: tuple[Credentials, str]) -> None:
+    keys, address = tls_server
+    require_trusted_server(address, keys.node("a"))
+    write_certificate(keys, timedelta(days=-2))
+    with pytest.raises(UserError, match=rf"the certificate of {address} is refused \(certificate has expired\)"):
+        require_trusted_server(address, keys.node("a"))
+
+
+def test_the_certificate_is_looked_at_once_a_day(
+    tls_server: tuple[Credentials, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One day each: a fresh certificate, one in its last month, an expired one, and a renewed one."""
+    keys, address = tls_server
+    logged: list[str] = []
+    days = iter((365, 10, -2, 300))
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        logged.append("a day")
+        write_certificate(keys, timedelta(days=next(days)))
+
+    monkeypatch.setattr(supernode, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(StopIteration):
+        supernode.watch_certificate(address, keys.node("a"), logged.append)
+    assert set(slept) == {24 * 3600.0}
+    first, second, soon, third, expired, fourth, last = logged
+    assert {first, second, third, fourth, last} == {"a day"}
+    assert soon.startswith(f"warning: the certificate of {address} expires on ")
+    assert "in less than 10 days" in soon
+    assert expired.startswith(f"warning: the certificate of {address} is refused (certificate has expired)")
