@@ -26,11 +26,11 @@ from fedskew.errors import UserError
 
 Message = dict[str, Any]
 Report = Callable[[Message], None]
-"""Sends progress to the pool; reports that follow one another too quickly are dropped."""
+"""Sends progress to the pool. Reports in quick succession are dropped."""
 
 _SECONDS_BETWEEN_REPORTS = 0.25
 _LOG_TAIL = 2000
-"""Characters at the end of a log that may explain a crash."""
+"""Characters at the end of a log that are searched for the cause of a crash."""
 GPU_WORKERS = 4
 """Default number of processes per GPU."""
 
@@ -46,28 +46,28 @@ def default_workers(device: str, requests: int) -> int:
 
 
 class PoolWatcher:
-    """Receives what happens to the requests of a pool, by their position; does nothing unless overridden."""
+    """Receives the events of a pool's requests, which are numbered by position. Its methods do nothing by default."""
 
     def on_progress(self, request: int, content: Message) -> None:
-        """The worker reports progress."""
+        """Called when a worker reports progress."""
 
     def on_answer(self, request: int, answer: Message) -> None:
-        """The request is answered."""
+        """Called when a request is answered."""
 
     def on_failure(self, request: int, reason: str) -> None:
-        """The function raised an error, or its process died."""
+        """Called when the function raised an error or its process died."""
 
 
 class WorkerPool:
-    """Processes that stay between calls of `run`. One that dies is replaced; only its request fails."""
+    """Processes that stay between calls of `run`. If one dies, it is replaced, and only its request fails."""
 
     def __init__(self, function: str, size: int, logs: Path) -> None:
-        """`function` is `package.module:name`; it takes a request and a `Report`, and returns the answer."""
+        """`function` is `package.module:name`. It takes a request and a `Report`, and returns the answer."""
         self._function, self._size, self._logs = function, size, logs
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, WorkerProcess] = {}
         self._busy: dict[int, int] = {}
-        """The position of the request that the worker in each place has."""
+        """The position of each busy worker's request, by the worker's place."""
 
     def run(self, requests: Sequence[Message], watcher: PoolWatcher, give_up_at: float | None = None) -> list[int]:
         """Run all requests, starting them in order.
@@ -87,7 +87,7 @@ class WorkerPool:
         return []
 
     def close(self) -> None:
-        """End all processes; those with a request are killed."""
+        """End all processes. Those with a request are killed."""
         self._kill_busy()
         for place in list(self._workers):
             self._remove(place).dismiss()
@@ -140,7 +140,7 @@ class WorkerPool:
 
 
 def _environment(place: int, workers: int) -> dict[str, str]:
-    """Each worker gets a share of the cores and, on a machine with several GPUs, one GPU."""
+    """Give each worker a share of the cores and, on a machine with several GPUs, one GPU."""
     import torch
 
     from fedskew.engine.parallel.pool import usable_cores
@@ -182,11 +182,11 @@ class WorkerProcess:
         try:
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
-        except OSError:  # the worker died; its stream reports that
+        except OSError:  # the worker died, and its stream will report that
             return
 
     def messages(self) -> Iterator[Message]:
-        """Read the new messages; raise EOFError if the worker died."""
+        """Read the new messages. Raises EOFError if the worker died."""
         content = os.read(self.stream.fileno(), 1 << 20)
         if not content:
             raise EOFError
@@ -195,13 +195,13 @@ class WorkerProcess:
 
     def cause_of_death(self) -> str:
         code = self._process.wait()
-        how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         text = self._log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip()
         last = text.splitlines()[-1] if text else ""
-        return f"its process was {how}" + (f": {last}" if last else "")
+        return f"its process {how}" + (f": {last}" if last else "")
 
     def dismiss(self) -> None:
-        """Let the worker end; it has no request."""
+        """Let a worker without a request end."""
         try:
             self._requests.close()
         except OSError:
@@ -210,7 +210,7 @@ class WorkerProcess:
         self.stream.close()
 
     def kill(self) -> None:
-        """End the worker at once; what it keeps on disk can be resumed."""
+        """End the worker at once. Its run on disk can be resumed."""
         self._process.kill()
         self._process.wait()
         self.stream.close()
@@ -219,7 +219,7 @@ class WorkerProcess:
 
 
 def describe_error(error: Exception) -> str:
-    """One line: the user's mistake in words, or the kind and place of any other error."""
+    """Describe an error in one line: a user's mistake by its message, any other error with its type and place."""
     if isinstance(error, UserError):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -234,7 +234,7 @@ def main() -> None:
     try:
         _serve(sys.argv[1], sys.stdin, messages)
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(130)  # the parent informs the user; the files on disk are valid
+        os._exit(130)  # the parent informs the user, and the files on disk are valid
 
 
 def _serve(function: str, requests: TextIO, messages: TextIO) -> None:
