@@ -145,7 +145,7 @@ def test_a_bad_value_is_named_with_what_was_expected(key: str, value: Any, expec
 def test_python_callers_get_the_same_checks() -> None:
     with pytest.raises(UserError, match=r"lr is -1; expected a finite number above 0"):
         Config(lr=-1)
-    with pytest.raises(UserError, match=r"method parameter 'name'"):
+    with pytest.raises(UserError, match=r"'name' is a configuration key, so it cannot be a method parameter"):
         Config(method_params={"name": "x"})
     with pytest.raises(UserError, match=r"partition is .*PartitionConfig"):
         Config(partition={"rule": "iid"})  # type: ignore[arg-type]
