@@ -111,7 +111,8 @@ def _parse(arguments: list[str]) -> None:
         settings = dict(assignment.split("=", 1) for assignment in given.get("set") or ())
         params = {key.removeprefix("method."): v for key, v in settings.items() if key.startswith("method.")}
         make_method(given["method"], params)
-    for name in (given.get("methods") or "").replace("all", "").split(","):
+    methods = given.get("methods") or ""
+    for name in (methods if isinstance(methods, str) else ",".join(methods)).replace("all", "").split(","):
         assert not name or make_method(name)
     assert given.get("partition") in (None, *PARTITIONS)
 
