@@ -46,7 +46,7 @@ def _report(
     from fedskew.cli.terminal import notice, stdout
     from fedskew.report.charts.matplotlib_view import parse_formats
     from fedskew.report.writing import page_path, write_loaded
-    from fedskew.results import comparisons, load_runs
+    from fedskew.results import comparisons, load_runs, load_runs_and_races
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
     from fedskew.results.table import FORMATS as TABLE_FORMATS
     from fedskew.results.table import table_text
@@ -59,9 +59,10 @@ def _report(
             notice(line)
         return
     target, kinds = page_path(out), parse_formats(format, TABLE_FORMATS)
-    loaded = load_runs(runs)
+    loaded = load_runs_and_races(runs)
     count = len(loaded.runs)
-    notice(f"reading {count} run{'s' if count > 1 else ''}" + (", drawing features" if features else ""))
+    if count:
+        notice(f"reading {count} run{'s' if count > 1 else ''}" + (", drawing features" if features else ""))
     report = write_loaded(loaded, target, features, Path(figures) if figures else None, kinds, metric.name)
     console = stdout()
     for line in report.answer:

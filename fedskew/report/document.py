@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fedskew.experiment.config import Config
 from fedskew.report.charts.chart import Figure
 from fedskew.report.overview import overview
 from fedskew.report.sections.circumstances import circumstances
@@ -15,12 +16,14 @@ from fedskew.report.sections.features import features
 from fedskew.report.sections.federation import federation
 from fedskew.report.sections.local import local
 from fedskew.report.sections.predictions import confusion, predictions
+from fedskew.report.sections.race import race_section
 from fedskew.report.sections.results import results
 from fedskew.report.sections.section import Section
 from fedskew.report.sections.timing import timing
 from fedskew.report.verdict import verdict
 from fedskew.results import Comparison, LoadedRuns, MethodRuns, comparisons
 from fedskew.results.naming import setting_name
+from fedskew.results.race import RaceRecord
 from fedskew.results.ranking import DEFAULT_METRIC
 
 MOST_SETTINGS = 4
@@ -62,17 +65,23 @@ def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFA
     found = comparisons(loaded.runs, rank_by)
     many = len(found) > 1
     shown = found if len(found) <= MOST_SETTINGS else []
-    chapters = [_chapter(setting, i if many else None, with_features) for i, setting in enumerate(shown)]
+    chapters = [_race_chapter(race, i) for i, race in enumerate(loaded.races)]
+    chapters += [_chapter(setting, i if many else None, with_features) for i, setting in enumerate(shown)]
     summary = overview(found) if many else None
     if summary is not None and not shown:
         note = f"{len(found)} settings are too many to show in detail; for details, report on the runs of one setting."
         summary = replace(summary, words=[*summary.words, note])
-    title = (
-        setting_name(found[0].config)
-        if not many
-        else f"{sum(len(s.runs) for s in found)} runs in {len(found)} settings"
-    )
+    if many:
+        title = f"{sum(len(s.runs) for s in found)} runs in {len(found)} settings"
+    else:
+        title = setting_name(found[0].config) if found else chapters[0].title
     return Document(title, chapters, summary, loaded.unreadable)
+
+
+def _race_chapter(race: RaceRecord, number: int) -> Chapter:
+    answer = race.answer or ("The race is not finished.",)
+    title = f"Race of methods on {setting_name(Config.from_mapping(race.config))}"
+    return Chapter(title, answer, (), [_with_unique_keys(race_section(race), f"r{number}")])
 
 
 def _chapter(setting: Comparison, number: int | None, with_features: bool) -> Chapter:
@@ -90,19 +99,19 @@ def _chapter(setting: Comparison, number: int | None, with_features: bool) -> Ch
         circumstances(setting),
     ]
     if number is not None:
-        sections = [_with_unique_keys(section, number) for section in sections]
+        sections = [_with_unique_keys(section, f"s{number}") for section in sections]
     return Chapter(setting.label, verdict(setting), setting.methods, sections)
 
 
-def _with_unique_keys(section: Section, number: int) -> Section:
+def _with_unique_keys(section: Section, prefix: str) -> Section:
     """Prefix the keys, to make them unique if several settings are on one page."""
     figures = [
         replace(
             figure,
-            key=f"s{number}-{figure.key}",
-            charts=[replace(chart, key=f"s{number}-{chart.key}") for chart in figure.charts],
+            key=f"{prefix}-{figure.key}",
+            charts=[replace(chart, key=f"{prefix}-{chart.key}") for chart in figure.charts],
         )
         for figure in section.figures
     ]
-    tables = [replace(table, key=f"s{number}-{table.key}") for table in section.tables]
-    return replace(section, key=f"s{number}-{section.key}", figures=figures, tables=tables)
+    tables = [replace(table, key=f"{prefix}-{table.key}") for table in section.tables]
+    return replace(section, key=f"{prefix}-{section.key}", figures=figures, tables=tables)

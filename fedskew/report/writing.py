@@ -12,7 +12,7 @@ from fedskew.experiment.storage.files import reporting_os_errors, write_file
 from fedskew.report.charts.matplotlib_view import parse_formats, save_figure
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import page
-from fedskew.results import LoadedRuns, load_runs
+from fedskew.results import LoadedRuns, load_runs_and_races
 from fedskew.results.ranking import DEFAULT_METRIC
 
 Runs = str | Path | Result
@@ -48,7 +48,7 @@ def write_report(
     """
     target, kinds = page_path(path), parse_formats(formats)
     place = None if figures is None else Path(figures)
-    return write_loaded(load_runs(_folders(runs)), target, features, place, kinds, rank_by)
+    return write_loaded(load_runs_and_races(_folders(runs)), target, features, place, kinds, rank_by)
 
 
 def write_loaded(

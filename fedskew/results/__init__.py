@@ -14,7 +14,7 @@ from __future__ import annotations
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.results.comparison import Comparison, MethodRuns, compare_runs, comparisons
-from fedskew.results.folders import LoadedRuns, find_runs, load_run, load_runs
+from fedskew.results.folders import LoadedRuns, find_runs, load_run, load_runs, load_runs_and_races
 from fedskew.results.run_methods import compare
 
 __all__ = [
@@ -29,4 +29,5 @@ __all__ = [
     "find_runs",
     "load_run",
     "load_runs",
+    "load_runs_and_races",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from fedskew.errors import UserError, nearest
 from fedskew.experiment.result import Result
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.results.model import load_model
+from fedskew.results.race import RaceRecord, find_races, load_race
 
 DEPTH = 3
 """Levels below a given folder that are searched for runs."""
@@ -42,10 +43,11 @@ def load_run(folder: str | Path, model: nn.Module | None = None) -> Result:
 
 @dataclass(frozen=True)
 class LoadedRuns:
-    """Runs, and one line about each folder that could not be read."""
+    """Runs, one line about each folder that could not be read, and races of methods."""
 
     runs: Sequence[Result]
     unreadable: Sequence[str] = ()
+    races: Sequence[RaceRecord] = ()
 
 
 def load_runs(paths: Iterable[str | Path]) -> LoadedRuns:
@@ -62,6 +64,14 @@ def load_runs(paths: Iterable[str | Path]) -> LoadedRuns:
     return LoadedRuns(runs, unreadable)
 
 
+def load_runs_and_races(paths: Sequence[str | Path]) -> LoadedRuns:
+    """Like `load_runs`, and also read the races that `fedskew choose` left in these folders or directly below them."""
+    folders = find_races(paths)
+    races = [race for folder in folders if (race := load_race(folder)) is not None]
+    with_runs = [path for path in paths if not races or _may_have_runs(Path(path))]
+    return replace(load_runs(with_runs), races=races) if with_runs else LoadedRuns([], races=races)
+
+
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The run folders among these paths and up to three levels below them."""
     found: dict[Path, None] = {}
@@ -75,6 +85,11 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
             raise UserError(f"no run in {str(path)!r}: no folder there has a config.yaml")
         found |= dict.fromkeys(inside)
     return list(found)
+
+
+def _may_have_runs(path: Path) -> bool:
+    """Whether it is a folder with runs, or one that `find_runs` refuses."""
+    return not path.is_dir() or _is_run(path) or bool(_runs_in(path, DEPTH))
 
 
 def _suggestion(path: Path) -> str:
