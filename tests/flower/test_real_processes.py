@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from expired_certificates import expire_certificate
-from real_federation import MISBEHAVING, NAMES, Real, plan, worker_of
+from real_federation import MISBEHAVING, NAMES, Real, plan, processes, worker_of
 from safetensors.torch import load_file
 
 from fedskew.experiment.config import Config
@@ -28,6 +29,8 @@ from fedskew.flower.processes import Process
 PATIENCE = 300.0
 BETWEEN_ATTEMPTS = 10.0
 TOLERANCE = 1e-5
+MEGABYTES_PER_SITE = 150
+"""Of a site without work: its SuperNode and the SuperExec that was forked from it."""
 
 
 def until(condition: Callable[[], object], what: str, local: LocalFederation) -> None:
@@ -76,9 +79,18 @@ def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
             _assert_as_simulated(real, method, config)
             workers.append([pid for name in NAMES for pid in worker_of(local.site_file(name))])
         _assert_other_settings_are_refused(real)
+        idle = [memory(*processes("fedskew.flower.node", str(local.site_file(name)))) for name in NAMES]
+        assert max(idle) < MEGABYTES_PER_SITE
         assert len(workers[0]) == 3
         assert all(same == workers[0] for same in workers)
     until(lambda: not any(worker_of(local.site_file(name)) for name in NAMES), "the workers' end", local)
+
+
+def memory(*processes: int) -> float:
+    """Megabytes of these processes, in which shared pages count once."""
+    rolled_up = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes]
+    assert len(rolled_up) == 2
+    return sum(int(re.findall(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)[0]) for text in rolled_up) / 1024
 
 
 def federate_run(real: Real, app: Path) -> subprocess.CompletedProcess[str]:

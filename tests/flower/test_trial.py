@@ -83,3 +83,17 @@ def test_a_trial_goes_on_after_its_serverapp_and_its_superlink_are_killed(tmp_pa
     assert len(re.findall(r"the run failed .*; restart 1 of 3 resumes after round \d", errors)) == 2
     assert "the SuperLink ended; starting it again" in errors
     assert not marked_processes(str(folder))
+
+
+@pytest.mark.slow
+def test_thirty_sites_take_part_in_every_round(tmp_path: Path) -> None:
+    """With Flower's own programs, more than a dozen sites lost messages to a locked database."""
+    folder = tmp_path / "trial"
+    command = [sys.executable, "-m", "fedskew", "federate", "up", str(folder), "--data", "digits", "--model", "dnn"]
+    command += ["--sites", "30", "--method", "fedavg", "--rounds", "2", "--local-epochs", "1"]
+    trial = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert trial.returncode == 0, trial.stderr
+    assert "after 2 rounds, all 30 sites in every round" in trial.stdout
+    assert "the SuperLink failed" not in trial.stderr
+    assert "database is locked" not in (folder / "logs" / "superlink.log").read_text()
+    assert not marked_processes(str(folder))
