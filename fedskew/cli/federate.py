@@ -121,17 +121,17 @@ def _init(
     from fedskew.flower.app_folder import write_app
     from fedskew.flower.contract import Contract
     from fedskew.flower.disclosure import settings_warnings
-    from fedskew.flower.planning import described_contract, make_settings, resolved
+    from fedskew.flower.planning import contract_from_text, make_settings, resolve_config
 
     config, names = settings.config(), split_names(sites)
     if (classes is None) != (shape is None):
         raise UserError("--classes and --shape go together; expected both, or --data instead")
     if classes is not None and shape is not None:
-        contract = described_contract(classes, shape)
+        contract = contract_from_text(classes, shape)
     else:
         contract = Contract.from_dataset(load(config.data, config.data_dir, **config.data_params))
     federation_settings = make_settings(names, parse_assignments(federation or ()))
-    resolved_config = resolved(config, contract, names)
+    resolved_config = resolve_config(config, contract, names)
     path = write_app(folder, federation_settings, contract, resolved_config)
     for warning in settings_warnings(federation_settings, contract, resolved_config):
         notice(f"warning: {warning}")

@@ -1,4 +1,4 @@
-"""The ClientApp: it passes messages to the site's worker, and the answers back, unopened.
+"""The ClientApp: passes messages to the site's worker, and its replies back, without reading the tensors.
 
 Flower starts a new process for every message, so this module imports neither torch nor data.
 """
@@ -27,13 +27,13 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.2
 
 
 def answer(message: Message, context: Context) -> Message:
-    """The worker's answer to a message."""
+    """The worker's reply to a message."""
     site = context.node_config.get("site")
     if not isinstance(site, str):
         raise RuntimeError("this SuperNode has no site; expected --node-config 'site=\"/path/to/site.yaml\"'")
     facts, payload = from_records(message.content)
-    told, sent = _ask(Path(site), facts | {"paths": sys.path}, payload)
-    return Message(to_records(told, sent), reply_to=message)
+    reply, tensors = _request(Path(site), facts | {"paths": sys.path}, payload)
+    return Message(to_records(reply, tensors), reply_to=message)
 
 
 app.query()(answer)
@@ -41,23 +41,23 @@ app.train()(answer)
 app.evaluate()(answer)
 
 
-def _ask(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
-    """The worker's answer. A worker that ends meanwhile, for new code of the app or by a crash, is replaced once."""
+def _request(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
+    """The worker's reply. A worker that ends meanwhile, for new code of the app or by a crash, is replaced once."""
     for _ in range(2):
         with contextlib.suppress(OSError, EOFError), _connected(site) as connection:
             send_frame(connection, facts, payload)
             return receive_frame(connection)
-    raise RuntimeError(f"the worker of {site} ended twice at work, perhaps because memory ran out")
+    raise RuntimeError(f"the worker of {site} ended twice while it worked, perhaps because memory ran out")
 
 
 def _connected(site: Path) -> socket.socket:
     """A connection to the site's worker; starts the worker if none runs."""
-    guardian = os.getppid()
-    path = socket_path(site, guardian)
+    superexec = os.getppid()
+    path = socket_path(site, superexec)
     connection = _connection(path)
     if connection is not None:
         return connection
-    worker = _start_worker(site, guardian)
+    worker = _start_worker(site, superexec)
     deadline, wait = time.monotonic() + _START_SECONDS, _FIRST_WAIT
     while (worker is None or worker.poll() is None) and time.monotonic() < deadline:
         connection = _connection(path)
@@ -65,25 +65,25 @@ def _connected(site: Path) -> socket.socket:
             return connection
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
-    raise RuntimeError(f"the worker of {site} did not start; the SuperNode's log has the reason")
+    raise RuntimeError(f"the worker of {site} did not start; the reason is in the SuperNode's log")
 
 
-def _start_worker(site: Path, guardian: int) -> subprocess.Popen[bytes] | None:
+def _start_worker(site: Path, superexec: int) -> subprocess.Popen[bytes] | None:
     """Start the site's worker: by the trial's fork server if there is one (None), otherwise as a program."""
     with contextlib.suppress(KeyError, OSError):
-        _fork_worker(os.environ[FORK_SERVER], site, guardian)
+        _fork_worker(os.environ[FORK_SERVER], site, superexec)
         return None
     # A separate session: signals to this process or its group do not reach the worker.
-    command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(guardian)]
+    command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(superexec)]
     return subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
-def _fork_worker(server: str, site: Path, guardian: int) -> None:
+def _fork_worker(server: str, site: Path, superexec: int) -> None:
     """Have the fork server start a worker whose output goes where ours goes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(server)
         socket.send_fds(connection, [b"\0"], [1, 2])
-        send_frame(connection, {"site": str(site), "guardian": guardian})
+        send_frame(connection, {"site": str(site), "superexec": superexec})
 
 
 def _connection(path: Path) -> socket.socket | None:

@@ -1,4 +1,4 @@
-"""The server of a federation across machines. It plans and aggregates as in simulation; the sites train and test."""
+"""The server of a federation across machines. It plans and aggregates as in a simulation; the sites train and test."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.run_record import NAME
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_evaluation import SiteEvaluation
-from fedskew.flower.sites import Sites, good, require_some
+from fedskew.flower.sites import Sites, require_any_reply, usable_replies
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
-from fedskew.flower.wire import MOST, Garbled
+from fedskew.flower.wire import MOST_SAMPLES, Garbled
 from fedskew.methods import Method, Stage, Survey, Tensors
 from fedskew.metrics.confusion import Evaluation
 
@@ -63,26 +63,26 @@ class FederationServer(Server):
         return 0
 
     def survey(self, stage: Stage, state: RunState) -> Survey:
-        """What the sites report, as the method declares. They are asked once per stage."""
+        """What the sites report about their labels, as the method declares. Each stage asks once."""
         if stage.name not in self._surveys:
             self._surveys[stage.name] = self._ask_sites(stage, state)
         return self._surveys[stage.name]
 
     def _ask_sites(self, stage: Stage, state: RunState) -> Survey:
-        self._sites.await_some(self._settings.least)
+        self._sites.wait_for(self._settings.required_sites)
         predictions = stage.survey == "predictions"
         payload = to_bytes(model_tensors("sent", state.models[stage.model].model)) if predictions else b""
         facts = {client: {"predictions": predictions} for client in self._sites.online}
-        answers = self._sites.ask("survey", facts, payload, self._settings.round_timeout)
-        require_some(answers, self._sites.names, "with its label counts")
+        answers = self._sites.request("survey", facts, payload, self._settings.round_timeout)
+        require_any_reply(answers, self._sites.names, "with its label counts")
         classes = self._federation.classes
         counts = np.zeros((self._federation.clients, classes), np.int64)
         sums = np.zeros((classes, classes))
-        for client, reply in good(answers):
+        for client, reply in usable_replies(answers):
             try:
                 report = _checked(from_bytes(reply.payload), classes, predictions)
             except Garbled as problem:
-                self._sites.say(f"the label counts of {self._sites.names[client]} are left out: {problem}")
+                self._sites.log(f"the label counts of {self._sites.names[client]} are discarded: {problem}")
                 continue
             counts[client] = report["label_counts"].numpy()
             if predictions:
@@ -98,17 +98,20 @@ def _checked(report: Tensors, classes: int, predictions: bool) -> Tensors:
         expected["probability"] = torch.empty(classes, classes, dtype=torch.float64)
     require_like(report, expected)
     counts, shares = report["label_counts"], report.get("probability", torch.zeros(()))
-    if not bool(((counts >= 0) & (counts <= MOST)).all()) or not bool(((shares >= 0) & (shares <= 1 + 1e-6)).all()):
-        raise Garbled("it has numbers that cannot be")
+    possible = bool(((counts >= 0) & (counts <= MOST_SAMPLES)).all() & ((shares >= 0) & (shares <= 1 + 1e-6)).all())
+    if not possible:
+        raise Garbled("it has impossible numbers")
     return report
 
 
 def refuse_unfit(method: Method, config: Config) -> None:
-    """Refuse methods that cannot leave one machine, before anything begins."""
+    """Refuse methods that need all data on one machine or have no common model."""
     for stage in method.stages(config.rounds, config.local_epochs, {}):
         if stage.cohort == "pooled":
-            raise UserError(f"method {method.name!r} pools all samples in one place; in a federation they stay apart")
+            raise UserError(
+                f"method {method.name!r} pools all samples in one place; a federation keeps them at the sites"
+            )
         if stage.cohort == "alone":
             raise UserError(f"method {method.name!r} has no common model: each site can train alone without a server")
     if config.eval_local:
-        raise UserError("eval_local needs the sites' models tested one by one; it is for simulations")
+        raise UserError("eval_local tests each client's model, which is possible in simulations only")

@@ -25,7 +25,7 @@ from fedskew.flower.site_config import load_site
 
 def main(site: str) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with suppress(UserError):  # the worker reports it
+    with suppress(UserError):  # the worker will report it
         load_site(site).federation()
     gc.collect()
     gc.freeze()  # a collection would write to every object, and so copy the pages that the forks share
@@ -39,13 +39,13 @@ def main(site: str) -> None:
             facts, _ = receive_frame(connection)
             if os.fork() == 0:
                 listener.close()
-                _work(str(facts["site"]), int(facts["guardian"]), outputs)
+                _work(str(facts["site"]), int(facts["superexec"]), outputs)
             for output in outputs:
                 os.close(output)
 
 
-def _work(site: str, guardian: int, outputs: list[int]) -> None:
-    """Be the worker of a site, with the output of the process that asked for it; then end this process."""
+def _work(site: str, superexec: int, outputs: list[int]) -> None:
+    """Run the worker of a site in this process, with the output of the ClientApp that requested it; then end."""
     status = 1
     try:
         os.setsid()
@@ -53,7 +53,7 @@ def _work(site: str, guardian: int, outputs: list[int]) -> None:
         for output, standard in zip(outputs, (1, 2), strict=True):
             os.dup2(output, standard)
             os.close(output)
-        worker.main(site, guardian)
+        worker.main(site, superexec)
         status = 0
     except BaseException:
         traceback.print_exc()

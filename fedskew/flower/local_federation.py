@@ -25,7 +25,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.storage.files import FolderLock
 from fedskew.flower.credentials import Credentials
 from fedskew.flower.guardian import VARIABLE, end_marked_processes, start_guardian
-from fedskew.flower.processes import Process, await_tls, end_all, free_ports
+from fedskew.flower.processes import Process, await_tls, free_ports, terminate_all
 from fedskew.flower.runtime import FORK_SERVER, fork_server_path
 from fedskew.flower.supernode import node_config, supernode_command
 from fedskew.flower.supervised_run import FlowerRun
@@ -63,7 +63,7 @@ class LocalFederation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         runs = [run.process for run in self._runs if run.process is not None]
-        end_all([*([self.superlink] if self.superlink else []), *self.nodes.values(), *self._others, *runs])
+        terminate_all([*([self.superlink] if self.superlink else []), *self.nodes.values(), *self._others, *runs])
         if self._guardian is not None:
             self._guardian.communicate()  # it ends what the others left behind
         if self._lock is not None:

@@ -99,15 +99,15 @@ class FederatedRounds:
         requested, self._requested = self._requested, None
         for attempt in range(1, self._settings.attempts + 1):
             if requested is None:
-                self._sites.await_some(self._settings.least)
+                self._sites.wait_for(self._settings.required_sites)
                 requested = self._request(self._server.plan(stage, state))
             plan, found = requested.plan, self._training.check(requested.plan, requested.answers)
-            enough = min(self._settings.least, len(plan.clients))
+            enough = min(self._settings.required_sites, len(plan.clients))
             if found.finite >= enough:
                 result = self._training.result(plan, found.updates)
                 return TrainedRound(plan, result, found.failures, requested.absent)
             number = plan.work.key.round + 1
-            self._sites.say(f"round {number}: {found.finite} of {enough} updates needed came; attempt {attempt}")
+            self._sites.log(f"round {number}: {found.finite} of {enough} updates needed came; attempt {attempt}")
             requested = None
         raise UserError(
             f"round {number} failed {self._settings.attempts} times for want of good updates; the run can be started "
@@ -122,7 +122,7 @@ class FederatedRounds:
         replies: Replies = {}
         question = evaluation.question(labels, plan.stage.concatenates)
         if question is not None and aggregated.after.stage_round > 0:
-            self._sites.look_around()  # nobody is waited for
+            self._sites.refresh()  # nobody is waited for
             self._requested = self._request(self._server.plan(plan.stage, aggregated.after), question)
             replies = self._requested.tests
         model = aggregated.model.model
@@ -151,5 +151,5 @@ class FederatedRounds:
         """The ε of a site that took part in every round, including rounds that were repeated after a crash."""
         own = self._settings
         spent = epsilon(self._record.releases, own.noise, own.delta, SENSITIVITY[own.privacy])
-        self._sites.say(f"{own.privacy} privacy of a site so far: ε = {spent:.3g} at δ = {own.delta:g}")
+        self._sites.log(f"{own.privacy} privacy of a site so far: ε = {spent:.3g} at δ = {own.delta:g}")
         return {"kind": own.privacy, "epsilon": spent, "delta": own.delta}

@@ -19,7 +19,7 @@ from fedskew.flower.federation_server import refuse_unfit
 from fedskew.flower.settings import FederationSettings, read_settings
 
 
-def resolved(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
+def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
     """The configuration with every default resolved, for data that keep the contract."""
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
@@ -38,7 +38,7 @@ def make_settings(sites: Sequence[str], values: Mapping[str, Any]) -> Federation
     return FederationSettings(sites=tuple(sites), **values)
 
 
-def described_contract(classes: str, shape: str) -> Contract:
+def contract_from_text(classes: str, shape: str) -> Contract:
     """A contract without data, from texts such as `cat,dog` and `3,32,32`."""
     try:
         sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))

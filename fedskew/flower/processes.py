@@ -100,7 +100,7 @@ class Process:
                 f"{self.last_message()}"
             )
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         if self.running:
             self._process.send_signal(signal.SIGTERM)
 
@@ -146,10 +146,10 @@ def last_message(output: str) -> str:
     return " ".join(text for text in inside if text)
 
 
-def end_all(processes: Sequence[Process]) -> None:
+def terminate_all(processes: Sequence[Process]) -> None:
     """End processes in reverse order of their start; kill those that do not end by themselves."""
     for process in reversed(processes):
-        process.ask_to_end()
+        process.terminate()
     end = time.monotonic() + _GRACE_SECONDS
     for process in reversed(processes):
         process.wait(max(0.0, end - time.monotonic()))

@@ -1,4 +1,4 @@
-"""The sites' replies in a round: checked, and combined into an engine's result."""
+"""Checks the sites' updates of a round and combines them into an engine's result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedskew.flower.wire import Garbled, is_count
 from fedskew.methods.parts import Tensors, unpack
 
 VERSION = "version"
-"""The server's part of a client's state: the model round after which the site saved it."""
+"""The server's part of a client's state: the model round after which the site saved the rest."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """A site's valid update; without tensors if its numbers are not finite."""
+    """A site's valid update. It has no tensors if its numbers are not finite."""
 
     tensors: Tensors
     loss: float
@@ -32,20 +32,20 @@ class Update:
 
 @dataclass(frozen=True)
 class Oversized:
-    """Updates that are too large, with the reason, and the median norms of their round."""
+    """The updates that are too large, with the reasons, and the median norms of their round."""
 
-    left_out: dict[int, str]
+    discarded: dict[int, str]
     medians: dict[str, float]
 
 
-def checked(answer: Reply | Failure, work: RoundWork) -> Update:
-    """An update whose model has the form of the one that was sent."""
+def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
+    """The update in a site's reply; raises `Garbled` if its model has another form than the model that was sent."""
     if isinstance(answer, Failure):
         raise Garbled(answer.reason)
-    told, model_round = answer.facts, work.key.round
-    if told.get("round") != model_round:
-        raise Garbled(f"it belongs to round {told.get('round')!r} of its model, expected {model_round}")
-    visits = told.get("visits")
+    facts, model_round = answer.facts, work.key.round
+    if facts.get("round") != model_round:
+        raise Garbled(f"it belongs to round {facts.get('round')!r} of its model, expected {model_round}")
+    visits = facts.get("visits")
     if not is_count(visits):
         raise Garbled(f"it reports {visits!r} sample visits; expected a whole number")
     expected = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}
@@ -53,17 +53,17 @@ def checked(answer: Reply | Failure, work: RoundWork) -> Update:
     tensors = unchanged | from_bytes(answer.payload)
     require_like({name: t for name, t in tensors.items() if name.startswith("trained:")}, expected)
     if foreign := [name for name in tensors if not name.startswith(("trained:", "uplink/", "tally/"))]:
-        raise Garbled(f"it has a tensor {foreign[0]!r} that nobody asked for")
+        raise Garbled(f"it has an unexpected tensor {foreign[0]!r}")
     if undeclared := _undeclared(tensors, work):
         raise Garbled(f"it sends {undeclared!r}, which the method does not declare")
-    loss = told.get("loss", 0.0)
-    if not told.get("finite") or not _is_finite(loss) or not _are_finite(tensors, unchanged):
+    loss = facts.get("loss", 0.0)
+    if not facts.get("finite") or not _is_finite(loss) or not _are_finite(tensors, unchanged):
         return Update({}, float("nan"), visits)
     return Update(tensors, float(loss), visits)
 
 
 def _undeclared(tensors: Tensors, work: RoundWork) -> str | None:
-    """A tensor that a method sends without declaring it, or a tally that is not a number."""
+    """A tensor that the method does not declare, or a tally that is not a single number."""
     declares = any(part.sends for part in work.members)
     for name, tensor in tensors.items():
         if (name.startswith("uplink/") and not declares) or (name.startswith("tally/") and tensor.dim() > 0):
@@ -88,8 +88,8 @@ def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
     return True
 
 
-def strangers(updates: Mapping[int, Update]) -> list[int]:
-    """Sites that send other tensors beside the model than most sites do."""
+def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
+    """Clients that send other tensors in addition to the model than most clients do."""
     kinds = {
         client: forms({n: t for n, t in update.tensors.items() if not n.startswith("trained:")})
         for client, update in updates.items()
@@ -101,12 +101,14 @@ def strangers(updates: Mapping[int, Update]) -> list[int]:
     return [client for client, kind in kinds.items() if kind != usual]
 
 
-def oversized(updates: Mapping[int, Update], work: RoundWork, most: float, usual: Mapping[str, float]) -> Oversized:
-    """Clients whose update is more than `most` times as large as the round's median, or as the `usual` one.
+def find_oversized(
+    updates: Mapping[int, Update], work: RoundWork, most: float, usual: Mapping[str, float]
+) -> Oversized:
+    """Find the clients whose update is more than `most` times as large as the round's median.
 
-    The lower median counts, so that one of two updates cannot vouch for itself. The `usual` norms are those of the
-    round before: they decide if a single update came. A mean of updates is ruined by one large update, even if all its
-    numbers are finite.
+    One large update ruins the mean, even if all its numbers are finite. The lower median is used, so that one of two
+    updates cannot justify itself. If there is only one update, it is compared with the `usual` norms, those of the
+    round before.
     """
     norms = {client: _norms(update.tensors, work) for client, update in updates.items() if update.tensors}
     medians = dict(usual)
@@ -114,17 +116,17 @@ def oversized(updates: Mapping[int, Update], work: RoundWork, most: float, usual
         kinds = {kind for found in norms.values() for kind in found}
         for kind in kinds:
             medians[kind] = sorted(found.get(kind, 0.0) for found in norms.values())[(len(norms) - 1) // 2]
-    left_out = {
+    discarded = {
         client: f"its {kind} has norm {norm:.3g}, more than {most:g} times the usual {medians[kind]:.3g}"
         for client, found in norms.items()
         for kind, norm in found.items()
         if 0 < medians.get(kind, 0.0) * most < norm
     }
-    return Oversized(left_out, medians)
+    return Oversized(discarded, medians)
 
 
 def _norms(tensors: Tensors, work: RoundWork) -> dict[str, float]:
-    """Norms of the model's change and of what is sent beside the model."""
+    """Norms of the model's change and of the tensors that are sent in addition to the model."""
     sent = {f"trained:params/{name}": t.cpu().double() for name, t in work.sent.params.items()}
     change = [tensors[name].double() - t for name, t in sent.items()]
     beside = [t.double() for name, t in tensors.items() if name.startswith("uplink/") and t.is_floating_point()]
@@ -136,7 +138,7 @@ def _norm(tensors: Sequence[torch.Tensor]) -> float:
 
 
 def combine_updates(work: RoundWork, updates: Mapping[int, Update]) -> RoundResult:
-    """One row per participant; the loss is NaN for one without a valid update."""
+    """One row per participant. Without a valid update, its loss is NaN."""
     rows = [updates.get(a.client, Update({}, float("nan"), 0)) for a in work.assignments]
     blank = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}  # in the model's own order
     blank |= {n: torch.zeros_like(t) for row in rows for n, t in row.tensors.items() if n not in blank}

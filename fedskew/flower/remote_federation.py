@@ -1,4 +1,4 @@
-"""A federation whose samples are elsewhere: the server knows the sites and their numbers of samples."""
+"""A federation whose samples are at its sites. The server knows only how many samples each site has."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedskew.data.dataset import Dataset
 from fedskew.data.federation import Federation
 from fedskew.data.partitions.rule import IntArray
 from fedskew.flower.settings import SITES
-from fedskew.flower.sites import Sites, good
+from fedskew.flower.sites import Sites, usable_replies
 from fedskew.flower.wire import is_count
 
 _CENSUS_SECONDS = 600.0
 
 
 class RemoteFederation(Federation):
-    """Sites as clients. The sites report their sizes as they arrive; samples and labels stay with them."""
+    """Sites as clients. A site reports its number of samples when it connects."""
 
     def __init__(self, dataset: Dataset, sites: Sites, seed: int, labels: tuple[int, ...] | None = None) -> None:
         nothing = np.empty(0, np.int64)
@@ -35,10 +35,10 @@ class RemoteFederation(Federation):
 
     @property
     def sizes(self) -> IntArray:
-        """Samples per site with the stage's labels; 0 for a site that has not arrived yet."""
+        """Samples per site with the stage's labels; 0 for a site that has not connected yet."""
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
-        self._ask_newcomers(self._labels)
+        self._count_at_new_sites(self._labels)
         return np.array([self._census.get(client, 0) for client in range(self.clients)], np.int64)
 
     @property
@@ -47,12 +47,12 @@ class RemoteFederation(Federation):
 
     @cached_property
     def label_counts(self) -> IntArray:
-        """Zeros: the server does not know the counts, only their form."""
+        """Zeros, because the server does not know the counts."""
         return np.zeros((self.clients, self.classes), np.int64)
 
     @cached_property
     def hash(self) -> str:
-        """Hash of the sites' names: their data may change."""
+        """Hash of the sites' names. Their data may change."""
         return hashlib.sha256(json.dumps(list(self._sites.names)).encode()).hexdigest()
 
     @property
@@ -62,8 +62,8 @@ class RemoteFederation(Federation):
     def restrict(self, labels: Sequence[int]) -> Federation:
         return RemoteFederation(self.dataset, self._sites, self.seed, tuple(labels))
 
-    def _ask_newcomers(self, labels: tuple[int, ...]) -> None:
-        asked = {client: {"labels": list(labels)} for client in self._sites.online if client not in self._census}
-        for client, reply in good(self._sites.ask("census", asked, b"", _CENSUS_SECONDS)):
+    def _count_at_new_sites(self, labels: tuple[int, ...]) -> None:
+        facts = {client: {"labels": list(labels)} for client in self._sites.online if client not in self._census}
+        for client, reply in usable_replies(self._sites.request("census", facts, b"", _CENSUS_SECONDS)):
             samples = reply.facts.get("samples")
             self._census[client] = samples if is_count(samples) else 0

@@ -14,10 +14,10 @@ FORK_SERVER = "FEDSKEW_FORK_SERVER"
 """Environment variable with the socket of the fork server, if there is one."""
 
 
-def socket_path(site: str | Path, guardian: int) -> Path:
+def socket_path(site: str | Path, superexec: int) -> Path:
     """The socket of a site's worker. The path is short, because the system limits its length."""
     digest = hashlib.sha256(os.fsencode(Path(site).resolve())).hexdigest()[:16]
-    return _private_folder() / f"{digest}-{guardian}.sock"
+    return _private_folder() / f"{digest}-{superexec}.sock"
 
 
 def fork_server_path(trial: Path) -> Path:

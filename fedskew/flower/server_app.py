@@ -97,7 +97,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
     rounds = FederatedRounds(server, training, sites, settings, record)
     for warning in settings_warnings(settings, contract, prepared.config):
         say(f"warning: {warning}")
-    sites.await_some(settings.begin_with or settings.least)
+    sites.wait_for(settings.begin_with or settings.required_sites)
     return run_prepared(prepared, folder, [_Beginning(record), Log()], server, rounds.run)
 
 

@@ -1,8 +1,8 @@
-"""A federation's settings, as an app's pyproject has them under [tool.flwr.app.config].
+"""A federation's settings, as an app's pyproject.toml has them under [tool.flwr.app.config].
 
-Keys of `fedskew run`'s configuration stand there as they are (`rounds`, `method.name`, `lr` …); the federation's own
-begin with `federation.` and `contract.`. Flower knows text, numbers and truth values only: lists are written as text,
-such as "[1, 28, 28]".
+Keys of `fedskew run` have the same names here (`rounds`, `method.name`, `lr` …). Keys of the federation begin with
+`federation.` and `contract.`. Flower accepts only text, numbers and booleans, so lists are written as text, such as
+"[1, 28, 28]".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedskew.flower.contract import Contract
 FEDERATION = "federation"
 """Name of the sites' data in a run's configuration."""
 SITES = "sites"
-"""Name of the partition: every site has its own data."""
+"""Name of the partition in a run's configuration: every site has its own data."""
 
 
 def _option(default: Any, check: Check, help: str) -> Any:
@@ -50,31 +50,33 @@ def data_source(value: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """What a federation across machines needs beyond a simulated one."""
+    """Settings of a federation across machines that a simulation does not have."""
 
     sites: tuple[str, ...] = _option((), _names, "the sites' names, as registered with their keys")
     minimum: int | None = _option(
-        None, optional(integer(1)), "sites without which no round begins or counts; none: half"
+        None, optional(integer(1)), "sites that a round needs to begin and to count; none: half of them"
     )
     begin_with: int | None = _option(
-        None, optional(integer(1)), "sites that must be here before a run begins; none: the minimum"
+        None, optional(integer(1)), "sites that must be connected before a run begins; none: the minimum"
     )
     round_timeout: float = _option(3600.0, real(above=0), "seconds after which a round ends without the missing sites")
     grace: float = _option(
         3.0,
         real(at_least=0),
-        "once the minimum has replied, a site is late after so many times its usual time; 0: after round_timeout",
+        "a site is late after this many times its usual time, once the minimum replied; 0: only after round_timeout",
     )
     grace_seconds: float = _option(60.0, real(at_least=0), "seconds before which no site is late")
-    attempts: int = _option(3, integer(1), "times that a round with too few good replies is tried")
-    evaluation: str = _option("sites", choice("server", "sites"), "whose test data decide: the server's or the sites'")
+    attempts: int = _option(3, integer(1), "attempts at a round with too few good replies")
+    evaluation: str = _option(
+        "sites", choice("server", "sites"), "whose test data are used: the server's or the sites'"
+    )
     site_metrics: str = _option(
         "total",
         choice("class", "total", "none"),
         "what a site reports of its tests: results by class, which reveal label counts, the total, or nothing",
     )
     largest_update: float = _option(
-        30.0, real(above=1), "an update counts only if its norm is at most so many times the median of its round"
+        30.0, real(above=1), "largest norm of an update that counts, in multiples of the round's median"
     )
     most_samples: int = _option(1_000_000, integer(1), "training samples that a site may claim to have")
     share_loss: bool = _option(True, flag, "whether sites report their training loss")
@@ -112,8 +114,8 @@ class FederationSettings:
             raise UserError("federation.evaluation is 'server' without federation.test_data; expected a path or a name")
 
     @property
-    def least(self) -> int:
-        """Sites that a round needs."""
+    def required_sites(self) -> int:
+        """The number of sites that a round needs: the minimum, or half of them."""
         return self.minimum or -(-len(self.sites) // 2)
 
 

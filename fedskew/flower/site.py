@@ -1,9 +1,9 @@
-"""A site answers the server's questions with its own data, and reports nothing beyond the question.
+"""A site answers the server's requests with its own data. It reports nothing that was not requested.
 
 hello      the number of training samples, after checking the data against the contract
 census     the number of samples with certain labels, for methods that declare label counts and train on some labels
-train      the model after local training, what the method sends beside it, and loss and tallies if they are shared
-evaluate   the model's results on the site's test part: by class or in total, as far as the site agreed to it
+train      the model after local training, the method's other tensors, and loss and tallies if they are shared
+evaluate   the model's results on the site's test part: by class or in total, as the site allows
 survey     label counts and mean predictions per class, for methods that declare label counts
 """
 
@@ -38,7 +38,7 @@ from fedskew.models.concatenation import concatenate
 Answer = tuple[Facts, bytes]
 
 
-_KNOWN = {
+_ALLOWED_FACTS = {
     "hello": {"refused"},
     "census": {"labels"},
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
@@ -46,11 +46,11 @@ _KNOWN = {
     "evaluate": {"labels", "detail", "frozen"},
     "survey": {"predictions"},
 }
-"""What may be asked. A setting that is passed over, of a later version's privacy, say, would be a promise broken."""
+"""The facts that each request may have. Others are refused: a later version's privacy setting must not be ignored."""
 
 
 class Site:
-    """One site; data and model stay in memory from message to message."""
+    """One site. Data and model stay in memory between messages."""
 
     def __init__(self, config: SiteConfig, log: Callable[[str], object] = str) -> None:
         self.config, self._log = config, log
@@ -59,20 +59,22 @@ class Site:
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
         """The reply to one message."""
-        questions: dict[str, Callable[[Workplace, Facts, bytes], Answer]] = {
+        requests: dict[str, Callable[[Workplace, Facts, bytes], Answer]] = {
             "hello": self._census,
             "census": self._census,
             "train": self._train,
             "evaluate": self._evaluate,
             "survey": self._survey,
         }
-        if facts.get("kind") not in questions:
-            raise UserError(f"the server asks for {facts.get('kind')!r}; expected one of {', '.join(questions)}")
-        if strange := sorted(facts.keys() - _KNOWN[facts["kind"]] - {"kind", "terms"}):
-            raise UserError(f"the server sets {strange[0]!r}, which this site does not know; expected the same fedskew")
+        if facts.get("kind") not in requests:
+            raise UserError(f"the server requests {facts.get('kind')!r}; expected one of {', '.join(requests)}")
+        if strange := sorted(facts.keys() - _ALLOWED_FACTS[facts["kind"]] - {"kind", "terms"}):
+            raise UserError(
+                f"the server sets {strange[0]!r}, which this site does not know; expected the same version of fedskew"
+            )
         place = self._place(facts["terms"])
         with arithmetic(place.config.precision):
-            return questions[facts["kind"]](place, facts, payload)
+            return requests[facts["kind"]](place, facts, payload)
 
     def _place(self, terms: Facts) -> Workplace:
         key = json.dumps(terms, sort_keys=True)
@@ -100,30 +102,30 @@ class Site:
         if result.states:
             own = {name: t[0].cpu() for name, t in result.states.items()}
             states.write(stage.model, model_round + 1, own, facts["oldest"])
-        told: Facts = {
+        reply: Facts = {
             "round": model_round,
             "start": digest(payload),
             "visits": int(result.visits[0]),
             "finite": bool(np.isfinite(loss)),
         }
-        if facts["share_loss"] and told["finite"]:
-            told["loss"] = loss
+        if facts["share_loss"] and reply["finite"]:
+            reply["loss"] = loss
         if tested is not None:
-            told["tests"] = tested
+            reply["tests"] = tested
         _refuse_undeclared(work, result.uplink)
-        leaving = result_tensors(result, work.sent, facts["share_loss"])
+        sent_tensors = result_tensors(result, work.sent, facts["share_loss"])
         if facts["noise"] is not None:
             clip, multiplier = facts["noise"]
             sent = {name: t.cpu() for name, t in work.sent.params.items()}
-            own = {name: t.cpu() for name, t in unpack("trained:params", leaving).items()}
-            leaving |= pack("trained:params", private_change(own, sent, clip, multiplier * clip, noise_source()))
-        return told, to_bytes(leaving)
+            own = {name: t.cpu() for name, t in unpack("trained:params", sent_tensors).items()}
+            sent_tensors |= pack("trained:params", private_change(own, sent, clip, multiplier * clip, noise_source()))
+        return reply, to_bytes(sent_tensors)
 
     def _evaluate(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
         return self._tested(place, facts, place.on_device(from_bytes(payload))), b""
 
     def _tested(self, place: Workplace, question: Facts, tensors: Tensors) -> Facts:
-        """Results of the received model on the site's test part, as detailed as the server and the site agreed."""
+        """Results of the received model on the site's test part, as detailed as the site allows."""
         require_agreed_tests(question, place.method, self.config)
         test_set = place.runtime(question["frozen"], tensors).test_set
         confusion = test_set.confusion(read_model("sent", tensors), question["labels"])
@@ -132,7 +134,7 @@ class Site:
         return {"confusion": confusion.tolist()}
 
     def _tested_or_refused(self, place: Workplace, question: Facts, tensors: Tensors) -> Facts:
-        """A site that declines to report its tests still trains."""
+        """The test results, or the reason why the site does not report them. It trains in any case."""
         try:
             return self._tested(place, question, tensors)
         except UserError as error:
@@ -141,17 +143,17 @@ class Site:
     def _survey(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
         require_declared("survey", place.method)
         held = place.held(None)
-        told = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
+        report = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
         if facts["predictions"]:
             model = read_model("sent", place.on_device(from_bytes(payload)))
             seen = survey(place.runtime().network, model, place.runtimes.train, held.indices[0])
             assert seen.probability is not None
-            told["probability"] = torch.from_numpy(np.nan_to_num(seen.probability))
-        return {}, to_bytes(told)
+            report["probability"] = torch.from_numpy(np.nan_to_num(seen.probability))
+        return {}, to_bytes(report)
 
 
 class Workplace:
-    """Data, model and method of one run, as its terms have them."""
+    """Data, model and method of one run, from the terms that the server sends."""
 
     def __init__(self, own: SiteConfig, federation: Federation, terms: Facts) -> None:
         self.config = replace(Config.from_mapping(terms["config"]), device=own.device, engine="plain")
@@ -166,14 +168,14 @@ class Workplace:
         self._wide: tuple[Tensors, ModelRuntime] | None = None
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
-        """The site's samples, or those of some labels."""
+        """The site's samples, or only those with some labels."""
         key = None if labels is None else tuple(labels)
         if key not in self._held:
             self._held[key] = self._held[None].restrict(key or ())
         return self._held[key]
 
     def runtime(self, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> ModelRuntime:
-        """For the model, or for one on the frozen encoders of those that `tensors` hold under these names."""
+        """For the model, or for a model on frozen encoders, which `tensors` has under these names."""
         if not frozen or tensors is None:
             return self._runtime
         encoders = {name: t for name, t in tensors.items() if name.startswith("companion:")}
@@ -189,7 +191,7 @@ class Workplace:
         return {name: t.to(self.runtimes.devices[0]) for name, t in tensors.items()}
 
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
-        """The site's part of a round, as the server's own engine would be given it."""
+        """The site's part of a round, in the form in which an engine receives it in a simulation."""
         key = RoundKey(**facts["key"])
         held = self.held(stage.labels)
         samples = draw_samples(held.indices[0], stage, key.round, facts["client"], self.config)
@@ -212,11 +214,11 @@ class Workplace:
 
 
 def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:
-    """What leaves a site is what the method declares, also a method that came with the federation's app."""
+    """Refuse to send tensors that the method does not declare, also if the method came with the federation's app."""
     if uplink and not any(part.sends for part in work.members):
         raise UserError(
-            f"the method sends {min(uplink)!r} beside the model without declaring it; expected `sends` and `reveals` "
-            "on its class, for sites to read"
+            f"the method sends {min(uplink)!r} in addition to the model without declaring it; expected `sends` and "
+            "`reveals` on its class"
         )
 
 

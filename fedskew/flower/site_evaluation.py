@@ -1,4 +1,4 @@
-"""Tests of a model where the test data are: at the sites, whose results add up."""
+"""Evaluation of a model on the sites' test data. Their results add up."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
 from fedskew.flower.model_message import model_tensors, models_tensors
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Quorum, Reply, Sites, good, require_some
+from fedskew.flower.sites import Quorum, Reply, Sites, require_any_reply, usable_replies
 from fedskew.flower.tensors import to_bytes
 from fedskew.flower.wire import Facts, Garbled, is_count
 from fedskew.metrics.confusion import Confusion, Evaluation
 
 Replies = Mapping[int, Reply]
-"""What sites report about their tests."""
+"""The sites' reports on their tests."""
 
 
 class SiteEvaluation:
-    """Evaluates models by the sites' tests, by the server's own, or by both."""
+    """Evaluates models on the sites' test data, on the server's, or on both."""
 
     def __init__(self, sites: Sites, settings: FederationSettings, classes: int) -> None:
         self._sites, self._settings, self._classes = sites, settings, classes
 
     @property
     def by_sites(self) -> bool:
-        """Whether the sites' tests are the evaluation; otherwise the server's are."""
+        """Whether the evaluation uses the sites' test data; otherwise it uses the server's."""
         return self._settings.evaluation == "sites"
 
     def question(self, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
-        """What the sites are asked about their tests; None if they are not asked.
+        """The request for the sites' tests; None if they are not asked for.
 
-        `frozen` names the models whose encoders are part of the one that is tested.
+        `frozen` names the models whose encoders are part of the tested model.
         """
         detail = self._settings.site_metrics
         if detail == "none":
@@ -43,18 +43,18 @@ class SiteEvaluation:
         return {"labels": labels and list(labels), "detail": detail, "frozen": list(frozen)}
 
     def request(self, model: ModelState, labels: Labels, frozen: Mapping[str, ModelState]) -> dict[int, Reply]:
-        """Have all sites test a model."""
-        self._sites.await_some(self._settings.least)
+        """Ask all sites to test a model."""
+        self._sites.wait_for(self._settings.required_sites)
         question = self.question(labels, list(frozen)) or {}
         payload = to_bytes(model_tensors("sent", model) | models_tensors(frozen))
         facts = dict.fromkeys(self._sites.online, question)
-        enough = Quorum(self._settings.least, frozenset(facts))
-        answers = self._sites.ask("evaluate", facts, payload, self._settings.round_timeout, enough=enough)
-        require_some(answers, self._sites.names, "with its tests")
-        return dict(good(answers))
+        quorum = Quorum(self._settings.required_sites, frozenset(facts))
+        answers = self._sites.request("evaluate", facts, payload, self._settings.round_timeout, quorum=quorum)
+        require_any_reply(answers, self._sites.names, "with its tests")
+        return dict(usable_replies(answers))
 
     def evaluate(self, replies: Replies) -> Evaluation:
-        """The evaluation over all sites that answered: by class, or in total if that is all that sites report."""
+        """The evaluation over all sites that replied: by class, or only the total if sites report no more."""
         blank = np.zeros((self._classes, self._classes), np.int64)
         if self._settings.site_metrics == "class":
             matrices = self._matrices(replies)
@@ -66,7 +66,7 @@ class SiteEvaluation:
         return Evaluation(blank, (right, tested))
 
     def measure(self, replies: Replies, own: TestSet, model: ModelState, labels: Labels) -> RowFields:
-        """The fields of the round's row that the evaluation fills; `own` are the server's tests."""
+        """The fields of the round's row that the evaluation fills. `own` is the server's test set."""
         fields: RowFields = {"evaluation": self.evaluate(replies)} if self.by_sites else own.measure(model, labels)
         if self._settings.site_metrics == "total":
             fields["sites"] = self._accuracies(replies)
@@ -83,7 +83,7 @@ class SiteEvaluation:
             try:
                 found[client] = _matrix(reply, self._classes)
             except Garbled as problem:
-                self._sites.say(f"the tests of {self._sites.names[client]} are left out: {problem}")
+                self._sites.log(f"the test results of {self._sites.names[client]} are discarded: {problem}")
         return found
 
     def _accuracies(self, replies: Replies) -> dict[str, Any]:
@@ -91,12 +91,12 @@ class SiteEvaluation:
         return {self._sites.names[client]: {"accuracy": right / tested} for client, (right, tested) in counts.items()}
 
     def _counts(self, replies: Replies) -> dict[int, tuple[int, int]]:
-        """Samples predicted right and samples tested, of each site that reports both."""
+        """Correctly predicted samples and tested samples of each site that reports both."""
         counts = {client: (reply.facts.get("right"), reply.facts.get("tested")) for client, reply in replies.items()}
         return {
             client: (right, tested)
             for client, (right, tested) in counts.items()
-            if is_count(right) and is_count(tested, least=1) and right <= tested
+            if is_count(right) and is_count(tested, at_least=1) and right <= tested
         }
 
 
@@ -109,7 +109,7 @@ def _matrix(reply: Reply, classes: int) -> Confusion:
     try:
         matrix = np.array(reply.facts.get("confusion"), dtype=np.int64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Garbled("there is no confusion matrix") from error
+        raise Garbled("it has no confusion matrix") from error
     if matrix.shape != (classes, classes) or not all(map(is_count, matrix.ravel().tolist())):
-        raise Garbled(f"the confusion matrix is not one of {classes} classes")
+        raise Garbled(f"its confusion matrix is not of {classes} classes")
     return matrix

@@ -1,4 +1,4 @@
-"""Local training at the sites: sends a round's work to them and gathers their updates."""
+"""Local training at the sites: sends them a round's work and collects their updates."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from fedskew.engine import RoundResult
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.flower.model_message import needed_companions, work_tensors
 from fedskew.flower.privacy import noise_source, private_change
-from fedskew.flower.received_updates import VERSION, Update, checked, combine_updates, oversized, strangers
+from fedskew.flower.received_updates import (
+    VERSION,
+    Update,
+    check_update,
+    combine_updates,
+    find_different_extras,
+    find_oversized,
+)
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Failure, Quorum, Reply, Sites, good
+from fedskew.flower.sites import Failure, Quorum, Reply, Sites, usable_replies
 from fedskew.flower.tensors import to_bytes
 from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack
@@ -21,19 +28,19 @@ Answers = Mapping[int, Reply | Failure]
 
 @dataclass(frozen=True)
 class SiteUpdates:
-    """The updates of a round that can be used, and why those of other sites cannot."""
+    """The usable updates of a round, and the reasons why other sites' updates are discarded."""
 
     updates: dict[int, Update]
     failures: dict[int, str]
 
     @property
     def finite(self) -> int:
-        """Number of updates that the next model can be made from."""
+        """Number of updates that the next model can be computed from."""
         return sum(bool(update.tensors) for update in self.updates.values())
 
 
 class SiteTraining:
-    """Has rounds trained by the sites."""
+    """Trains rounds at the sites."""
 
     def __init__(
         self,
@@ -49,63 +56,65 @@ class SiteTraining:
         self._run, self._kept_rounds, self._count_release = run, kept_rounds, count_release
         self._usual_norms: dict[str, float] = {}
         self._replies: dict[tuple[int, str], str] = {}
-        """Digests of the updates so far, by client, with the digest of the model that each started from."""
+        """For each client and digest of an update: the digest of the model that the update was trained from."""
 
     def request(self, plan: RoundPlan, question: Facts | None = None) -> tuple[Answers, dict[int, Reply]]:
-        """Have a round trained. With a `question`, all sites test the model that the round starts from as well.
+        """Ask the sites to train a round. With a `question`, all sites also test the model that the round starts from.
 
-        Returns the answers of the round's participants, and what all sites report about their tests.
+        Returns the participants' replies, and the reports of all sites on their tests.
         """
         if self._settings.privacy == "local":
             self._count_release()
-        asked = {} if question is None else {"tests": question}
-        drawn = {a.client: self._facts(plan, a.client, a.state) | asked for a in plan.work.assignments}
+        tests_request = {} if question is None else {"tests": question}
+        drawn = {a.client: self._facts(plan, a.client, a.state) | tests_request for a in plan.work.assignments}
         others: dict[int, Facts] = {}
         if question is not None:
             others = {c: {"kind": "evaluate", **question} for c in self._sites.online if c not in drawn}
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
-        enough = Quorum(self._settings.least, frozenset(drawn))
-        answers = self._sites.ask("train", drawn | others, payload, self._settings.round_timeout, _name(plan), enough)
-        tests = {c: reply.facts.get("tests") if c in drawn else reply.facts for c, reply in good(answers)}
+        quorum = Quorum(self._settings.required_sites, frozenset(drawn))
+        answers = self._sites.request(
+            "train", drawn | others, payload, self._settings.round_timeout, _name(plan), quorum
+        )
+        tests = {c: reply.facts.get("tests") if c in drawn else reply.facts for c, reply in usable_replies(answers)}
         replies = {client: Reply(facts, b"") for client, facts in tests.items() if isinstance(facts, dict)}
         start = digest(payload)
-        return {client: self._bound(client, answers[client], start) for client in drawn}, replies
+        return {client: self._check_origin(client, answers[client], start) for client in drawn}, replies
 
-    def _bound(self, client: int, answer: Reply | Failure, start: str) -> Reply | Failure:
-        """The answer, if it was trained from the model that was sent; an update of an earlier round is refused."""
+    def _check_origin(self, client: int, answer: Reply | Failure, start: str) -> Reply | Failure:
+        """The reply, or a failure if its update was trained from another model or is one of an earlier round."""
         if isinstance(answer, Failure) or not answer.payload:
             return answer
         if answer.facts.get("start") != start:
-            return Failure("it was trained from another model than the one that was sent")
+            return Failure("it was trained from another model than the server sent")
         if self._replies.setdefault((client, digest(answer.payload)), start) != start:
             return Failure("it is the update of an earlier round again")
         return answer
 
     def check(self, plan: RoundPlan, answers: Answers) -> SiteUpdates:
-        """The updates that can be used. Each one that is left out is logged with the reason."""
+        """The usable updates. Each discarded update is logged with the reason."""
         updates: dict[int, Update] = {}
         failures: dict[int, str] = {}
         for client, answer in answers.items():
             try:
-                updates[client] = checked(answer, plan.work)
+                updates[client] = check_update(answer, plan.work)
             except Garbled as problem:
                 failures[client] = str(problem)
-        for client in strangers(updates):
+        for client in find_different_extras(updates):
             del updates[client]
-            failures[client] = "what it sends beside the model has another form than the others'"
-        found = oversized(updates, plan.work, self._settings.largest_update, self._usual_norms)
-        for client, reason in found.left_out.items():
+            failures[client] = "it has other tensors in addition to the model than most updates"
+        found = find_oversized(updates, plan.work, self._settings.largest_update, self._usual_norms)
+        for client, reason in found.discarded.items():
             del updates[client]
             failures[client] = reason
         self._usual_norms = found.medians
         not_finite = {client: "it is not finite" for client, update in updates.items() if not update.tensors}
         for client, reason in {**failures, **not_finite}.items():
             name = self._sites.names[client]
-            self._sites.say(f"round {_name(plan)}: the update of {name} is left out: {reason}")
+            self._sites.log(f"round {_name(plan)}: the update of {name} is discarded: {reason}")
         return SiteUpdates(updates, failures)
 
     def result(self, plan: RoundPlan, updates: Mapping[int, Update]) -> RoundResult:
-        """The updates as an engine would return them, with the server's noise where privacy is central."""
+        """The updates as an engine would return them, with the server's noise if privacy is central."""
         return combine_updates(plan.work, self._with_noise(plan, updates))
 
     def _with_noise(self, plan: RoundPlan, updates: Mapping[int, Update]) -> Mapping[int, Update]:

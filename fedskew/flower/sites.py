@@ -1,7 +1,7 @@
-"""The sites as the server sees them: which ones are connected, the questions to them, and their answers.
+"""The sites as the server sees them: which ones are connected, the requests to them, and their replies.
 
-A site is known by the name under which its key was registered with the SuperLink; without keys, by its own claim. It is
-let in once it has checked its data against the contract.
+A site has the name with which its key was registered at the SuperLink, or without keys the name that it claims. The
+server admits a site once the site has checked its data against the contract.
 """
 
 from __future__ import annotations
@@ -19,14 +19,23 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 
 from fedskew.errors import UserError
 from fedskew.flower.reply_times import ReplyTimes
-from fedskew.flower.wire import MOST, Facts, Garbled, from_records, is_count, one_line, tensors_record, to_records
+from fedskew.flower.wire import (
+    MOST_SAMPLES,
+    Facts,
+    Garbled,
+    from_records,
+    is_count,
+    one_line,
+    tensors_record,
+    to_records,
+)
 
 _POLL_SECONDS = 0.5
-_ASK_AGAIN_SECONDS = 30.0
+_GREET_AGAIN_SECONDS = 30.0
 _HELLO_SECONDS = 600.0
 _SPARE_SECONDS = 5.0
-_AT_ONCE = 4
-"""Messages per call to Flower: with many large ones in one call, the time to send them is up before they are sent."""
+_BATCH = 4
+"""Messages per call to Flower, which limits the time of a call: many large messages would not be sent in time."""
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 T = TypeVar("T")
@@ -36,7 +45,7 @@ _TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
 @dataclass(frozen=True)
 class Reply:
-    """A site's answer."""
+    """A site's reply."""
 
     facts: Facts
     payload: bytes
@@ -44,7 +53,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a site gave no usable answer."""
+    """The reason why there is no usable reply."""
 
     reason: str
 
@@ -67,125 +76,130 @@ class _Node:
 
     name: str
     """The registered name; empty if there is none."""
-    asked: str | None = None
-    """The greeting that it has not answered yet."""
-    asked_at: float = 0.0
+    greeting: str | None = None
+    """The message to which it has not replied yet."""
+    greeted_at: float = 0.0
     client: int | None = None
-    refused: str | None = None
-    refused_here: bool = False
-    """Whether the server refused the site, which then learns the reason by the next greeting."""
+    """Its number in the federation, once it is admitted."""
+    refusal: str | None = None
+    refused_by_server: bool = False
+    """Whether the server refused the site. The next greeting then tells the site the reason."""
 
 
 class Sites:
-    """All sites of a federation, by their number: the place of their name in the list."""
+    """All sites of a federation. A site's number is the position of its name in the list."""
 
     def __init__(
         self,
         grid: Grid,
         names: Sequence[str],
         terms: Facts,
-        say: Callable[[str], None],
-        most_samples: int = MOST,
+        log: Callable[[str], None],
+        most_samples: int = MOST_SAMPLES,
         reply_times: ReplyTimes | None = None,
     ) -> None:
         self._grid = grid
         self.names = tuple(names)
         self._terms = terms
-        self.say = say
+        self.log = log
         self._most_samples = most_samples
         self._reply_times = reply_times or ReplyTimes()
         self._nodes: dict[int, _Node] = {}
         self.samples = [0] * len(names)
-        """Training samples per site; 0 before it was let in."""
-        self._met: dict[int, int] = {}
+        """Training samples per site; 0 until it is admitted."""
+        self._admitted: dict[int, int] = {}
 
     @property
     def online(self) -> dict[int, int]:
-        """The node of every site that is connected and let in."""
-        return dict(self._met)
+        """The node of every site that is connected and admitted."""
+        return dict(self._admitted)
 
-    def await_some(self, least: int) -> None:
-        """Wait until `least` sites are connected."""
+    def wait_for(self, number: int) -> None:
+        """Wait until so many sites are connected."""
         waiting: tuple[str, ...] | None = None
-        self.look_around()
-        while len(self._met) < least:
-            missing = tuple(name for number, name in enumerate(self.names) if number not in self._met)
+        self.refresh()
+        while len(self._admitted) < number:
+            missing = tuple(name for client, name in enumerate(self.names) if client not in self._admitted)
             if missing != waiting:
                 waiting = missing
-                self.say(f"{len(self._met)} of {least} sites needed are here; absent: {', '.join(missing)}")
+                self.log(
+                    f"{len(self._admitted)} of {number} required sites are connected; absent: {', '.join(missing)}"
+                )
             time.sleep(_POLL_SECONDS)
-            self.look_around()
+            self.refresh()
 
-    def look_around(self) -> None:
-        """Notice which sites came and went; greet newcomers without waiting for them."""
+    def refresh(self) -> None:
+        """Update the list of connected sites; greet new ones without waiting for their replies."""
         there = {node.node_id: node.name for node in self._retry(lambda: list(self._grid.get_nodes()))}
         for gone in self._nodes.keys() - there.keys():
             node = self._nodes.pop(gone)
-            if node.client is not None and self._met.get(node.client) == gone:
-                del self._met[node.client]
-                self.say(f"{self.names[node.client]} is gone")
+            if node.client is not None and self._admitted.get(node.client) == gone:
+                del self._admitted[node.client]
+                self.log(f"{self.names[node.client]} is disconnected")
         for number, name in there.items():
             self._nodes.setdefault(number, _Node(name))
-        self._greet()
-        self._take_greetings()
+        self._send_greetings()
+        self._receive_greetings()
 
-    def _greet(self) -> None:
+    def _send_greetings(self) -> None:
         now = time.monotonic()
         for number, node in self._nodes.items():
-            again = node.refused is not None and now - node.asked_at > _ASK_AGAIN_SECONDS
-            if (node.asked is None and node.client is None and node.refused is None) or again:
-                facts = {"refused": node.refused} if node.refused_here else {}
+            again = node.refusal is not None and now - node.greeted_at > _GREET_AGAIN_SECONDS
+            if (node.greeting is None and node.client is None and node.refusal is None) or again:
+                facts = {"refused": node.refusal} if node.refused_by_server else {}
                 greeting = functools.partial(self._message, "hello", facts=facts, tensors=None, timeout=_HELLO_SECONDS)
-                (node.asked,) = self._push(greeting, [number])
-                node.asked_at = now
+                (node.greeting,) = self._push(greeting, [number])
+                node.greeted_at = now
 
-    def _take_greetings(self) -> None:
-        pending = {node.asked: (number, node) for number, node in self._nodes.items() if node.asked is not None}
+    def _receive_greetings(self) -> None:
+        pending = {node.greeting: (number, node) for number, node in self._nodes.items() if node.greeting is not None}
         if not pending:
             return
         for message in self._pull(list(pending)):
             number, node = pending[message.metadata.reply_to_message_id]
-            node.asked = None
+            node.greeting = None
             reply = _read(message)
-            refusal = self._introduced(number, node, reply)
-            if refusal and refusal != node.refused:
-                self.say(f"{node.name or f'node {number}'} is not let in: {refusal}")
-                node.refused_here = isinstance(reply, Reply)
-                node.asked_at = -_ASK_AGAIN_SECONDS if node.refused_here else node.asked_at  # let it know at once
-            node.refused = refusal
+            refusal = self._admit(number, node, reply)
+            if refusal and refusal != node.refusal:
+                self.log(f"{node.name or f'node {number}'} is not admitted: {refusal}")
+                node.refused_by_server = isinstance(reply, Reply)
+                node.greeted_at = (
+                    -_GREET_AGAIN_SECONDS if node.refused_by_server else node.greeted_at
+                )  # greet it again at once
+            node.refusal = refusal
 
-    def _introduced(self, number: int, node: _Node, reply: Reply | Failure) -> str | None:
-        """Let a node in, or return the reason why not."""
+    def _admit(self, number: int, node: _Node, reply: Reply | Failure) -> str | None:
+        """Admit a node, or return the reason why not."""
         if isinstance(reply, Failure):
             return reply.reason
-        said, samples = one_line(str(reply.facts.get("site"))), reply.facts.get("samples")
-        if node.name and said != node.name:
-            return f"its key belongs to {node.name!r}, but its site.yaml says {said!r}"
-        if said not in self.names:
-            return f"it is called {said!r}; expected one of {', '.join(self.names)}"
-        if not is_count(samples, least=1):
-            return f"it says that it has {one_line(repr(samples))} samples; expected a whole number of at least 1"
+        name, samples = one_line(str(reply.facts.get("site"))), reply.facts.get("samples")
+        if node.name and name != node.name:
+            return f"its key belongs to {node.name!r}, but its site.yaml has the name {name!r}"
+        if name not in self.names:
+            return f"its name is {name!r}; expected one of {', '.join(self.names)}"
+        if not is_count(samples, at_least=1):
+            return f"it reports {one_line(repr(samples))} samples; expected a whole number of at least 1"
         if samples > self._most_samples:
-            return f"it claims {samples} samples; expected at most {self._most_samples} (federation.most_samples)"
-        client = self.names.index(said)
-        if self._met.get(client, number) != number:
-            return f"another node, {self._met[client]}, is {said!r} already"
-        node.client, self._met[client], self.samples[client] = client, number, samples
-        self.say(f"{said} is here with {samples} samples")
+            return f"it reports {samples} samples; expected at most {self._most_samples} (federation.most_samples)"
+        client = self.names.index(name)
+        if self._admitted.get(client, number) != number:
+            return f"another node, {self._admitted[client]}, is already {name!r}"
+        node.client, self._admitted[client], self.samples[client] = client, number, samples
+        self.log(f"{name} is connected with {samples} samples")
         return None
 
-    def ask(
+    def request(
         self,
         kind: str,
         facts: Mapping[int, Facts],
         payload: bytes,
         timeout: float,
         group: str = "",
-        enough: Quorum | None = None,
+        quorum: Quorum | None = None,
     ) -> dict[int, Reply | Failure]:
-        """Send each site its facts, and all of them one payload; return their answers within `timeout` seconds.
+        """Send each site its facts, and all of them the same payload. Return their replies within `timeout` seconds.
 
-        Once `enough` sites have replied, the others have only their usual time and some grace.
+        Once `quorum` is reached, a site has only its usual time and some grace.
         """
         nodes, began = self.online, time.monotonic()
         answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
@@ -206,7 +220,7 @@ class Sites:
             if time.monotonic() >= end:
                 missing = self._missing(waiting, timeout)
             else:
-                missing = self._late(waiting, answers, time.monotonic() - began, enough)
+                missing = self._late(waiting, answers, time.monotonic() - began, quorum)
             answers |= missing
             waiting = {number: client for number, client in waiting.items() if client not in missing}
             if waiting:
@@ -220,36 +234,36 @@ class Sites:
         return dict.fromkeys(waiting.values(), Failure(f"it did not reply within {timeout:g} s"))
 
     def _late(
-        self, waiting: Mapping[str, int], answers: Mapping[int, Reply | Failure], seconds: float, enough: Quorum | None
+        self, waiting: Mapping[str, int], answers: Mapping[int, Reply | Failure], seconds: float, quorum: Quorum | None
     ) -> dict[int, Failure]:
         """The sites that are not waited for any longer, since enough others have replied."""
-        if enough is None or not enough.is_reached(answers):
+        if quorum is None or not quorum.is_reached(answers):
             return {}
-        replies = sum(isinstance(answer, Reply) for answer in answers.values())
+        replied = len(dict(usable_replies(answers)))
         return {
             client: Failure(
-                f"it is late: no reply after {seconds:.0f} s, and {replies} other sites replied; usual are "
-                f"{self._reply_times.usual(client):.0f} s"
+                f"it is late: no reply after {seconds:.0f} s, but {replied} other sites replied; its usual "
+                f"time is {self._reply_times.usual(client):.0f} s"
             )
             for client in waiting.values()
             if seconds > self._reply_times.limit(client)
         }
 
     def _push(self, message: Callable[[int], Message], clients: Sequence[int]) -> list[str]:
-        """Send each client its message. A failed attempt is repeated with new messages, which Flower requires."""
+        """Send each client its message. Another attempt needs new messages, because Flower marks those it has sent."""
         return self._retry(lambda: list(self._grid.push_messages([message(client) for client in clients])))
 
     def _pull(self, sent: Sequence[str]) -> list[Message]:
         return self._retry(lambda: list(self._grid.pull_messages(list(sent))))
 
     def _retry(self, call: Callable[[], T]) -> T:
-        """Call Flower, several times if it fails for a reason that may pass: a busy SuperLink, a locked database."""
+        """Call Flower. Repeat the call if it fails for a reason that may pass, such as a busy SuperLink."""
         for wait in _RETRY_SECONDS:
             try:
                 return call()
             except (httpx.HTTPError, ObjectPushError, ObjectPullError) as error:
-                self.say(
-                    f"the SuperLink failed ({one_line(f'{type(error).__name__}: {error}')}); next try in {wait:g} s"
+                self.log(
+                    f"the SuperLink failed ({one_line(f'{type(error).__name__}: {error}')}); next attempt in {wait:g} s"
                 )
                 time.sleep(wait)
         return call()
@@ -263,7 +277,7 @@ class Sites:
 
 
 def _batches(clients: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (clients[first : first + _AT_ONCE] for first in range(0, len(clients), _AT_ONCE))
+    return (clients[first : first + _BATCH] for first in range(0, len(clients), _BATCH))
 
 
 def _read(message: Message) -> Reply | Failure:
@@ -272,7 +286,7 @@ def _read(message: Message) -> Reply | Failure:
     try:
         facts, payload = from_records(message.content)
     except Garbled as error:
-        return Failure(f"its message is garbage: {error}")
+        return Failure(f"its message cannot be read: {error}")
     for key in ("refused", "failed"):
         if key in facts:
             return Failure(one_line(str(facts[key])))
@@ -283,12 +297,13 @@ def _reason(message: Message) -> str:
     return one_line(str(message.error.reason or f"code {message.error.code}"))
 
 
-def require_some(answers: Mapping[int, Reply | Failure], names: Sequence[str], what: str) -> None:
-    """Refuse to go on without a single answer."""
+def require_any_reply(answers: Mapping[int, Reply | Failure], names: Sequence[str], what: str) -> None:
+    """Raise a UserError if no site replied."""
     if not any(isinstance(answer, Reply) for answer in answers.values()):
         reasons = "; ".join(f"{names[c]}: {a.reason}" for c, a in answers.items() if isinstance(a, Failure))
-        raise UserError(f"no site answered {what}: {reasons}")
+        raise UserError(f"no site replied {what}: {reasons}")
 
 
-def good(answers: Mapping[int, Reply | Failure]) -> Iterable[tuple[int, Reply]]:
+def usable_replies(answers: Mapping[int, Reply | Failure]) -> Iterable[tuple[int, Reply]]:
+    """The sites that replied, with their replies."""
     return ((client, answer) for client, answer in answers.items() if isinstance(answer, Reply))

@@ -17,7 +17,7 @@ from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
-from fedskew.flower.planning import make_settings, read_app, resolved
+from fedskew.flower.planning import make_settings, read_app, resolve_config
 from fedskew.flower.processes import Process
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
@@ -51,12 +51,12 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
     app = folder / "app"
     with TemporaryDirectory() as drafts:
         draft, split = Path(drafts) / "app", Path(drafts) / "split.json"
-        write_app(draft, planned, contract, resolved(config, contract, names))
+        write_app(draft, planned, contract, resolve_config(config, contract, names))
         federation.save_split(split)
         _require_same_run(folder, draft, split)
         if (app / PACKAGE).is_dir():
             shutil.rmtree(app)
-        write_app(app, planned, contract, resolved(config, contract, names))
+        write_app(app, planned, contract, resolve_config(config, contract, names))
         shutil.copyfile(split, folder / "split.json")
     keys = make_credentials(folder / "keys", names)
     trial = LocalFederation(folder, app, keys, names, forks_workers=True)
@@ -72,7 +72,7 @@ def _require_same_run(folder: Path, app: Path, split: Path) -> None:
     if not run.config_path.exists():
         return
     RunRecord(run.path, settings, contract).check()
-    differences = differing_keys(run.config, resolved(config, contract, settings.sites))
+    differences = differing_keys(run.config, resolve_config(config, contract, settings.sites))
     before = folder / "split.json"
     if before.exists() and before.read_bytes() != split.read_bytes():
         differences.append("the split of the data")

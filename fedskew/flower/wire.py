@@ -1,7 +1,7 @@
 """The content of our Flower messages: facts as JSON in a config record, tensors as one array of safetensors bytes.
 
-There is one array, not one per tensor: Flower moves every array with separate requests, and a ClientApp can pass the
-bytes on unopened. Nothing here imports torch, because Flower starts a new ClientApp for every message.
+All tensors are in one array, because Flower sends every array with separate requests, and because a ClientApp can pass
+the bytes on without reading them. Nothing here imports torch, since a ClientApp must start quickly.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ FORMAT = "safetensors"
 _FACTS, _TENSORS = "facts", "tensors"
 
 
-MOST = 2**40
-"""Largest number of samples that is believed in any message."""
+MOST_SAMPLES = 2**40
+"""Largest number of samples that is accepted in a message."""
 _SHOWN = 300
 
 
 class Garbled(Exception):
-    """A message with unexpected content; the text describes it."""
+    """A message has unexpected content; the text says which."""
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text))
@@ -39,17 +39,17 @@ def one_line(text: str) -> str:
 
 
 def digest(payload: bytes) -> str:
-    """Identifies a payload."""
+    """A hash that identifies a payload."""
     return hashlib.sha256(payload).hexdigest()
 
 
-def is_count(value: object, least: int = 0) -> TypeGuard[int]:
-    """Whether a received value can be a number of samples."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
+def is_count(value: object, at_least: int = 0) -> TypeGuard[int]:
+    """Whether a received value is a possible number of samples."""
+    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= MOST_SAMPLES
 
 
 def tensors_record(payload: bytes) -> ArrayRecord | None:
-    """Tensors that several messages can share: Flower splits and hashes a record once."""
+    """Tensors as a record that several messages share, so that Flower splits and hashes it only once."""
     if not payload:
         return None
     return ArrayRecord({FORMAT: Array(dtype="uint8", shape=(len(payload),), stype=FORMAT, data=payload)})
@@ -65,7 +65,7 @@ def to_records(facts: Facts, tensors: bytes | ArrayRecord | None) -> RecordDict:
 
 
 def from_records(records: RecordDict) -> tuple[Facts, bytes]:
-    """The inverse of `to_records`; `Garbled` if there is anything else, or less."""
+    """The inverse of `to_records`; raises `Garbled` if the records are not exactly those."""
     try:
         names = {_FACTS} | ({_TENSORS} if _TENSORS in records else set())
         if set(records) != names or list(records.config_records[_FACTS]) != ["json"]:
@@ -75,7 +75,7 @@ def from_records(records: RecordDict) -> tuple[Facts, bytes]:
         if _TENSORS in records:
             arrays = records.array_records[_TENSORS]
             if list(arrays) != [FORMAT] or arrays[FORMAT].stype != FORMAT:
-                raise Garbled("its array is not of safetensors bytes")
+                raise Garbled("its array does not hold safetensors bytes")
             payload = arrays[FORMAT].data
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise Garbled(f"it cannot be read ({error})") from error

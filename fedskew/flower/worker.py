@@ -1,9 +1,9 @@
-"""The worker of a site: it keeps data, model and torch in memory while Flower starts a ClientApp per message.
+"""The worker of a site: keeps data, model and torch in memory, while Flower starts a ClientApp for every message.
 
     python -m fedskew.flower.worker SITE.yaml PID
 
-It answers on a private Unix socket, outlives a ClientApp that is killed, and ends with process PID, the one that starts
-the ClientApps, and with that one's parent, the SuperNode.
+It listens on a private Unix socket and outlives a ClientApp that is killed. It ends with process PID, which is the
+SuperExec that starts the ClientApps, and with the parent of PID, the SuperNode.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.wire import Facts, Garbled, one_line
 
 _PATIENCE = 600.0
-"""Seconds that a ClientApp may take to send or to receive: one that hangs must not block the next ones."""
+"""Seconds that a ClientApp may take to send or to receive, so that one that hangs does not block the next ones."""
 
 
-def main(path: str, guardian: int) -> None:
-    """Serve until the guardian ends."""
-    place = socket_path(path, guardian)
-    listener, own = _listening(place)
-    threading.Thread(target=_end_with, args=(guardian, place, own), daemon=True).start()
+def main(site: str, superexec: int) -> None:
+    """Serve until the SuperExec ends."""
+    path = socket_path(site, superexec)
+    listener, inode = _listen(path)
+    threading.Thread(target=_end_with, args=(superexec, path, inode), daemon=True).start()
     try:
-        serve(Path(path), listener)
+        serve(Path(site), listener)
     finally:
-        _leave(place, own)
+        _remove_socket(path, inode)
 
 
-def serve(path: Path, listener: socket.socket) -> None:
-    """Answer one ClientApp after another, until one brings other code of the app, or none comes for `idle` seconds."""
-    desk = _Desk(path)
+def serve(site: Path, listener: socket.socket) -> None:
+    """Answer one ClientApp after another, until the app's code changes or no ClientApp comes for `idle` seconds."""
+    handler = _RequestHandler(site)
     while True:
-        listener.settimeout(desk.idle)
+        listener.settimeout(handler.idle)
         try:
             connection, _ = listener.accept()
         except TimeoutError:
@@ -54,70 +54,70 @@ def serve(path: Path, listener: socket.socket) -> None:
         with connection:
             try:
                 facts, payload = receive_frame(connection)
-                if desk.outdated(facts.get("paths", [])):
-                    listener.close()  # before the connection: its ClientApp must find nobody here, and start another
+                if handler.has_other_code(facts.get("paths", [])):
+                    listener.close()  # before the connection, so that the ClientApp starts another worker
                     return
-                send_frame(connection, *desk.answer(facts, payload))
-            except (OSError, EOFError, ValueError, RecursionError):  # the ClientApp was killed, or is none of ours
+                send_frame(connection, *handler.answer(facts, payload))
+            except (OSError, EOFError, ValueError, RecursionError):  # the ClientApp was killed, or it is not ours
                 continue
 
 
-class _Desk:
-    """Answers whatever happens; it reads the site again when the configuration or the data changed."""
+class _RequestHandler:
+    """Answers every request, with a refusal if need be. Reads the site again if its configuration or data changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read_at: tuple[int, tuple[int, ...]] = -1, ()
-        """Versions of the configuration and of the data that the site was made from."""
+        """Versions of the configuration and the data that were read."""
         self._site: Site | None = None
         self._apps: list[str] = []
         self._problem = ""
         self.idle: float | None = None
         """Seconds to wait for the next ClientApp; None: no limit."""
 
-    def outdated(self, paths: list[str]) -> bool:
-        """Whether methods or models were imported from an app that is no longer in use."""
+    def has_other_code(self, paths: list[str]) -> bool:
+        """Whether methods or models were imported from an app that is not among these paths."""
         files = [str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
-        left = [path for path in self._apps if path not in paths]
-        return any(file.startswith(f"{path}{os.sep}") for path in left for file in files)
+        unused = [path for path in self._apps if path not in paths]
+        return any(file.startswith(f"{path}{os.sep}") for path in unused for file in files)
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
         try:
             new = [path for path in facts.pop("paths", []) if path not in sys.path]
-            self._apps += new  # the app's own folder, in which a federation's own methods and models may lie
+            self._apps += new  # the app's folder, which may have methods and models
             sys.path += new
-            site = self._current()
-        except UserError as error:  # of the site's own files, which it may quote: that stays here
-            return self._refusal(str(error), "its configuration or data cannot be read; the site's own log says why")
+            site = self._current_site()
+        except UserError as error:  # its text may quote the site's files, so it stays here
+            return self._refusal(str(error), "its configuration or data cannot be read; the reason is in its log")
         except Exception as error:
             return self._failure(error)
         if facts.get("kind") == "hello" and facts.get("refused"):
-            self._log(f"the server does not let this site in: {one_line(str(facts['refused']))}")
+            self._log(f"the server does not admit this site: {one_line(str(facts['refused']))}")
         try:
             return site.answer(facts, payload)
         except StateUnusable as error:
-            return self._refusal(str(error), "its state cannot be read or written; the site's own log says why")
+            return self._refusal(str(error), "its state cannot be read or written; the reason is in its log")
         except (UserError, Garbled) as error:
             return self._refusal(str(error), str(error))
         except Exception as error:
             return self._failure(error)
 
-    def _refusal(self, problem: str, told: str) -> Answer:
-        self._log(f"the server's question is refused: {problem}")
-        return {"refused": told}, b""
+    def _refusal(self, problem: str, reported: str) -> Answer:
+        self._log(f"the server's request is refused: {problem}")
+        return {"refused": reported}, b""
 
     def _log(self, problem: str) -> None:
-        """Write a problem to the site's log once, since a server asks again and again."""
+        """Log a problem, but not again if the server repeats its request."""
         if problem != self._problem:
             self._problem = problem
             print(f"fedskew: {problem}", file=sys.stderr, flush=True)
 
     def _failure(self, error: Exception) -> Answer:
-        """Report a failure without its text, which may contain data."""
+        """Report a failure to the server without its text, which may contain data."""
         traceback.print_exc()
-        return {"failed": f"{type(error).__name__}; the site's own log says more"}, b""
+        return {"failed": f"{type(error).__name__}; details are in the site's log"}, b""
 
-    def _current(self) -> Site:
+    def _current_site(self) -> Site:
         changed = self._path.stat().st_mtime_ns if self._path.exists() else -1
         if self._site is None or (changed, self._site.config.data_version()) != self._read_at:
             self._site = None
@@ -137,27 +137,27 @@ def _use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _listening(path: Path) -> tuple[socket.socket, int]:
-    """A listening socket, and its inode. It atomically replaces the socket of a worker that is gone."""
+def _listen(path: Path) -> tuple[socket.socket, int]:
+    """Listen on this path. The socket replaces that of a worker that is gone. Returns the socket and its inode."""
     draft = path.with_suffix(f".{os.getpid()}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(draft))
     listener.listen()
-    number = draft.stat().st_ino
+    inode = draft.stat().st_ino
     os.replace(draft, path)
-    return listener, number
+    return listener, inode
 
 
-def _leave(place: Path, own: int) -> None:
-    """Remove the socket, unless a successor listens there already."""
+def _remove_socket(path: Path, inode: int) -> None:
+    """Remove the socket, unless another worker listens there already."""
     with contextlib.suppress(FileNotFoundError):
-        if place.stat().st_ino == own:
-            place.unlink()
+        if path.stat().st_ino == inode:
+            path.unlink()
 
 
-def _end_with(guardian: int, place: Path, own: int) -> None:
-    """End with the guardian or its parent, the SuperNode, however they end, even in the middle of a round."""
-    watched = [process for process in (guardian, _parent(guardian)) if process > 1]
+def _end_with(superexec: int, path: Path, inode: int) -> None:
+    """End this process when the SuperExec or its parent, the SuperNode, ends, even in the middle of a round."""
+    watched = [process for process in (superexec, _parent(superexec)) if process > 1]
     try:
         if hasattr(os, "pidfd_open"):
             select.select([os.pidfd_open(process) for process in watched], [], [])
@@ -168,12 +168,12 @@ def _end_with(guardian: int, place: Path, own: int) -> None:
                 time.sleep(1)
     except ProcessLookupError:
         pass
-    _leave(place, own)
+    _remove_socket(path, inode)
     os._exit(0)
 
 
 def _parent(process: int) -> int:
-    """The parent process; 0 if the system does not show it."""
+    """The parent process; 0 if the system has no /proc."""
     try:
         status = Path(f"/proc/{process}/stat").read_text()
     except OSError:

@@ -14,7 +14,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.flower.app_folder import write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import settings_warnings
-from fedskew.flower.planning import described_contract, make_settings, read_app, resolved
+from fedskew.flower.planning import contract_from_text, make_settings, read_app, resolve_config
 from fedskew.flower.settings import FederationSettings, read_settings
 
 CONTRACT = Contract("image", ("cat", 'it\'s a "dog"', "ö, wl"), (1, 8, 8), (0.3,), (0.2,))
@@ -23,7 +23,7 @@ SITES = ("north", "south", "east")
 
 def test_settings_contract_and_configuration_survive_the_file(tmp_path: Path) -> None:
     config = with_values(Config(), {"method": "fedvls", "method.distill_weight": 0.7, "clients_per_round": 2})
-    whole = resolved(config, CONTRACT, SITES)
+    whole = resolve_config(config, CONTRACT, SITES)
     settings = make_settings(SITES, {"minimum": 2, "round_timeout": 9.5})
     read, contract, same = read_app(write_app(tmp_path / "app", settings, CONTRACT, whole))
     assert (read, contract) == (settings, CONTRACT)
@@ -33,7 +33,7 @@ def test_settings_contract_and_configuration_survive_the_file(tmp_path: Path) ->
 
 def test_a_method_s_lists_survive_too(tmp_path: Path) -> None:
     config = with_values(Config(), {"method": "pkd", "method.groups": [[0, 1], [1, 2]]})
-    app = write_app(tmp_path / "app", make_settings(SITES, {}), CONTRACT, resolved(config, CONTRACT, SITES))
+    app = write_app(tmp_path / "app", make_settings(SITES, {}), CONTRACT, resolve_config(config, CONTRACT, SITES))
     assert read_app(app)[2].method_params["groups"] == [[0, 1], [1, 2]]
 
 
@@ -77,15 +77,15 @@ def _contract() -> dict[str, object]:
 
 
 def test_half_of_the_sites_are_needed_unless_one_says_otherwise() -> None:
-    assert FederationSettings(sites=("a", "b", "c")).least == 2
-    assert FederationSettings(sites=("a", "b", "c"), minimum=3).least == 3
+    assert FederationSettings(sites=("a", "b", "c")).required_sites == 2
+    assert FederationSettings(sites=("a", "b", "c"), minimum=3).required_sites == 3
 
 
 def test_a_contract_can_be_described_where_there_are_no_data() -> None:
-    assert described_contract("cat, dog", "3x32x32").shape == (3, 32, 32)
-    assert described_contract("yes,no", "12").kind == "table"
+    assert contract_from_text("cat, dog", "3x32x32").shape == (3, 32, 32)
+    assert contract_from_text("yes,no", "12").kind == "table"
     with pytest.raises(UserError, match="expected channels, height and width"):
-        described_contract("yes,no", "3,4")
+        contract_from_text("yes,no", "3,4")
 
 
 def test_methods_and_models_that_do_not_fit_are_refused_before_anything_is_written(

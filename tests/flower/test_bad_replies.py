@@ -181,7 +181,7 @@ def other_start(facts: Facts, tensors: Tensors) -> None:
     [
         (huge_change, "its change has norm .*, more than 30 times the usual"),
         (huge_uplink, "its uplink has norm .*, more than 30 times the usual"),
-        (other_start, "it was trained from another model than the one that was sent"),
+        (other_start, "it was trained from another model than the server sent"),
     ],
 )
 def test_a_finite_update_that_would_ruin_the_model_is_left_out(
@@ -319,11 +319,11 @@ def test_too_few_good_updates_end_the_run_which_can_go_on(data: Path, split: Fed
 @pytest.mark.parametrize(
     ("site_says", "line"),
     [
-        ({"site": "site-0"}, "its key belongs to 'site-1', but its site.yaml says 'site-0'"),
-        ({"samples": 0}, "it says that it has 0 samples"),
-        ({"samples": 2**40}, "it claims 1099511627776 samples; expected at most 1000000 (federation.most_samples)"),
+        ({"site": "site-0"}, "its key belongs to 'site-1', but its site.yaml has the name 'site-0'"),
+        ({"samples": 0}, "it reports 0 samples"),
+        ({"samples": 2**40}, "it reports 1099511627776 samples; expected at most 1000000 (federation.most_samples)"),
         ({"refused": "the data do not keep the federation's contract: …"}, "the data do not keep"),
-        ({"garbage": True}, "its message is garbage"),
+        ({"garbage": True}, "its message cannot be read"),
     ],
 )
 def test_a_site_is_let_in_or_told_why_not(
@@ -333,7 +333,7 @@ def test_a_site_is_let_in_or_told_why_not(
         tmp_path, split, data, settings("fedavg"), spoiling(lambda f, t: f.update(site_says), "hello"), minimum=2
     )
     result = run_federation(here.grid, here.context)
-    assert f"site-1 is not let in: {line}" in caplog.text
+    assert f"site-1 is not admitted: {line}" in caplog.text
     assert result.history[-1].clients == [0, 2]
 
 
@@ -349,7 +349,7 @@ def test_a_site_that_the_server_refuses_learns_the_reason(data: Path, split: Fed
     here = case(tmp_path, split, data, settings("fedavg"), misname, minimum=2)
     run_federation(here.grid, here.context)
     assert "refused" not in questions[0]
-    assert questions[1]["refused"] == "its key belongs to 'site-1', but its site.yaml says 'site-0'"
+    assert questions[1]["refused"] == "its key belongs to 'site-1', but its site.yaml has the name 'site-0'"
 
 
 def test_a_superlink_that_fails_for_a_moment_is_asked_again(
@@ -388,8 +388,8 @@ def test_tests_and_surveys_that_cannot_be_are_left_out(
 
     here = case(tmp_path, split, data, settings("pkd"), lie, evaluation="sites", site_metrics="class", test_data=None)
     result = run_federation(here.grid, here.context)
-    assert "the tests of site-1 are left out: the confusion matrix is not one of 10 classes" in caplog.text
-    assert "the label counts of site-1 are left out" in caplog.text
+    assert "the test results of site-1 are discarded: its confusion matrix is not of 10 classes" in caplog.text
+    assert "the label counts of site-1 are discarded" in caplog.text
     assert_finite(result)
 
 

@@ -71,9 +71,9 @@ def test_a_late_site_is_left_out_of_its_round_and_comes_back(
     with caplog.at_level("INFO", logger="flwr"):
         rows, clock = run(tmp_path, monkeypatch, {("site-3", 2): 3000.0})
     assert rows[1]["failed"] == rows[3]["failed"] == {}
-    reason = "it is late: no reply after 60 s, and 3 other sites replied; usual are 10 s"
+    reason = "it is late: no reply after 60 s, but 3 other sites replied; its usual time is 10 s"
     assert rows[2]["failed"] == {"site-3": reason}
-    assert f"round 2: the update of site-3 is left out: {reason}" in caplog.text
+    assert f"round 2: the update of site-3 is discarded: {reason}" in caplog.text
     assert clock.now < 1000 + 10 + 61 + 10 + 5
 
 

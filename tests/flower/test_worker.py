@@ -22,10 +22,10 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.flower.contract import Contract
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.local_federation import write_site
-from fedskew.flower.planning import resolved
+from fedskew.flower.planning import resolve_config
 from fedskew.flower.runtime import socket_path
 from fedskew.flower.server_app import run_federation
-from fedskew.flower.worker import _Desk
+from fedskew.flower.worker import _RequestHandler
 
 PATIENCE = 120.0
 
@@ -63,7 +63,7 @@ class Running:
 def running(tmp_path: Path) -> Iterator[Running]:
     data = small_data(tmp_path)
     contract = Contract.from_dataset(load(str(data)))
-    config = resolved(with_values(Config(), {"method": "fedavg", "device": "cpu"}), contract, ["a", "b"])
+    config = resolve_config(with_values(Config(), {"method": "fedavg", "device": "cpu"}), contract, ["a", "b"])
     site = tmp_path / "site.yaml"
     site.write_text("name: a\ndata: digits.npz\ndevice: cpu\nthreads: 1\n")
     guardian = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
@@ -118,12 +118,12 @@ def test_what_a_site_s_own_files_say_stays_in_its_own_log(running: Running, tmp_
     (tmp_path / "patients.csv").write_text("age,diagnosis\nJohn Smith,ill\n4,well\n5,ill\n")
     running.site.write_text("name: a\ndata: {name: patients.csv, label: diagnosis}\ndevice: cpu\n")
     told = running.asked()
-    assert told == {"refused": "its configuration or data cannot be read; the site's own log says why"}
+    assert told == {"refused": "its configuration or data cannot be read; the reason is in its log"}
     assert "patients.csv" in (tmp_path / "log").read_text()
 
     running.site.write_text("name: a\ndata: digits.npz\ndevice: cpu\n")
     told = running.asked(terms={"contract": running.terms["contract"]})
-    assert told == {"failed": "KeyError; the site's own log says more"}
+    assert told == {"failed": "KeyError; details are in the site's log"}
     assert "KeyError: 'config'" in (tmp_path / "log").read_text()
 
 
@@ -146,17 +146,15 @@ def test_a_state_folder_that_cannot_be_written_is_named_in_the_site_s_log_only(
     own = {"name": "site-1", "data": str(data), "split": str(tmp_path / "split.json"), "client": 1, "device": "cpu"}
     write_site(folder / "site.yaml", own)
     (folder / "state").write_text("a file where a folder should be")
-    here.grid._sites[1001] = ("site-1", _Desk(folder / "site.yaml"))  # type: ignore[assignment]
+    here.grid._sites[1001] = ("site-1", _RequestHandler(folder / "site.yaml"))  # type: ignore[assignment]
     row = run_federation(here.grid, here.context).history[-1]
-    assert row.failed == {"site-1": "its state cannot be read or written; the site's own log says why"}
+    assert row.failed == {"site-1": "its state cannot be read or written; the reason is in its log"}
     assert str(folder / "state") in capsys.readouterr().err
 
 
 def test_a_site_that_the_server_does_not_let_in_logs_the_reason(running: Running, tmp_path: Path) -> None:
     assert running.asked(refused="its key belongs to 'b'\x1b[31m")["samples"] == 180
-    assert (
-        "fedskew: the server does not let this site in: its key belongs to 'b' [31m" in (tmp_path / "log").read_text()
-    )
+    assert "fedskew: the server does not admit this site: its key belongs to 'b' [31m" in (tmp_path / "log").read_text()
 
 
 def test_it_leaves_the_socket_of_a_successor_alone(running: Running) -> None:

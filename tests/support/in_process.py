@@ -19,7 +19,7 @@ from fedskew.data.federation import Federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.flower.contract import Contract
-from fedskew.flower.planning import make_settings, resolved
+from fedskew.flower.planning import make_settings, resolve_config
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
@@ -139,7 +139,7 @@ def case(
     grid = DirectGrid(
         {name: _site(folder, federation, data, client, name, agreed) for client, name in enumerate(names)}, meddle
     )
-    whole = resolved(config, contract, names)
+    whole = resolve_config(config, contract, names)
     run_config = run_config_of(settings, contract, whole)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
     return Case(grid, context, whole, settings, folder, names)

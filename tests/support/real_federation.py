@@ -15,7 +15,7 @@ from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
-from fedskew.flower.planning import make_settings, resolved
+from fedskew.flower.planning import make_settings, resolve_config
 
 NAMES = ("site-1", "site-2", "site-3")
 
@@ -52,7 +52,7 @@ class Real:
         values = {"minimum": 3, "evaluation": "server", "site_metrics": "none", "test_data": str(self.data)}
         contract = Contract.from_dataset(self.split.dataset)
         settings = make_settings(NAMES, {**values, "folder": str(self.run_folder(name)), **own})
-        app = write_app(self.folder / "apps" / name, settings, contract, resolved(config, contract, NAMES))
+        app = write_app(self.folder / "apps" / name, settings, contract, resolve_config(config, contract, NAMES))
         if client_app is not None:
             (app / PACKAGE / "client_app.py").write_text(client_app)
         return app
