@@ -3,7 +3,7 @@
 python tools/draw_participation.py
 
 Left: accuracy by the share of clients per round. Right: accuracy by class with 10 % of the clients per round. Both are
-means over the splits that all methods have (Fashion-MNIST, Dirichlet 0.05, 20 clients, `fedskew reproduce fedskew/map`).
+means over the splits that all methods have. The runs are those of `fedskew reproduce fedskew/map` on Fashion-MNIST.
 """
 
 from __future__ import annotations

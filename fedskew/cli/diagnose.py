@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedskew.data.label_counts import LabelCounts
     from fedskew.experiment.config import Config
     from fedskew.lab.diagnosis.diagnosis import Diagnosis
+    from fedskew.lab.diagnosis.skew import Skew
     from fedskew.report.charts.table import Table
 
 MAX_ROWS = 12
@@ -62,7 +63,7 @@ def _command(
                                       config if counts is None else None)  # fmt: skip
     if page is not None:
         _write_page(page, diagnosis, counts, config)
-    command = _choose_command(settings, counts, save, len(label_counts.classes))
+    command = _choose_command(settings, counts, save, diagnosis.skew)
     if as_json:
         print_json(diagnosis.to_json() | {"next": command})
     else:
@@ -78,9 +79,11 @@ def _command(
         notice(f"page written to {page}")
 
 
-def _choose_command(settings: Settings, counts: str | None, save: str | None, classes: int) -> str:
-    """The command that measures which method is best on this federation."""
+def _choose_command(settings: Settings, counts: str | None, save: str | None, skew: Skew) -> str:
+    """The command that measures which method is best here. If classes differ in size, accuracy hides the small ones."""
     from shlex import quote
+
+    from fedskew.lab.diagnosis.skew import UNEQUAL
 
     words = ["fedskew", "choose"]
     if save is not None:
@@ -89,12 +92,13 @@ def _choose_command(settings: Settings, counts: str | None, save: str | None, cl
         words += ["-c", settings.file] if settings.file else []
         given = dict(settings.values)
         if counts is not None:
-            stand_in = {} if "data" in given else {"data": "synthetic", "data.classes": classes}
+            stand_in = {} if "data" in given else {"data": "synthetic", "data.classes": skew.classes}
             given |= {**stand_in, "partition": "counts", "partition.path": counts}
         flags = {flag.key: f"--{flag.parameter.replace('_', '-')}" for flag in FLAGS.values()}
         for key, value in given.items():
             words += [flags[key], str(value)] if key in flags else ["--set", f"{key}={value}"]
-    return " ".join([*map(quote, words), "--budget", "5m"])
+    unequal = ["--rank-by", "macro-f1"] if skew.class_ratio > UNEQUAL else []
+    return " ".join([*map(quote, words), *unequal, "--budget", "5m"])
 
 
 def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:

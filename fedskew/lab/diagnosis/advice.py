@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -86,10 +87,14 @@ def _known(method: str) -> bool:
 
 
 def recommended(ranked: Sequence[Candidate]) -> str:
-    """The best candidate among those rerun in at least half as many settings as the most tested one, or FedAvg."""
-    most = max((c.settings for c in ranked), default=0)
-    tried = [c for c in ranked if 2 * c.settings >= most and c.gain > MARGIN]
+    """The best candidate among those that were rerun in enough settings, or FedAvg."""
+    tried = [c for c in ranked if c.settings >= fewest_settings(ranked) and c.gain > MARGIN]
     return tried[0].method if tried else "fedavg"
+
+
+def fewest_settings(ranked: Sequence[Candidate]) -> int:
+    """How many settings a suggested method needs: half as many as the most tested one has."""
+    return math.ceil(max((c.settings for c in ranked), default=0) / 2)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,19 @@ import numpy as np
 from fedskew.data.label_counts import LabelCounts
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.lab.diagnosis.advice import MARGIN, Candidate, Outcome, PrintedGain, candidates, printed_gains, recommended
+from fedskew.lab.diagnosis.advice import (
+    MARGIN,
+    Candidate,
+    Outcome,
+    PrintedGain,
+    candidates,
+    fewest_settings,
+    printed_gains,
+    recommended,
+)
 from fedskew.lab.diagnosis.known import NEARNESS, Neighbour, known_settings, nearest
 from fedskew.lab.diagnosis.reruns import config_setting
-from fedskew.lab.diagnosis.skew import BETAS, Skew
+from fedskew.lab.diagnosis.skew import BETAS, UNEQUAL, Skew
 from fedskew.lab.diagnosis.start import usual_per_round
 from fedskew.report.charts.chart import Bars, BarSeries, Figure
 from fedskew.report.charts.table import Cell, Table, number
@@ -97,13 +106,16 @@ class Diagnosis:
             f"client lacks {100 * skew.vacant.mean():.0f} % of the classes on average and has few samples of another "
             f"{100 * skew.minority.mean():.0f} %; the effective Dirichlet β is {self.beta}."
         )
-        if skew.size_ratio > 3:
+        if skew.size_ratio > UNEQUAL:
             yield f"Clients differ in size: the largest has {skew.size_ratio:.0f} times the samples of the smallest."
         missing = [name for name, c in zip(self.counts.classes, self.counts.counts.sum(axis=0), strict=True) if c == 0]
         if missing:
             yield f"No client has samples of {', '.join(missing[:5])}; no method can learn that."
-        elif skew.class_ratio > 3:
-            yield f"Classes differ overall: the largest has {skew.class_ratio:.0f} times the samples of the smallest."
+        elif skew.class_ratio > UNEQUAL:
+            yield (
+                f"Classes differ overall: the largest has {skew.class_ratio:.0f} times the samples of the smallest, so "
+                "accuracy hides the small ones. Look at macro F1, too."
+            )
         alone = self._held_by_one()
         if alone:
             more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
@@ -167,8 +179,10 @@ class Diagnosis:
             )
         gains = chosen.gains
         spread = f", from {min(gains):+.1f} to {max(gains):+.1f}" if len(gains) > 1 else ""
+        fewest = fewest_settings(self.candidates)
+        among = f" among methods rerun in {fewest} or more of them" if chosen is not best else ""
         return (
-            f"{chosen.method} gained most over FedAvg there: {chosen.gain:+.1f} points on average over "
+            f"{chosen.method} gained most over FedAvg{among}: {chosen.gain:+.1f} points on average over "
             f"{chosen.settings} setting{'s' if chosen.settings > 1 else ''}{spread}, measured by fedskew."
         )
 

@@ -13,6 +13,8 @@ from fedskew.data.partitions.rule import IntArray
 Floats = npt.NDArray[np.float64]
 BETAS = (1e-4, 1e4)
 """Search range of the effective β."""
+UNEQUAL = 3
+"""Clients or classes whose sizes differ by more than this factor are worth a sentence."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,8 @@ from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 MOST_PER_ROUND = 10
 STAND_IN_SAMPLES = (500, 20_000)
 """Fewest and most training samples of a stand-in."""
+STAND_IN_ROUNDS = 20
+"""Synthetic classes are learned in fewer rounds than the default's."""
 
 
 def usual_per_round(clients: int) -> int | None:
@@ -36,7 +38,8 @@ def stand_in(counts: LabelCounts) -> Config:
     """Synthetic data with the classes of these counts, and enough samples for them as far as runs stay fast."""
     wanted = int(counts.counts.sum(axis=0).max()) * len(counts.classes)
     samples = min(max(wanted, STAND_IN_SAMPLES[0]), STAND_IN_SAMPLES[1])
-    return with_values(Config(), {"data": "synthetic", "data.classes": list(counts.classes), "data.samples": samples})
+    data = {"data": "synthetic", "data.classes": list(counts.classes), "data.samples": samples}
+    return with_values(Config(), {**data, "rounds": STAND_IN_ROUNDS})
 
 
 def save_start(
