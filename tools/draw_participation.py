@@ -28,7 +28,7 @@ ROWS = ("FedAvg", "FedRS", "FedLMD", "FedVLS")
 MARKERS = ("o", "s", "^", "D", "X")
 
 
-def main() -> None:
+def main(path: Path = ROOT / "docs" / "images" / "participation.png") -> None:
     records = read_folder(ROOT / "results")
     found = [one for one in federation_results(records, SEEDS) if (one.dataset, one.beta) == (DATASET, BETA)]
     figure = Figure(figsize=(11.5, 4.1), layout="constrained")
@@ -36,9 +36,8 @@ def main() -> None:
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
     draw_shares(left, sorted(found, key=lambda one: one.share))
     draw_classes(right, class_accuracy(records))
-    path = ROOT / "docs" / "images" / "participation.png"
     figure.savefig(path, dpi=150, metadata={"Software": None})
-    print(path.relative_to(ROOT))
+    print(path)
 
 
 def draw_shares(axes: Any, found: list[FederationResult]) -> None:

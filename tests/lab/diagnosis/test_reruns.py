@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import zipfile
 from pathlib import Path
 
@@ -56,3 +58,21 @@ def test_the_wheel_has_the_reruns(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         content = archive.read("fedskew/lab/diagnosis/reruns.csv")
     assert content == SHIPPED.read_bytes()
+
+
+def test_the_readme_s_numbers_are_measured(records: Records) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    tool = runpy.run_path(str(ROOT / "tools" / "build_reruns.py"))
+    rerun, confirmed, _, refuted = re.findall(r"\d+", tool["outcomes_of_printed_gains"]())
+    assert f"**{refuted} of {rerun}**" in readme
+    assert f"{confirmed} came out" in readme
+    shown = [one for one in federation_results(records, [0, 1]) if (one.dataset, one.beta) == ("fashion-mnist", 0.05)]
+    gains = {one.share: one.gain("FedVLS") or 0 for one in shown}
+    assert f"**{gains[0.1]:+.0f} and {gains[1.0]:+.0f} points**".replace("-", "−") in readme
+
+
+def test_the_readme_s_picture_is_drawn_from_the_records(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "draw_participation.py"))
+    tool["main"](tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert tool["class_accuracy"](read_folder(ROOT / "results")).shape == (4, 10)

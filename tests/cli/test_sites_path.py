@@ -1,0 +1,37 @@
+"""The README's path for sites: a CSV of counts, `diagnose`, `choose`, and the chosen configuration runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from doc_blocks import blocks
+
+import fedskew as fs
+
+README = Path(__file__).parents[2] / "README.md"
+QUICK = ("--methods", "fedprox,fedvls", "--rounds", "2", "--local-epochs", "1", "--budget", "60r", "--out", "race")
+"""What makes the race short."""
+
+
+def test_from_counts_to_a_chosen_method(cli):
+    read = list(blocks(README))
+    (table,) = [block for block in read if block.file == "hospitals.csv"]
+    commands = [command for block in read for command in block.commands]
+    (diagnose,) = [command for command in commands if command[0] == "diagnose"]
+    (choose,) = [command for command in commands if command[0] == "choose"]
+    Path("hospitals.csv").write_text(table.text, encoding="utf-8")
+
+    diagnosed = cli(*diagnose)
+    assert diagnosed.status == 0
+    race = choose[: choose.index("--budget")]
+    assert f"fedskew {' '.join(race)}" in diagnosed.out, "diagnose prints the command that the README goes on with"
+
+    chosen = cli(*race, *QUICK)
+    assert chosen.status == 0, chosen.err
+    assert "Take fed" in chosen.out
+    assert cli("run", "-c", "race/chosen.yaml", "--out", "trained", "-q").status == 0
+    run = fs.load_run("trained")
+    assert run.client_labels == ("Rome", "Oslo", "Bonn")
+    assert run.classes == ("pneumonia", "fracture", "stroke", "migraine")
+    assert run.label_counts is not None
+    assert run.label_counts.tolist() == [[820, 35, 0, 0], [0, 610, 12, 0], [4, 0, 390, 150]]
