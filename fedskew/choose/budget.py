@@ -12,6 +12,8 @@ from fedskew.choose.field import Candidate, make_field
 from fedskew.errors import UserError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
+PER_METHOD = 2
+"""A method has at most this many candidates from the second rung on, so that one method cannot fill it."""
 SLACK = 0.9
 """Plans fill this part of a time budget, because rounds differ in length."""
 
@@ -54,10 +56,13 @@ class Plan:
     final_splits: int
     """Fresh splits in the final."""
 
-    def sizes(self, field: int) -> tuple[int, int]:
-        """Candidates in the second and third rung: a third of those before, but enough to fill the final."""
-        second = max(-(-field // 3), 2 * self.finalists + 2)
-        return second, max(-(-second // 3), self.finalists + 2)
+    def sizes(self, methods: int) -> tuple[int, int]:
+        """Candidates in the second and third rung.
+
+        The first rung drops settings and learning rates, but no method: after so few rounds, the order of the methods
+        says little. The second one drops methods, and leaves twice as many candidates as the final has places.
+        """
+        return PER_METHOD * methods, 2 * (self.finalists + 1)
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -72,8 +77,8 @@ PLANS = (
     Plan(2, 2, 4, 5),
     Plan(1, 2, 4, 5),
     Plan(1, 2, 3, 4),
-    Plan(0, 2, 3, 4),
     Plan(0, 2, 3, 3),
+    Plan(0, 1, 3, 4),
     Plan(0, 1, 2, 3),
 )
 """From the most to the least thorough."""
@@ -111,8 +116,12 @@ class Costs:
         first, *later = rungs(rounds)
         total = plan.splits * sum(self.trial(candidate, first) for candidate in field)
         before = first
-        for size, rung in zip(plan.sizes(len(field))[-len(later) :] if later else (), later, strict=True):
-            total += min(size, len(field)) * plan.splits * (self.per_trial + self.usual_round * (rung - before))
+        for size, rung in zip(plan.sizes(len(methods))[-len(later) :] if later else (), later, strict=True):
+            total += (
+                min(size, PER_METHOD * len(methods))
+                * plan.splits
+                * (self.per_trial + self.usual_round * (rung - before))
+            )
             before = rung
         return total + self.final(plan, rounds)
 

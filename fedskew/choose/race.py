@@ -1,8 +1,8 @@
 """The race: successive halving over rounds, then a final on fresh splits.
 
-Every candidate trains for a ninth of the rounds on the same splits; a third of them go on to a third of the rounds, and
-a third of those to the end. The best methods and tuned FedAvg then meet in a final, on splits that no choice has seen.
-Runs continue from their checkpoints, so no round is trained twice.
+Every candidate trains for a ninth of the rounds on the same splits. The two best of each method go on to a third of the
+rounds, and the best of these to the end. The best methods and tuned FedAvg then meet in a final, on splits that no
+choice has seen. Runs continue from their checkpoints, so no round is trained twice.
 
 This is a loop of its own and not Optuna's pruner, which stops single trials: here all candidates of a rung are compared
 on the same splits, FedAvg is never dropped, one method cannot fill a rung with its settings, and the plan follows from
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from fedskew.choose.budget import Budget, Costs, Plan, choose_plan, rungs, shrink_final
+from fedskew.choose.budget import PER_METHOD, Budget, Costs, Plan, choose_plan, rungs, shrink_final
 from fedskew.choose.decision import decide
 from fedskew.choose.field import BASELINE, Candidate, make_field
 from fedskew.choose.trial import Trial
@@ -29,8 +29,6 @@ from fedskew.results.race import RaceRecord, Rung, Standing, save_race
 
 MOST_SPLITS = 3
 """Splits of the race at most; the final's seeds begin after them."""
-PER_METHOD = 2
-"""A method has at most this many candidates from the second rung on, so that one method cannot fill it."""
 
 
 @dataclass
@@ -57,7 +55,7 @@ class Race:
             costs = self._measured_costs(rounds[0])
             plan = self._plan(costs)
         field = make_field(self.record.methods, self.base.lr, plan.settings)
-        sizes = plan.sizes(len(field))[-len(rounds[1:]) :] if rounds[1:] else ()
+        sizes = plan.sizes(len(self.record.methods))[-len(rounds[1:]) :] if rounds[1:] else ()
         for number, rung in enumerate(rounds):
             field = self._able(field)
             heading = f"rung {number + 1} of {len(rounds)}: {len(field)} candidates, round {rung}"
@@ -160,11 +158,19 @@ def scored_rounds(config: Config, rounds: int) -> int:
 
 
 def keep(ranking: Sequence[tuple[Candidate, object]], size: int) -> list[Candidate]:
-    """The best `size` candidates, at most two per method, and in any case the two best of FedAvg."""
+    """The best `size` candidates, at most two per method, and in any case two of FedAvg.
+
+    If the best candidate of a method has its highest learning rate, the second one must have a lower rate: high rates
+    lead after few rounds and often fall behind later.
+    """
+    highest: dict[str, float] = {}
+    for candidate, _ in ranking:
+        highest[candidate.method] = max(candidate.lr, highest.get(candidate.method, 0.0))
     kept: list[Candidate] = []
     for candidate, _ in ranking:
-        alike = sum(other.method == candidate.method for other in kept)
-        if alike < PER_METHOD and (len(kept) < size or candidate.is_baseline):
+        alike = [other for other in kept if other.method == candidate.method]
+        spare = len(alike) < PER_METHOD and (len(kept) < size or candidate.is_baseline)
+        if spare and not (alike and alike[0].lr == candidate.lr == highest[candidate.method]):
             kept.append(candidate)
     return kept
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import fedskew as fs
+from fedskew.choose.budget import PER_METHOD
 from fedskew.choose.choice import choose
 from fedskew.choose.field import Candidate
-from fedskew.choose.race import PER_METHOD, keep
+from fedskew.choose.race import keep
 from fedskew.choose.trial import Trial, serve
 from fedskew.choose.trials import RUNS, TRIALS, RaceWatcher
 from fedskew.errors import UserError
@@ -141,6 +142,12 @@ def test_a_rung_keeps_the_best_but_few_per_method_and_always_fedavg() -> None:
     kept = keep(ranking, 3)
     assert [c.method for c in kept] == ["fedvls", "fedvls", "fedprox", "fedavg", "fedavg"]
     assert sum(c.is_baseline for c in kept) == PER_METHOD
+
+
+def test_beside_the_highest_learning_rate_a_lower_one_goes_on() -> None:
+    high, same, low = Candidate("fedrs", 3.0), Candidate("fedrs", 3.0, {"alpha": 0.5}), Candidate("fedrs", 1.0)
+    assert keep([(high, None), (same, None), (low, None)], 9) == [high, low]
+    assert keep([(low, None), (high, None), (same, None)], 9) == [low, high]
 
 
 def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(tmp_path: Path) -> None:
