@@ -102,7 +102,7 @@ def _command(
         return
     comparison = read_comparison(settings, methods, seeds, rank_by)
     runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
-    done = run_all(runs, Path(out), as_json or quiet, Observers(live, log), comparison.rank_by)
+    done = run_all(runs, Path(out), as_json or quiet, Observers(live, log, comparison.rank_by))
     print_comparison(done, as_json, format)
 
 

@@ -133,17 +133,20 @@ def _live(
                      show_default=False, min=0, max=65535),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="wait for runs that have not started")] = False,
+    rank_by: RankBy = None,
 ) -> None:  # fmt: skip
     """Serve a report on 127.0.0.1 that updates while runs progress. Stop it with ^C."""
     import threading
 
     from fedskew.cli.terminal import stdout
     from fedskew.live.server import LiveServer
+    from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
+    metric = find_metric(rank_by or DEFAULT_METRIC)
     if not wait:
         _require_runs(runs)
     try:
-        server = LiveServer(runs, port)
+        server = LiveServer(runs, port, metric.name)
     except OSError as error:
         raise UserError(f"cannot serve on port {port}: {error.strerror or error}; choose another --port") from error
     server.start()

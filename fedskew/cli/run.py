@@ -67,11 +67,11 @@ def _command(
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
     metric = None if rank_by is None else find_metric(rank_by)
-    config, observers = settings.config(), Observers(live, log)
+    config, observers = settings.config(), Observers(live, log, metric.name if metric else DEFAULT_METRIC)
     run_seeds = seed_range(config, seeds)
     if len(run_seeds) > 1:
         runs = prepare_comparison(config, [config], run_seeds)
-        done = run_all(runs, Path(out or RUNS), as_json or quiet, observers, metric.name if metric else DEFAULT_METRIC)
+        done = run_all(runs, Path(out or RUNS), as_json or quiet, observers)
         print_comparison(done, as_json)
         return
     prepared = prepare(config)

@@ -207,6 +207,8 @@ class Observers(NamedTuple):
     live: bool = False
     log: str | None = None
     """Names of tracking tools, comma-separated."""
+    rank_by: str = DEFAULT_METRIC
+    """What decides which method is best."""
 
 
 def run_one(prepared: Prepared, folder: Path, quiet: bool, observers: Observers) -> Result:
@@ -217,9 +219,7 @@ def run_one(prepared: Prepared, folder: Path, quiet: bool, observers: Observers)
         return run_prepared(prepared, folder, callbacks)
 
 
-def run_all(
-    runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observers | None = None, rank_by: str = DEFAULT_METRIC
-) -> Comparison:
+def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observers | None = None) -> Comparison:
     """Run the experiments that are not finished yet, each in its folder under `out`."""
 
     def folder_of(prepared: Prepared) -> Path:
@@ -228,8 +228,9 @@ def run_all(
     _set_threads(runs[0].config)
     _show_notes(runs)
     folders = [folder_of(prepared) for prepared in runs]
-    with _callbacks(observers or Observers(), folder_of, folders, quiet) as callbacks:
-        return compare_runs(run_comparison(runs, out, callbacks), rank_by=rank_by)
+    observers = observers or Observers()
+    with _callbacks(observers, folder_of, folders, quiet) as callbacks:
+        return compare_runs(run_comparison(runs, out, callbacks), rank_by=observers.rank_by)
 
 
 def _show_notes(runs: Sequence[Prepared]) -> None:
@@ -253,18 +254,19 @@ def _callbacks(
         from fedskew.tracking.choice import make_trackers
 
         trackers += make_trackers(observers.log, folder_of)
-    with _live_report(folders if observers.live else ()), showing_runs(folder_of, len(folders), quiet) as progress:
+    shown = folders if observers.live else ()
+    with _live_report(shown, observers.rank_by), showing_runs(folder_of, len(folders), quiet) as progress:
         yield [progress, *trackers]
 
 
 @contextmanager
-def _live_report(folders: Sequence[Path]) -> Iterator[None]:
+def _live_report(folders: Sequence[Path], rank_by: str) -> Iterator[None]:
     if not folders:
         yield
         return
     from fedskew.live.process import live_page
 
-    with live_page(folders) as url:
+    with live_page(folders, rank_by) as url:
         notice(f"live report: {url}")
         yield
 

@@ -88,7 +88,7 @@ def _command(
     if search and metric.name != DEFAULT_METRIC:
         raise UserError(f"--rank-by is {metric.name!r} with --search; expected {DEFAULT_METRIC}, which selects trials")
     values = job_values(settings)
-    requested = read_search(grid, values, seeds) if search else read_grid(grid, values, seeds).points()
+    requested = read_search(grid, values, seeds, metric) if search else read_grid(grid, values, seeds).points()
     folder = Path(out) if out else Path("runs") / Path(grid).stem
     records = RecordsFile(folder / RECORDS)
     campaign = Campaign(
@@ -162,6 +162,7 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     from fedskew.cli.campaigns import format_percent, run_campaign
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.lab.sweep.search import search_with_optuna
+    from fedskew.lab.sweep.table import measured_name
     from fedskew.workers import default_workers
 
     at_once = campaign.workers or default_workers(search.base.device, trials)
@@ -174,22 +175,24 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     final = search.final_jobs(found)
     run_campaign(campaign, final, as_json or quiet)
     tested = [record for job in final if (record := campaign.known.get(job)) is not None]
-    accuracies = [record.summary().mean_last.accuracy for record in tested]
+    scores = [record.mean_of_last(measured_name(search.metric)) for record in tested]
     if as_json:
         summary = {
             "best": found.values,
             "best_trial": found.number,
-            "validation_accuracy": found.validation_accuracy,
+            "rank_by": search.metric.name,
+            f"validation_{measured_name(search.metric)}": found.score,
             "trials": found.trials,
             "failed": found.failed,
-            "test_accuracy": accuracies,
+            f"test_{measured_name(search.metric)}": scores,
         }
         print_json(summary)
         return
     console = stdout()
     listed = ", ".join(f"{key} {value}" for key, value in found.values.items())
     console.print(f"best of {found.trials} trials: trial {found.number}, {listed}", markup=False, soft_wrap=True)
-    console.print(f"mean accuracy of the last {search.base.mean_last} rounds", soft_wrap=True)
-    console.print(f"  on validation data, by which it was selected: {100 * found.validation_accuracy:.2f} %")
-    if accuracies:
-        console.print(f"  on the test set, trained on all training data: {format_percent(accuracies)} %")
+    counted = "last round" if search.metric.measure is None else f"last {search.base.mean_last} rounds"
+    console.print(f"mean {search.metric.label} of the {counted}", soft_wrap=True)
+    console.print(f"  on validation data, by which it was selected: {100 * found.score:.2f} %")
+    if scores:
+        console.print(f"  on the test set, trained on all training data: {format_percent(scores)} %")

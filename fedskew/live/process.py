@@ -14,15 +14,16 @@ from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.live.server import GRACE, LiveServer
+from fedskew.results.ranking import DEFAULT_METRIC
 
-_PROGRAM = "import sys; from fedskew.live.process import serve; serve(sys.argv[1:])"
+_PROGRAM = "import sys; from fedskew.live.process import serve; serve(sys.argv[2:], sys.argv[1])"
 
 
 @contextmanager
-def live_page(paths: Sequence[str | Path]) -> Iterator[str]:
+def live_page(paths: Sequence[str | Path], rank_by: str = DEFAULT_METRIC) -> Iterator[str]:
     """Serve the page of these folders inside the `with` block, and yield its address."""
     child = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, *map(str, paths)],
+        [sys.executable, "-c", _PROGRAM, rank_by, *map(str, paths)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -45,10 +46,10 @@ def live_page(paths: Sequence[str | Path]) -> Iterator[str]:
         child.stdout.close()
 
 
-def serve(paths: Sequence[str]) -> None:
+def serve(paths: Sequence[str], rank_by: str) -> None:
     """Run the second process: serve until standard input closes."""
     try:
-        server = LiveServer(paths)
+        server = LiveServer(paths, rank_by=rank_by)
     except (OSError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return

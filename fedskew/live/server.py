@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedskew.live.state import LiveState
 from fedskew.report.page.render import plotly_program
+from fedskew.results.ranking import DEFAULT_METRIC
 
 ADDRESS = "127.0.0.1"
 DEFAULT_PORT = 8765
@@ -27,9 +28,9 @@ _POLICY = (
 class LiveServer:
     """Serves the page of some run folders until it is closed."""
 
-    def __init__(self, paths: Sequence[str | Path], port: int | None = None) -> None:
+    def __init__(self, paths: Sequence[str | Path], port: int | None = None, rank_by: str = DEFAULT_METRIC) -> None:
         plotly_program()  # raises a UserError early if Plotly is not installed
-        self.state = LiveState(paths)
+        self.state = LiveState(paths, rank_by)
         self.ended = threading.Event()
         """Set when the runs have ended. The browser then fetches the state once more and stops."""
         self._waiting = threading.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedskew.errors import UserError
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import body, charts, page
 from fedskew.results import find_runs, load_runs
+from fedskew.results.ranking import DEFAULT_METRIC
 
 FILES = ("rounds.jsonl", "summary.json")
 """The files that change during a run."""
@@ -19,8 +21,8 @@ FILES = ("rounds.jsonl", "summary.json")
 class LiveState:
     """Follows run folders, which need not exist yet."""
 
-    def __init__(self, paths: Sequence[str | Path]) -> None:
-        self._paths = list(paths)
+    def __init__(self, paths: Sequence[str | Path], rank_by: str = DEFAULT_METRIC) -> None:
+        self._paths, self._rank_by = list(paths), rank_by
         self._lock = threading.Lock()
         self._seen: tuple[object, ...] = ("nothing",)
         self._content: dict[str, Any] = {}
@@ -68,8 +70,13 @@ class LiveState:
             loaded = load_runs(folders)
         except UserError as error:
             return Document("fedskew", [], None, [str(error)]), "waiting"
+        try:
+            shown = document(loaded, with_features=False, rank_by=self._rank_by)
+        except UserError as error:  # for instance AUROC, which no run has before its end
+            ranked = document(loaded, with_features=False)
+            shown = replace(ranked, problems=[*ranked.problems, f"ranked by accuracy: {error}"])
         done = sum(run.finished for run in loaded.runs)
         going = [f"{run.config.method} seed {run.seed}: round {run.history[-1].round}"
                  for run in loaded.runs if not run.finished and run.history]  # fmt: skip
         status = f"{done} of {len(loaded.runs)} runs finished" if len(loaded.runs) > 1 else ""
-        return document(loaded, with_features=False), ", ".join(filter(None, [status, *going[:3]])) or "finished"
+        return shown, ", ".join(filter(None, [status, *going[:3]])) or "finished"

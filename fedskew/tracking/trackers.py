@@ -56,6 +56,8 @@ class Tracker(Callback):
 
     def on_end(self, result: Result) -> None:
         if self._open:  # a run that was already finished is not logged again
+            if result.auroc is not None:
+                self.log({"test/auroc": result.auroc}, result.rounds)
             self.end(result)
             self._open = False
 

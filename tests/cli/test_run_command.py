@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,13 @@ def test_a_method_with_stages_names_them(cli):
 def test_the_saved_configuration_is_complete(cli):
     told = cli(*TINY, "--json", "--out", "here").json
     assert yaml.safe_load(Path("here/config.yaml").read_text()) == told["config"]
+
+
+def test_a_run_shows_the_metric_requested_first(cli):
+    command = ("run", "--method", "fedavg", "--rounds", "2", "--clients", "4", "--local-epochs", "1", "--quiet")
+    out = cli(*command, "--rank-by", "balanced-accuracy").out
+    assert out.index("balanced accuracy") < out.index("\naccuracy")
+    assert re.search(r"AUROC +0\.\d{3}", out)
+    summary = cli(*command, "--json").json
+    assert f"balanced accuracy  {100 * summary['final']['mean_class']:.1f} %" in out
+    assert summary["auroc"] > 0.5

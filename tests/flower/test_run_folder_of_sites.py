@@ -129,6 +129,7 @@ def test_only_sites_that_contributed_are_named_as_trained_on(tmp_path: Path, cap
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["sites"] == {"site-0": 2, "site-1": 0, "site-2": 1}
     assert summary["tested_by"] == ["site-0", "site-2"]
+    assert "auroc" not in summary, "the probabilities of samples stay at the sites"
     assert "trained by 1 of 3 sites in every round, site-1 in no rounds, site-2 in 1 round;" in caplog.text
     assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "model")]) == 0
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")

@@ -76,6 +76,16 @@ def test_nothing_new_is_said_in_a_few_bytes(tmp_path: Path) -> None:
     assert live.current(0) == told
 
 
+def test_runs_in_progress_are_ranked_by_accuracy_until_they_have_auroc(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    live = LiveState([tmp_path / "run"], "auroc")
+    assert "ranked by accuracy" not in live.current(0)["body"]
+    (tmp_path / "run" / "summary.json").unlink()
+    body = live.current(0)["body"]
+    assert "ranked by accuracy" in body
+    assert "AUROC is computed when a run is finished" in body
+
+
 def test_other_names_paths_and_verbs_are_refused(served: LiveServer) -> None:
     assert get(served.url, "/", host="evil.example:8765")[0] == 403
     assert get(served.url, "/", host="localhost:1")[0] == 200

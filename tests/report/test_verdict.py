@@ -42,6 +42,13 @@ def test_fewer_than_three_seeds_are_not_tested(seeds: int, seen: str) -> None:
     assert "interval" not in text
 
 
+def test_what_a_test_needs_is_stated_once() -> None:
+    runs = [made_up(method, 0, [share] * 2) for method, share in (("fedavg", 0.2), ("fedvls", 0.6), ("fedlmd", 0.4))]
+    text = said(*runs)
+    assert text.count("a test needs at least 3 seeds") == 1
+    assert "fedvls gains 40.0 points over fedavg." in text
+
+
 def test_a_difference_within_the_spread_is_not_significant() -> None:
     runs = [made_up("fedavg", s, [0.5 + d, 0.5]) for s, d in enumerate((0.1, -0.1, 0.05))]
     runs += [made_up("fedvls", s, [0.5 - d, 0.52]) for s, d in enumerate((0.1, -0.1, 0.05))]

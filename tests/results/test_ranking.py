@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from made_up_runs import made_up
+from sklearn.metrics import roc_auc_score
 
 import fedskew as fs
+from fedskew.engine import DeviceSamples
 from fedskew.errors import UserError
 from fedskew.metrics.confusion import Evaluation
 from fedskew.results import Result, compare_runs, load_run
@@ -98,6 +101,25 @@ def test_a_bound_without_auroc_does_not_matter(runs: list[Result]) -> None:
         "fedavg",
         "local-only",
     ]
+
+
+def test_auroc_of_a_run_is_that_of_its_model_by_scikit_learn() -> None:
+    fed = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.5))
+    run = fs.run(fed, "fedavg", rounds=2, local_epochs=1)
+    test = fed.dataset.test
+    normalised = DeviceSamples(fed.dataset, test, torch.device("cpu")).inputs(torch.arange(len(test.y)))
+    with torch.no_grad():
+        probabilities = run.model.eval()(normalised).double().softmax(dim=1).numpy()
+    reference = roc_auc_score(test.y, probabilities, multi_class="ovr", average="macro")
+    assert run.auroc == pytest.approx(reference, abs=1e-6), "batches of another size may round otherwise"
+
+
+def test_a_run_that_was_stopped_early_has_auroc() -> None:
+    fed = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.5))
+    stop = fs.EarlyStopping(patience=1, min_delta=1.0)
+    run = fs.run(fed, "fedavg", rounds=5, local_epochs=1, callbacks=[stop])
+    assert run.stopped_early
+    assert run.auroc is not None
 
 
 def test_runs_are_ranked_by_auroc_just_run_or_read(tmp_path: Path) -> None:

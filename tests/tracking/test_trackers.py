@@ -47,6 +47,7 @@ def test_tensorboard_reads_every_round(tmp_path: Path) -> None:
     accuracies = events.Scalars("test/accuracy")
     assert [event.step for event in accuracies] == [1, 2, 3]
     assert accuracies[-1].value == pytest.approx(result.accuracy)
+    assert [(event.step, event.value) for event in events.Scalars("test/auroc")] == [(3, pytest.approx(result.auroc))]
     assert "configuration/text_summary" in events.Tags()["tensors"]
 
 

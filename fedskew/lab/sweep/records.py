@@ -19,7 +19,7 @@ from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.lab.sweep.job import Job, has_stages, identity
 from fedskew.metrics.confusion import Evaluation
-from fedskew.metrics.summary import Curve, CurveSummary
+from fedskew.metrics.summary import Curve, CurveSummary, mean_of_last
 
 FORMAT = 1
 _DIGITS = 5
@@ -123,6 +123,12 @@ class Record:
             found = self.content.get("auroc") if self.rounds <= rounds else None
             return None if found is None else float(found)
         return until(self._points(measure), rounds)[-1][1] if measure in self.content else None
+
+    def mean_of_last(self, measure: str) -> float:
+        """Mean of a measure such as `macro_f1` over the last rounds (`mean_last`); of AUROC, only the final value."""
+        if measure == "auroc":
+            return float(self.content["auroc"])
+        return mean_of_last(self._points(measure), self.config.mean_last).accuracy
 
     def domain_curve(self, domain: str) -> list[tuple[int, float]] | None:
         """Accuracy on one domain. None if the data do not have it."""

@@ -29,7 +29,9 @@ from fedskew.experiment.config.values import integer, read_yaml, real
 from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.sweep.job import CIRCUMSTANCES, Job
 from fedskew.lab.sweep.records import Outcome, Record
+from fedskew.lab.sweep.table import measured_name
 from fedskew.methods import make_method
+from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 JOURNAL = "search.jsonl"
 _VALIDATION = 0.2
@@ -48,12 +50,16 @@ class Search:
     space: Mapping[str, Any]
     seeds: Sequence[int]
     validation: float
+    metric: RankingMetric = METRICS[DEFAULT_METRIC]
+    """What points are scored by."""
 
     @property
     def name(self) -> str:
         """Identifies the search; it changes if new trials could not be compared with old ones."""
         base = {key: value for key, value in self.base.to_mapping().items() if key not in _NO_MATTER}
         judged = [base, self.space, list(self.seeds), self.validation]
+        if self.metric.name != DEFAULT_METRIC:
+            judged.append(self.metric.name)
         return hashlib.sha256(json.dumps(judged, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
@@ -76,7 +82,12 @@ class Search:
         return [replace(job, label=f"best, {job.label}", validation=None) for job in jobs]
 
 
-def read_search(path: str | Path, values: Mapping[str, Any], seeds: str | int | None = None) -> Search:
+def read_search(
+    path: str | Path,
+    values: Mapping[str, Any],
+    seeds: str | int | None = None,
+    metric: RankingMetric = METRICS[DEFAULT_METRIC],
+) -> Search:
     content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: expected a mapping of keys to values, one of them 'search'")
@@ -90,7 +101,7 @@ def read_search(path: str | Path, values: Mapping[str, Any], seeds: str | int | 
         base = with_values(Config.from_mapping(keys), values)
         number = integer(1)("seeds", listed if seeds is None else seeds)
         fraction = real(above=0, below=1)("validation", part)
-        search = Search(base, dict(space), range(base.seed, base.seed + number), fraction)
+        search = Search(base, dict(space), range(base.seed, base.seed + number), fraction, metric)
         _check(search)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
@@ -126,8 +137,8 @@ class Found:
     number: int
     """The trial's number, as in the labels of its runs."""
     values: dict[str, Any]
-    validation_accuracy: float
-    """What trials are selected by: see `mean_accuracy`."""
+    score: float
+    """What trials are selected by: see `mean_score`."""
     trials: int
     failed: int
 
@@ -149,8 +160,8 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
             ended = [outcomes[job.identity] for job in search.jobs(trial.number, point)]
             if not any(outcome.status == "stopped" for outcome in ended):
                 trial.set_user_attr("values", point)
-                accuracy = _accuracy(ended)
-                study.tell(trial, accuracy, optuna.trial.TrialState.FAIL if accuracy is None else None)
+                score = _score(ended, search.metric)
+                study.tell(trial, score, optuna.trial.TrialState.FAIL if score is None else None)
         if any(outcome.status == "stopped" for outcome in outcomes.values()):
             break
     return _best(study, optuna)
@@ -178,15 +189,16 @@ def _suggested(trial: Any, key: str, values: Any) -> Any:
     return trial.suggest_float(key, float(low), float(high), log=log)
 
 
-def _accuracy(outcomes: Sequence[Outcome]) -> float | None:
-    """The value of a trial; None if a run failed."""
-    records = [o.record for o in outcomes if o.status == "finished" and o.record is not None]
-    return mean_accuracy(records) if len(records) == len(outcomes) else None
+def _score(outcomes: Sequence[Outcome], metric: RankingMetric) -> float | None:
+    """The value of a trial; None if a run failed or its model gives no finite value."""
+    finished = [o.record for o in outcomes if o.status == "finished" and o.record is not None]
+    records = [record for record in finished if measured_name(metric) in record.content]
+    return mean_score(records, metric) if len(records) == len(outcomes) else None
 
 
-def mean_accuracy(records: Sequence[Record]) -> float:
-    """Mean over seeds of the mean accuracy of the last rounds (`mean_last`), since single rounds swing."""
-    return fmean(record.summary().mean_last.accuracy for record in records)
+def mean_score(records: Sequence[Record], metric: RankingMetric) -> float:
+    """Mean over seeds of the mean of the last rounds (`mean_last`), since single rounds swing."""
+    return fmean(record.mean_of_last(measured_name(metric)) for record in records)
 
 
 def _optuna() -> Any:

@@ -11,7 +11,8 @@ import pytest
 from fedskew.errors import UserError
 from fedskew.lab.sweep.job import Job, merge_jobs
 from fedskew.lab.sweep.records import Outcome, Record
-from fedskew.lab.sweep.search import Found, mean_accuracy, read_search, search_with_optuna
+from fedskew.lab.sweep.search import Found, mean_score, read_search, search_with_optuna
+from fedskew.results.ranking import METRICS
 
 pytest.importorskip("optuna")
 
@@ -58,13 +59,11 @@ def test_the_best_point_of_all_trials_is_found_and_a_search_continues(file: Path
     found = search_with_optuna(search, 12, 3, tmp_path / "s", run)
     assert found.trials + found.failed == 12
     assert len(ran) == 12 * 2
-    assert found.validation_accuracy == max(
-        job.config.local_epochs / 10 for job in ran if job.config.method_params["mu"] <= 0.3
-    )
+    assert found.score == max(job.config.local_epochs / 10 for job in ran if job.config.method_params["mu"] <= 0.3)
     best = [job for job in ran if job.label.startswith(f"trial {found.number} seed")]
     assert len(best) == 2
     records = [outcome.record for outcome in judged(best).values()]
-    assert found.validation_accuracy == mean_accuracy([record for record in records if record is not None])
+    assert found.score == mean_score([record for record in records if record is not None], search.metric)
     assert {job.validation for job in ran} == {0.25}
     assert all(0.001 <= job.config.method_params["mu"] <= 1 and 1 <= job.config.local_epochs <= 3 for job in ran)
     assert {job.config.average for job in ran} == {"samples", "uniform"}
@@ -72,6 +71,32 @@ def test_the_best_point_of_all_trials_is_found_and_a_search_continues(file: Path
     again = search_with_optuna(search, 14, 3, tmp_path / "s", run)
     assert len(ran) == 2 * 2
     assert again.trials + again.failed == 14
+
+
+def test_points_are_scored_by_the_metric_requested(file: Path, tmp_path: Path) -> None:
+    search = read_search(file, {}, metric=METRICS["macro-f1"])
+    assert search.name != read_search(file, {}).name, "trials by another metric are not mixed"
+
+    def run(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+        return {
+            job.identity: Outcome(
+                "finished",
+                Record(
+                    {
+                        "config": job.config.to_mapping(),
+                        "rounds": [1],
+                        "accuracy": [job.config.local_epochs / 10],
+                        "macro_f1": [1 - job.config.local_epochs / 10],
+                    }
+                ),
+            )
+            for job in jobs
+        }
+
+    search = replace(search, space={"local_epochs": [3, 1]})
+    found = search_with_optuna(search, 12, 3, tmp_path / "s", run)
+    assert found.values["local_epochs"] == 1, "the least accurate point has the best macro F1"
+    assert found.score == 0.9
 
 
 def test_the_last_word_has_the_test_set(file: Path) -> None:
