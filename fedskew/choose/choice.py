@@ -114,6 +114,8 @@ def choose(
     if spent.unit == "rounds":
         choose_plan(spent, Costs.counted(field), field, base.lr, base.rounds, 1)
     federation = split(base)
+    for note in federation.notes:
+        watching.on_notice(note)
     fraction = validation_fraction(int(federation.sizes.sum()))
     prepare(base, hold_out(federation, fraction, base.seed))  # refuses wrong settings before any folder is made
     folder = Path(out) if out else Path("runs") / _name(base, field)

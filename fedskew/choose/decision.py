@@ -102,7 +102,7 @@ def _cost(one: Finalist) -> str:
     ]
     extra = f" ({one.extra_compute} per step)" if one.extra_compute != "none" else ""
     cost = f"costs {', '.join(costs)} of FedAvg{extra}" if costs else "costs no more than FedAvg"
-    return f"{cost}, and reveals {one.reveals} about a site's labels"
+    return f"{cost}. Beside its updates, it reveals {one.reveals} about a site's labels"
 
 
 def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:

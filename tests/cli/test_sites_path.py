@@ -35,3 +35,13 @@ def test_from_counts_to_a_chosen_method(cli):
     assert run.classes == ("pneumonia", "fracture", "stroke", "migraine")
     assert run.label_counts is not None
     assert run.label_counts.tolist() == [[820, 35, 0, 0], [0, 610, 12, 0], [4, 0, 390, 150]]
+
+
+def test_choose_says_what_was_scaled(cli):
+    Path("sites.csv").write_text("site,flu,cold\nRome,3000,40\nOslo,50,6000\n")
+    split = ("--data", "digits", "--partition", "counts", "--set", "partition.path=sites.csv")
+    outcome = cli("choose", *split, *QUICK)
+    assert outcome.status == 0, outcome.err
+    told = " ".join(outcome.err.split())
+    assert "classes of digits stand in for yours: flu = 0, cold = 1" in told
+    assert "counts scaled by 0.0" in told
