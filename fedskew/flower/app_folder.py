@@ -19,7 +19,7 @@ from fedskew.flower.settings import FederationSettings
 
 PACKAGE = "federation_app"
 _ELSEWHERE = ("data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local")
-"""Keys of a simulated run that a federation does not use, or that are written separately."""
+"""Keys of a simulation that a federation does not use, or that are written separately."""
 
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:

@@ -1,7 +1,7 @@
-"""X.509 certificates and node keys, in the forms that Flower 1.41 and strict TLS clients take.
+"""X.509 certificates and node keys, in the forms that Flower 1.41 and strict TLS clients accept.
 
-Python 3.13's TLS refuses certificates without key identifiers and key usage, hence those extensions. Flower takes
-node keys in OpenSSH's form on a NIST curve.
+Python 3.13 refuses certificates without key identifiers and key usage, so ours have these extensions. Flower accepts
+node keys in OpenSSH's format, on a NIST curve.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _AUTHORITY_DAYS = 3650
 _RENEWAL = timedelta(days=30)
 _CLOCK_SKEW = timedelta(minutes=5)
-"""Certificates are valid from a little before now: the clocks of a federation's machines differ."""
+"""Certificates are valid from this long before now, because the clocks of the machines differ."""
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -61,7 +61,7 @@ def new_authority() -> tuple[x509.Certificate, Key]:
 
 
 def load_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, Key]:
-    """One that `new_authority` made; ValueError if its halves are damaged or do not belong together."""
+    """Load an authority. Raises ValueError if a file is damaged or they do not belong together."""
     authority = x509.load_pem_x509_certificate(certificate)
     private = load_pem_private_key(key, password=None)
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != authority.public_key():
@@ -85,7 +85,7 @@ def issue(authority: x509.Certificate, authority_key: Key, hosts: Iterable[str],
 
 
 def certificate_hosts(certificate: bytes) -> tuple[str, ...]:
-    """The names and addresses of a server's certificate; none once it is due for renewal."""
+    """The names and addresses in a server's certificate; none if it must be renewed."""
     loaded = x509.load_pem_x509_certificate(certificate)
     if loaded.not_valid_after_utc - datetime.now(UTC) < _RENEWAL:
         return ()

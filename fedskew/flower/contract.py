@@ -1,7 +1,7 @@
-"""The agreement of all sites of a federation: class names, the form of an input, and normalisation.
+"""The contract of a federation: the class names, the form of an input, and the normalisation at all sites.
 
-Classes are a set of names, numbered in the order of the contract. A site may lack some of them, or list them in
-another order: its labels are renumbered by name.
+Classes are numbered in the order of the contract. A site may lack some classes or list them in another order. Its
+labels are renumbered by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedskew.errors import UserError
 
 _SHOWN = 8
 _FAR = 5.0
-"""Standard deviations between a site's mean of a column and the contract's from which a warning is given."""
+"""A column gives a warning if its mean at the site is more than so many standard deviations from the contract's."""
 
 Array = npt.NDArray[np.generic]
 Scaling = tuple[tuple[float, float], ...]
@@ -26,7 +26,7 @@ Scaling = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Contract:
-    """The agreement."""
+    """What the data of all sites must have in common."""
 
     kind: Kind
     classes: tuple[str, ...]
@@ -97,7 +97,7 @@ class Contract:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     def admit(self, dataset: Dataset) -> Dataset:
-        """A site's data with the federation's classes and scaling; a UserError lists all differences."""
+        """A site's data with the federation's classes and scaling; raises a UserError that lists all differences."""
         if differences := self._differences(dataset):
             raise UserError(f"the data do not keep the federation's contract: {'; '.join(differences)}")
         dataset = self._ordered(dataset)
@@ -118,7 +118,7 @@ class Contract:
         )
 
     def warnings(self, dataset: Dataset) -> list[str]:
-        """Columns of a table that lie so far from the contract's that they may be in other units."""
+        """Warnings about columns whose mean is so far from the contract's that they may be in other units."""
         if not self.scaling or not dataset.scaling or len(dataset.scaling) != len(self.scaling):
             return []
         names = self.columns or tuple(f"number {place}" for place in range(1, len(self.scaling) + 1))
@@ -140,7 +140,7 @@ class Contract:
         return replace(dataset, train=train, test=test, scaling=scaling, columns=self.columns)
 
     def _scaled(self, x: Array, own: Scaling) -> Array:
-        """A table's columns by the federation's mean and deviation instead of the site's own."""
+        """A table's columns, scaled with the federation's means and deviations in place of the site's."""
         if not self.scaling or own == self.scaling:
             return x
         mean, std = np.array(own or ((0.0, 1.0),)).T

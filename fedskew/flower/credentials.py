@@ -1,8 +1,8 @@
 """The keys of a test federation, as files.
 
-    ca.pem, ca.key              the authority; its key signs server certificates and is needed nowhere else
-    server.pem, server.key      what the SuperLink, or the proxy in front of it, shows to sites and operators
-    sites/NAME/                 all that one site needs: ca.pem, node.key, node.pub
+    ca.pem, ca.key              the authority; its key is needed only to sign server certificates
+    server.pem, server.key      the certificate of the SuperLink, or of the proxy in front of it
+    sites/NAME/                 the files of one site: ca.pem, node.key, node.pub
 
 TLS proves the server's identity to the sites; a node's key proves the site's identity to the server.
 """
@@ -79,10 +79,10 @@ class Credentials:
 def make_credentials(
     folder: str | Path, sites: Sequence[str], hosts: Iterable[str] = (), days: int = 365
 ) -> Credentials:
-    """Make what is missing for these sites and for a server under these names, `days` valid.
+    """Make the missing files for these sites, and for a server with these names, valid for `days`.
 
-    What is there stays, so that a site can be added to a running federation; the server's certificate is made anew
-    if a name is new to it or its last month has begun.
+    Existing files stay, so a site can be added to a running federation. The server's certificate is replaced if it
+    lacks a name or expires within a month.
     """
     _check_sites(sites)
     if days < 1:
@@ -122,7 +122,7 @@ def _make_server(made: Credentials, hosts: list[str], days: int) -> None:
     authority, authority_key = _authority(made)
     known: tuple[str, ...] = ()
     if made.certificate.exists() and made.key.exists():
-        with _naming(made.certificate):
+        with _report_damage(made.certificate):
             known = certificates.certificate_hosts(_read(made.certificate))
     if set(hosts) <= set(known):
         return
@@ -132,10 +132,10 @@ def _make_server(made: Credentials, hosts: list[str], days: int) -> None:
 
 
 def _authority(made: Credentials) -> tuple[Certificate, certificates.Key]:
-    """The one in the folder, or a new one."""
+    """The authority in the folder, or a new one."""
     halves = (made.authority, made.authority_key)
     if any(half.exists() for half in halves):
-        with _naming(made.authority_key):
+        with _report_damage(made.authority_key):
             return certificates.load_authority(*map(_read, halves))
     authority, key = certificates.new_authority()
     _write(made.authority_key, certificates.key_pem(key), SECRET)
@@ -156,7 +156,7 @@ def _make_node(made: Credentials, site: str) -> None:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _report_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:

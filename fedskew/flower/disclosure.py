@@ -1,4 +1,4 @@
-"""What a federation's settings make a site reveal, in words: for `--check`, the app's README and the model card."""
+"""Describes what a site reveals under a federation's settings, for `--check`, the app's README and the model card."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def disclosures(settings: FederationSettings, config: Config) -> list[str]:
     return [
         f"{config.method} sends: {', '.join(sends)}{loss}",
         f"tests: {TESTS[settings.site_metrics]}",
-        f"the server learns of its labels: {learned_labels(settings, config)}",
+        f"the server learns about its labels: {learned_labels(settings, config)}",
         f"privacy: {describe_privacy(settings, config.rounds)}",
     ]
 

@@ -9,29 +9,29 @@ from typing import Any
 
 _LENGTH = struct.Struct(">Q")
 _PIECE = 2**20
-"""Memory is allocated as bytes arrive: a length is only a claim of the other side."""
-_MOST_FACTS = 2**30
+"""Bytes per read. Memory is allocated as bytes arrive, because the sender's length may be wrong."""
+_LARGEST_FACTS = 2**30
 
 
 def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -> None:
     body = json.dumps(facts).encode()
     to.sendall(_LENGTH.pack(len(body)) + _LENGTH.pack(len(payload)) + body)
-    if payload:  # the other side, which has all it waits for, may be gone already
+    if payload:  # without a payload, the receiver may have closed already
         to.sendall(payload)
 
 
 def receive_frame(from_: socket.socket) -> tuple[dict[str, Any], bytes]:
     """Read one frame. Raises EOFError if the connection ends early, and ValueError if the frame is not ours."""
-    body, payload = (int(_LENGTH.unpack(_exactly(from_, _LENGTH.size))[0]) for _ in range(2))
-    if body > _MOST_FACTS:
-        raise ValueError(f"facts of {body} bytes; expected at most {_MOST_FACTS}")
-    facts = json.loads(_exactly(from_, body))
+    body, payload = (int(_LENGTH.unpack(_receive(from_, _LENGTH.size))[0]) for _ in range(2))
+    if body > _LARGEST_FACTS:
+        raise ValueError(f"facts of {body} bytes; expected at most {_LARGEST_FACTS}")
+    facts = json.loads(_receive(from_, body))
     if not isinstance(facts, dict):
         raise ValueError("facts that are not a JSON object")
-    return facts, bytes(_exactly(from_, payload))
+    return facts, bytes(_receive(from_, payload))
 
 
-def _exactly(from_: socket.socket, count: int) -> bytearray:
+def _receive(from_: socket.socket, count: int) -> bytearray:
     content = bytearray()
     while len(content) < count:
         received = from_.recv(min(_PIECE, count - len(content)))

@@ -2,9 +2,9 @@
 
     python -m fedskew.flower.guardian MARK      # waits until its standard input is closed
 
-All processes of a trial carry a mark in their environment, which their descendants inherit, even those that Flower
-detaches. The guardian waits for the process that started it, which holds the other end of a pipe, and then kills
-whatever still carries the mark.
+All processes of a trial have a mark in their environment, which their descendants inherit, even those that Flower
+detaches. The guardian waits for the end of the process that started it, which holds the other end of a pipe. Then it
+kills all processes that have the mark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 0.1
 
 
 def start_guardian(mark: str) -> subprocess.Popen[bytes]:
-    """A guardian of the processes with this mark; it acts when its standard input is closed."""
+    """Start a guardian of the processes with this mark. It acts when its standard input is closed."""
     command = [sys.executable, "-m", "fedskew.flower.guardian", mark]
     plain = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return subprocess.Popen(
@@ -32,7 +32,7 @@ def start_guardian(mark: str) -> subprocess.Popen[bytes]:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """The processes that carry this mark, where the system shows environments (Linux)."""
+    """The processes with this mark, on systems that show environments (Linux)."""
     wanted = os.fsencode(f"{VARIABLE}={mark}")
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -43,7 +43,7 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def end_marked_processes(mark: str) -> None:
-    """Kill them, with those that they start meanwhile."""
+    """Kill the processes with this mark, and those that they start meanwhile."""
     for _ in range(_PASSES):
         marked = marked_processes(mark)
         if not marked:

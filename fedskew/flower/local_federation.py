@@ -1,4 +1,4 @@
-"""A whole federation on one machine, for trials: separate processes with real TLS and node keys.
+"""A whole federation on one machine, for trials: separate processes, with real TLS and node keys.
 
 FOLDER/
   keys/       authority, server certificate and node keys
@@ -52,7 +52,7 @@ class LocalFederation:
         self._lock: FolderLock | None = None
 
     def __enter__(self) -> Self:
-        """Take the folder over from a trial that was killed; refuse a folder in which another one runs."""
+        """End what is left of a trial that was killed; refuse a folder in which another trial runs."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FolderLock(self.folder / ".lock")
         end_marked_processes(str(self.folder))
@@ -65,13 +65,13 @@ class LocalFederation:
         runs = [run.process for run in self._runs if run.process is not None]
         terminate_all([*([self.superlink] if self.superlink else []), *self.nodes.values(), *self._others, *runs])
         if self._guardian is not None:
-            self._guardian.communicate()  # it ends what the others left behind
+            self._guardian.communicate()  # it ends what is left
         if self._lock is not None:
             self._lock.release()
 
     @property
     def environment(self) -> dict[str, str]:
-        """Flower's files apart from those of the user, and the mark by which the guardian knows these processes."""
+        """A separate place for Flower's files, and the mark by which the guardian finds these processes."""
         forks = {FORK_SERVER: str(fork_server_path(self.folder))} if self._forks_workers else {}
         return {"FLWR_HOME": str(self.folder / "flower"), VARIABLE: str(self.folder), **forks}
 
@@ -99,7 +99,7 @@ class LocalFederation:
         return self.folder / "superlink.db"
 
     def start_superlink(self) -> None:
-        """Start the SuperLink; one that was killed finds the registered keys in its database."""
+        """Start the SuperLink. After a crash, it finds the registered keys in its database."""
         if self.superlink is not None:
             self.superlink.kill()
         self.superlink = self._started("superlink", self.superlink_command())

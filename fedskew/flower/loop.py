@@ -1,8 +1,7 @@
 """The rounds of a federation across machines.
 
-A message to a site costs seconds, whatever is in it. So round r is not tested in messages of its own: the sites test
-its model in the same messages that have them train round r + 1, which starts from that model. Only the last round of a
-stage is tested by itself.
+Every message to a site takes seconds. So the sites test the model of round r and train round r + 1, which starts from
+that model, in reply to one message. Only the last round of a stage is tested with separate messages.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from fedskew.methods import Stage
 
 @dataclass(frozen=True)
 class RequestedRound:
-    """A round that the sites were asked to train."""
+    """A round that the sites have trained, not checked yet."""
 
     plan: RoundPlan
     answers: Answers
     tests: Replies
-    """What the sites report about the model that the round starts from."""
+    """The sites' reports on the model that the round starts from."""
     absent: list[str]
     """Names of the sites that were not connected."""
 
@@ -48,7 +47,7 @@ class TrainedRound:
     plan: RoundPlan
     result: RoundResult
     failures: dict[int, str]
-    """Sites whose updates were left out, with the reason."""
+    """Sites whose updates were discarded, with the reason."""
     absent: list[str]
 
 
@@ -92,9 +91,9 @@ class FederatedRounds:
         return aggregated.after, replace(row, **evaluation, time=clock.laps, seconds=clock.total)
 
     def _train(self, stage: Stage, state: RunState) -> TrainedRound:
-        """Have the round trained, again if too few updates come back.
+        """Train the round, and repeat it if there are too few updates.
 
-        Its answers are freed when this returns: they hold all sites' updates, and the next round's will come.
+        When this returns, the replies are freed, before those of the next round arrive.
         """
         requested, self._requested = self._requested, None
         for attempt in range(1, self._settings.attempts + 1):
@@ -107,22 +106,22 @@ class FederatedRounds:
                 result = self._training.result(plan, found.updates)
                 return TrainedRound(plan, result, found.failures, requested.absent)
             number = plan.work.key.round + 1
-            self._sites.log(f"round {number}: {found.finite} of {enough} updates needed came; attempt {attempt}")
+            self._sites.log(f"round {number}: {found.finite} of {enough} required updates arrived in attempt {attempt}")
             requested = None
         raise UserError(
-            f"round {number} failed {self._settings.attempts} times for want of good updates; the run can be started "
-            "again and goes on from here"
+            f"round {number} had too few good updates in every attempt ({self._settings.attempts}); start the run "
+            "again to resume from here"
         )
 
     def _evaluate_and_train_next(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:
-        """Test the round's model, where that is due, in the messages that have the next round trained."""
+        """Test the round's model if that is due, with the same messages that train the next round."""
         evaluation, labels = self._server.site_evaluation, plan.stage.labels
         if not self._server.evaluation.is_due(plan, aggregated.after):
             return {}
         replies: Replies = {}
         question = evaluation.question(labels, plan.stage.concatenates)
         if question is not None and aggregated.after.stage_round > 0:
-            self._sites.refresh()  # nobody is waited for
+            self._sites.refresh()  # does not wait for missing sites
             self._requested = self._request(self._server.plan(plan.stage, aggregated.after), question)
             replies = self._requested.tests
         model = aggregated.model.model
@@ -136,7 +135,7 @@ class FederatedRounds:
         return RequestedRound(plan, *self._training.request(plan, question), absent)
 
     def _row(self, trained: TrainedRound, aggregated: Aggregated) -> RoundRow:
-        """The round's row, with the reasons why sites were left out, and without what the sites do not share."""
+        """The round's row, with the reasons why updates were discarded, and without what the sites do not share."""
         row, failures = self._server.record(trained.plan, trained.result, aggregated), trained.failures
         return replace(
             row,

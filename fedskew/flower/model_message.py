@@ -1,4 +1,4 @@
-"""Models and results as named tensors in messages."""
+"""Models and results as the named tensors of messages."""
 
 from __future__ import annotations
 

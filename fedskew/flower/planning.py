@@ -1,4 +1,4 @@
-"""From an operator's choices to the settings of a federation, all checked before anything is written."""
+"""Turns an operator's choices into the settings of a federation, and checks them before anything is written."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
     """The configuration with every default resolved, for data that keep the contract."""
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
-    anybody = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
-    prepared = prepare(config, anybody)
+    federation = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
+    prepared = prepare(config, federation)
     refuse_unfit(prepared.method, prepared.config)
     return prepared.config
 

@@ -1,4 +1,4 @@
-"""Flower's programs as child processes: each has a log, is watched, and is ended whatever happens."""
+"""Flower's programs as child processes, each with a log. They end with the process that started them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedskew.errors import UserError
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
 _LOG_SECONDS = 1.0
-"""How long the log of a process that ended may stay open: what it started may hold on to the pipe."""
+"""Wait for the rest of a log after its process ended. Processes that it started may keep the pipe open."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -31,23 +31,23 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Flower reports nothing to its makers, and installs nothing."""
+"""Settings with which Flower sends no usage reports and installs nothing."""
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with this Python's commands first on the PATH: Flower's programs start one another by name."""
+    """This environment with the commands of this Python first on the PATH, where Flower's programs find one another."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, **QUIET, "PATH": path, **own}
 
 
 class Process:
-    """A program with its log, in which every line has a timestamp and no colours."""
+    """A program and its log, whose lines have a timestamp and no colours."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.name, self.log = name, log
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.began_at = log.stat().st_size if log.exists() else 0
-        """Where in its log this process begins."""
+        """Position in the log at which the output of this process begins."""
         whole = environment(env)
         command = [shutil.which(command[0], path=whole["PATH"]) or command[0], *command[1:]]
         self._process = subprocess.Popen(
@@ -57,7 +57,7 @@ class Process:
             stdin=subprocess.DEVNULL,
             env=whole,
             umask=0o077,  # models and keys stay private
-            start_new_session=True,  # Ctrl-C reaches only us: we end the others in order
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends the others in order
         )
         self._writer = threading.Thread(target=self._write_log, args=(open_private(log),), daemon=True)
         self._writer.start()
@@ -78,14 +78,14 @@ class Process:
         return self._process.poll() is None
 
     def output(self) -> str:
-        """All output since it was started."""
+        """All output of this process."""
         self.complete_log()
         with self.log.open(encoding="utf-8", errors="replace") as file:
             file.seek(self.began_at)
             return file.read()
 
     def complete_log(self) -> None:
-        """If the process has ended, wait until its log has everything."""
+        """If the process has ended, wait until its log is complete."""
         if not self.running:
             self._writer.join(_LOG_SECONDS)
 

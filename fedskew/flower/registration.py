@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import click
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
@@ -20,8 +21,13 @@ def main(connection: str, keys: list[str]) -> None:
     client = init_http_client_from_connection(read_superlink_connection(connection))
     for entry in keys:
         name, _, path = entry.partition("=")
-        with flwr_cli_exc_handler():
-            response = client.RegisterNode(RegisterNodeRequest(public_key=try_load_public_key(Path(path)), name=name))
+        try:
+            with flwr_cli_exc_handler():
+                response = client.RegisterNode(
+                    RegisterNodeRequest(public_key=try_load_public_key(Path(path)), name=name)
+                )
+        except click.ClickException as error:
+            sys.exit(f"{name}: {error.message}")
         print(f"{name} is registered as SuperNode {response.node_id}")
     client.close()
 

@@ -1,8 +1,8 @@
-"""`federation.json`: the record that a federation's run folder has beyond a simulated one's.
+"""`federation.json`: the settings of a federation, in the folder of its run.
 
-It holds the settings that all rounds of a run must share. A run that continues with others, for instance without the
-privacy it began with, is refused. Where there is noise, it counts how often models were released: a round that is
-repeated after a crash is another release, and ε counts it.
+All rounds of a run must have the same settings. A run that resumes with others, for instance without its privacy, is
+refused. With noise, the file also counts how often models were released. A round that is repeated after a crash is
+another release, which ε includes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedskew.flower.settings import FederationSettings
 
 NAME = "federation.json"
 _MAY_CHANGE = ("minimum", "begin_with", "round_timeout", "grace", "grace_seconds", "attempts", "folder")
-"""Settings that do not change the model: how long the server waits, for how many sites, and where the folder is."""
+"""Settings that may change when a run resumes: how long and for how many sites the server waits, and the folder."""
 
 
 class RunRecord:
@@ -49,13 +49,13 @@ class RunRecord:
         self.releases = kept["releases"]
 
     def begin(self) -> None:
-        """Write the record into a folder that exists and is ours, or check the one that is there."""
+        """Write the record into the run's folder, or check the existing one."""
         self.check()
         if not self._path.exists():
             self._write()
 
     def release(self) -> None:
-        """Count a release, before it happens: a crash may only make the count too large."""
+        """Count a release before it happens, so that a crash can only make the count too large."""
         self.releases += 1
         self._write()
 

@@ -57,14 +57,14 @@ def main(grid: Grid, context: Context) -> None:
         status, reason = (
             ("stopped", str(error)) if mistake else ("failed", one_line(f"{type(error).__name__}: {error}"))
         )
-        say(f"{status}: {reason}")
+        log(f"{status}: {reason}")
         _write_status(context, {"status": status, "reason": reason})
         raise
     _write_status(context, {"status": "finished", "reason": ""})
 
 
 def _write_status(context: Context, status: dict[str, str]) -> None:
-    """Note how the last attempt ended, in the run's folder if there is one; this must not hide the error itself."""
+    """Record how the attempt ended, if the run has a folder. A failure to write must not hide the error itself."""
     folder = Path(os.path.expanduser(str(context.run_config.get("federation.folder") or FederationSettings.folder)))
     if not (folder / "config.yaml").exists():
         return
@@ -83,12 +83,12 @@ def run_federation(grid: Grid, context: Context) -> Result:
     record = RunRecord(folder, settings, contract)
     record.check()
     dataset = _server_data(settings, contract)
-    nobody = RemoteFederation(dataset, Sites(grid, settings.sites, {}, say), config.seed)
-    prepared = prepare(config, nobody)
+    without_sites = RemoteFederation(dataset, Sites(grid, settings.sites, {}, log), config.seed)
+    prepared = prepare(config, without_sites)
     refuse_unfit(prepared.method, prepared.config)
     terms = {"contract": contract.to_json(), "config": _without_paths(prepared)}
     times = ReplyTimes(settings.grace, settings.grace_seconds)
-    sites = Sites(grid, settings.sites, terms, say, settings.most_samples, times)
+    sites = Sites(grid, settings.sites, terms, log, settings.most_samples, times)
     federation = RemoteFederation(dataset, sites, config.seed)
     prepared = replace(prepared, federation=federation)
     server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings)
@@ -96,13 +96,13 @@ def run_federation(grid: Grid, context: Context) -> Result:
     training = SiteTraining(sites, settings, config_hash(prepared.config), kept_rounds, record.release)
     rounds = FederatedRounds(server, training, sites, settings, record)
     for warning in settings_warnings(settings, contract, prepared.config):
-        say(f"warning: {warning}")
+        log(f"warning: {warning}")
     sites.wait_for(settings.begin_with or settings.required_sites)
-    return run_prepared(prepared, folder, [_Beginning(record), Log()], server, rounds.run)
+    return run_prepared(prepared, folder, [_WriteSettings(record), LogProgress()], server, rounds.run)
 
 
 def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
-    """The form of the data, with the server's own tests where it has any."""
+    """A dataset in the contract's form, with the server's test data if it has any."""
     blank = contract.blank()
     if settings.evaluation != "server" or settings.test_data is None:
         return blank
@@ -112,17 +112,17 @@ def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
 
 
 def _without_paths(prepared: Prepared) -> dict[str, object]:
-    """The run's configuration as sites may see it."""
+    """The run's configuration without the server's paths, for the sites."""
     return prepared.config.to_mapping() | {"data_dir": None}
 
 
-def say(line: str) -> None:
-    """One line for the operator."""
+def log(line: str) -> None:
+    """Log one line for the operator."""
     _LOG.info("fedskew: %s", line)
 
 
-class _Beginning(Callback):
-    """Notes the federation's settings in the run's folder as soon as that is ours."""
+class _WriteSettings(Callback):
+    """Writes the federation's settings into the run's folder when the run begins."""
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
@@ -131,25 +131,25 @@ class _Beginning(Callback):
         self._record.begin()
 
 
-class Log(Callback):
-    """Progress in the ServerApp's log."""
+class LogProgress(Callback):
+    """Logs the progress of the run."""
 
     def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
         line = f"round {row.round} of {row.round + rounds_ahead}"
         if row.evaluation is not None:
             line += f": accuracy {100 * row.evaluation.accuracy:.2f} %"
         if row.sites:
-            line += f", tests of {', '.join(row.sites)}"
+            line += f", tested by {', '.join(row.sites)}"
         if row.loss is not None:
             line += f", loss {row.loss:.4f}"
         if row.absent:
             line += f", absent: {', '.join(row.absent)}"
-        say(f"{line}, {row.seconds:.1f} s")
+        log(f"{line}, {row.seconds:.1f} s")
 
     def on_notice(self, line: str) -> None:
-        say(line)
+        log(line)
 
     def on_end(self, result: Result) -> None:
         accuracy, sites = f"{100 * result.accuracy:.2f} %", describe_participation(result.site_rounds, result.rounds)
         testers = f", tested by {', '.join(result.site_tests)}" if result.site_tests else ""
-        say(f"finished with accuracy {accuracy}{testers}; trained by {sites}; the run is in {result.folder}")
+        log(f"finished with accuracy {accuracy}{testers}; trained by {sites}; the run is in {result.folder}")

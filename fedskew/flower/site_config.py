@@ -1,4 +1,4 @@
-"""A site's configuration: where its data are, what it agrees to report, and where it keeps state between rounds.
+"""A site's configuration: where its data are, what it agrees to report, and where it keeps its state.
 
     name: hospital-a
     data: /data/scans.npz            # or {name: patients.csv, label: diagnosis}: as for `fedskew run`
@@ -26,10 +26,10 @@ from fedskew.experiment.config.values import read_yaml
 
 @dataclass(frozen=True)
 class SiteConfig:
-    """One site, as its operator describes it."""
+    """The configuration of one site."""
 
     folder: Path
-    """Where relative paths start."""
+    """The folder that relative paths start from."""
     name: str
     data: str
     data_params: Mapping[str, Any] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""What a site lets a server ask for: questions that the method declares, code that the site knows, tests it agreed to.
+"""Checks a site's policy: requests that the method declares, code that the site allows, tests that it agreed to report.
 
-The server names the method, the model and the questions. A site checks each of them before it answers, with the code
+The server names the method, the model and the requests. The site checks each of them before it replies, with the code
 that is installed at the site.
 """
 
@@ -14,7 +14,7 @@ from fedskew.flower.wire import Facts
 from fedskew.methods import Method
 
 DETAILS = ("none", "total", "class")
-"""What a site may report of its tests, from least to most."""
+"""What a site may report of its tests, from the least to the most detailed."""
 
 
 def require_known_code(config: Config, site: SiteConfig) -> None:
@@ -29,11 +29,11 @@ def require_known_code(config: Config, site: SiteConfig) -> None:
             )
 
 
-def require_declared(question: str, method: Method) -> None:
+def require_declared(request: str, method: Method) -> None:
     """Refuse to count labels for a method that does not declare that it reveals label counts."""
     if not _reveals_label_counts(method):
         raise UserError(
-            f"the server sends a {question}, which reveals label counts; method {method.name!r} does not declare that"
+            f"the server sends a {request}, which reveals label counts; method {method.name!r} does not declare that"
         )
 
 
@@ -42,11 +42,11 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
     detail = tests["detail"]
     if detail not in DETAILS or DETAILS.index(detail) > DETAILS.index(site.metrics):
         raise UserError(
-            f"the server asks for test results by {detail!r}; this site allows metrics: {site.metrics} (site.yaml)"
+            f"the server requests test results by {detail!r}; this site allows metrics: {site.metrics} (site.yaml)"
         )
     if detail == "total" and tests["labels"] is not None and not _reveals_label_counts(method):
         raise UserError(
-            "the server asks for test results of some labels, which reveals label counts; "
+            "the server requests test results of some labels, which reveals label counts; "
             f"method {method.name!r} does not declare that"
         )
 

@@ -1,8 +1,8 @@
-"""State that a site keeps between rounds, on its disk: Flower loses a node's state when the node restarts.
+"""State that a site keeps between rounds. It is on disk, because Flower loses a node's state when the node restarts.
 
 `RUN/MODEL.round-17.safetensors` is the site's state after round 17 of that model. The server names the last round whose
-reply it received. So both sides agree on the past, even if a reply never arrived or the server resumed from an older
-checkpoint.
+reply it received. So site and server continue from the same round, even if a reply was lost or the server resumed from
+an older checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedskew.experiment.storage.files import Unreadable, read_tensors, reporting
 from fedskew.methods.parts import Tensors
 
 _RUN = re.compile(r"[A-Za-z0-9]+")
-"""It becomes a folder's name."""
+"""The run's name becomes a folder's name."""
 _ROUND = re.compile(r".*\.round-(\d+)\.safetensors")
 
 
@@ -33,7 +33,7 @@ class SiteState:
         self._folder = folder / run
 
     def read(self, model: str, round: int) -> Tensors | None:
-        """The state after that round; None if it is not here."""
+        """The state after that round; None if there is none."""
         path = self._path(model, round)
         if not path.exists():
             return None

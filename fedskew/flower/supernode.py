@@ -1,4 +1,4 @@
-"""A site's SuperNode: the checks before it starts, its command, and how it is watched."""
+"""A site's SuperNode: the checks before it starts, its command, and the reasons why it ends."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _WARNING_DAYS = 30
 
 
 def node_config(site: Path) -> str:
-    """The node configuration, by which a SuperNode's ClientApps find the site's configuration."""
+    """The node configuration, which tells ClientApps where the site's configuration is."""
     return f"site={json.dumps(str(site.resolve()))}"
 
 
 def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int, config: str | None = None) -> list[str]:
-    """The command that connects a site; Flower uses `port` of the loopback interface within the site."""
+    """The command that connects a site. Flower uses `port` on the loopback interface within the site."""
     command = [sys.executable, "-m", "fedskew.flower.node", "--superlink", superlink]
     if keys.authority.exists():
         command += ["--root-certificates", str(keys.authority.resolve())]
@@ -46,13 +46,13 @@ def require_keys(keys: NodeKeys) -> None:
     if not keys.private.is_file():
         raise UserError(f"{keys.folder} has no node.key; expected a site's folder as `fedskew federate certs` makes it")
     if os.name == "posix" and keys.private.stat().st_mode & 0o077:
-        raise UserError(f"{keys.private} can be read by others: whoever has it is this site; chmod 600 {keys.private}")
+        raise UserError(f"{keys.private} can be read by others, who could pose as this site; chmod 600 {keys.private}")
 
 
 def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
-    """Refuse a server that is absent, does not speak TLS, or has a certificate that the site's authority did not sign.
+    """Refuse a server that cannot be reached, does not use TLS, or has no valid certificate of the site's authority.
 
-    Returns when the server's certificate expires.
+    Returns the date on which the certificate expires.
     """
     host, port = _address(superlink)
     authority = str(keys.authority) if keys.authority.exists() else None
@@ -69,7 +69,7 @@ def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
             f"the certificate of {superlink} is refused ({error.verify_message}); expected one signed by {signer}"
         ) from error
     except (ssl.SSLError, ConnectionResetError) as error:
-        raise UserError(f"{superlink} does not speak TLS; expected a SuperLink or proxy with a certificate") from error
+        raise UserError(f"{superlink} does not use TLS; expected a SuperLink or proxy with a certificate") from error
     except OSError as error:
         raise UserError(f"{superlink} cannot be reached ({error.strerror or error}); expected a SuperLink") from error
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC)
@@ -82,7 +82,7 @@ def expiry_warning(superlink: str, expires: datetime) -> str | None:
         return None
     return (
         f"warning: the certificate of {superlink} expires on {expires:%Y-%m-%d}, in less than {left.days + 1} days; "
-        "its operator renews it by repeating `fedskew federate certs`, and restarts the SuperLink and the proxy"
+        "its operator can renew it with `fedskew federate certs` and must then restart the SuperLink and the proxy"
     )
 
 
@@ -99,7 +99,7 @@ def watch_certificate(superlink: str, keys: NodeKeys, log: Callable[[str], None]
 
 
 def run_supernode(command: list[str], keys: NodeKeys) -> None:
-    """Run a SuperNode until it ends, is asked to end, or gives up on the server; end its processes with it."""
+    """Run a SuperNode until it ends, is terminated, or gives up on the server. Then end its processes."""
     whole = environment({})
     program = shutil.which(command[0], path=whole["PATH"]) or command[0]
     process = subprocess.Popen(
@@ -110,11 +110,11 @@ def run_supernode(command: list[str], keys: NodeKeys) -> None:
         umask=0o077,
         start_new_session=True,
     )
-    asked_to_end = False
+    terminated = False
 
     def end(received: int, _: object) -> None:
-        nonlocal asked_to_end
-        asked_to_end = True
+        nonlocal terminated
+        terminated = True
         process.send_signal(received)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -128,13 +128,13 @@ def run_supernode(command: list[str], keys: NodeKeys) -> None:
             sys.stderr.flush()
             refused = refused or _REFUSED in line
             gave_up = any(words in line for words in _GAVE_UP)
-            if lost and not gave_up:  # the line after Flower gave up names the reason
+            if lost and not gave_up:  # the next line has the reason
                 lost = last_message(line)
                 break
-            if gave_up and not lost and not asked_to_end:
-                lost = "Flower gave up"  # and stays alive for ever, without trying again
+            if gave_up and not lost and not terminated:
+                lost = "Flower gave up"  # it would stay alive without another attempt
                 threading.Timer(_REASON_SECONDS, process.terminate).start()
-            if "Finished server process" in line:  # its helper may hold on to the pipe
+            if "Finished server process" in line:  # the SuperExec may keep the pipe open
                 break
         if lost:
             process.terminate()
@@ -148,9 +148,9 @@ def run_supernode(command: list[str], keys: NodeKeys) -> None:
             f"than a minute old; its operator runs `flwr supernode register {keys.public.name} --name NAME`"
         )
     if lost:
-        raise UserError(f"the SuperNode lost its server and gave up ({lost}); start this command again once it is back")
+        raise UserError(f"the SuperNode lost its server and gave up ({lost}); start this command again")
     if status:
-        raise UserError(f"the SuperNode ended with status {status}; its last lines say why")
+        raise UserError(f"the SuperNode ended with status {status}; see its last lines")
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -163,7 +163,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 _REFUSED = "Failed to activate SuperNode"
 _GAVE_UP = ("SSL/TLS handshake error detected", "Giving up reconnection")
-"""Flower's words when it stops trying: at once if the certificate is wrong, otherwise after some attempts."""
+"""Flower's messages when it gives up: at once if the certificate is wrong, otherwise after some attempts."""
 
 
 def _address(superlink: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Named tensors as safetensors bytes, and checks of those that others sent."""
+"""Named tensors as safetensors bytes, and checks of received ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
-"""Types that torch can compute with; for some others it cannot even tell whether they are finite."""
+"""Types that torch can compute with. For some other types it cannot check whether numbers are finite."""
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -40,7 +40,7 @@ def require_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
     if missing := sorted(set(expected) - set(tensors)):
         raise Garbled(f"it lacks tensor {missing[0]!r}")
     if foreign := sorted(set(tensors) - set(expected)):
-        raise Garbled(f"it has a tensor {foreign[0]!r} that nobody asked for")
+        raise Garbled(f"it has an unexpected tensor {foreign[0]!r}")
     for name, wanted in expected.items():
         got = tensors[name]
         if got.shape != wanted.shape or got.dtype != wanted.dtype:

@@ -1,4 +1,4 @@
-"""A federation tried out on one machine: a dataset split over sites, every one a SuperNode of its own."""
+"""A trial federation on one machine: a dataset is split over sites, each with its own SuperNode."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.flower.supervised_run import completed_rounds, run_to_end
 
 _IDLE_SECONDS = 600
-"""After which a site's worker ends: a trial may have more sites than the machine has memory for workers."""
+"""Seconds without work after which a site's worker ends and frees its memory."""
 
 
 def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> LocalFederation:
-    """Write keys, app and sites of a trial; the same again keeps what fits, so that its run goes on."""
+    """Write keys, app and sites of a trial. In a folder with the same trial, its run can resume."""
     federation = build_federation(config)
     if federation.notes:
         data = load(config.data, config.data_dir, **config.data_params)
@@ -66,7 +66,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
 
 
 def _require_same_run(folder: Path, app: Path, split: Path) -> None:
-    """Refuse to go on in a folder whose run has other settings or other data."""
+    """Refuse a folder whose run has other settings or other data."""
     settings, contract, config = read_app(app)
     run = RunFolder(settings.folder)
     if not run.config_path.exists():
@@ -78,8 +78,8 @@ def _require_same_run(folder: Path, app: Path, split: Path) -> None:
         differences.append("the split of the data")
     if differences:
         raise UserError(
-            f"{folder} holds a run that differs in {', '.join(differences)}; expected the command that it was started "
-            "with, or another folder"
+            f"{folder} holds a run that differs in {', '.join(differences)}; expected the command that started it, "
+            "or another folder"
         )
 
 
@@ -114,7 +114,7 @@ def _site(client: int, name: str, config: Config, settings: FederationSettings) 
 
 
 def run_folder(trial: LocalFederation) -> RunFolder:
-    """Where the trial's run lies."""
+    """The folder of the trial's run."""
     return RunFolder(read_app(trial.app)[0].folder)
 
 

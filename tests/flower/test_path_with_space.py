@@ -26,7 +26,7 @@ def test_a_superlink_registers_keys_where_flower_lies_in_a_path_with_a_space(
     with LocalFederation(folder, folder / "app", keys, ["north"]) as local:
         local.start_superlink()
         local.register()
-        with pytest.raises(UserError, match=r"did not register the key of north: .*[Pp]ublic key already in use"):
+        with pytest.raises(UserError, match=r"did not register the sites' keys: north: .*[Pp]ublic key already in use"):
             local.register()
 
 

@@ -67,7 +67,7 @@ def test_the_site_command_checks_data_against_the_federation(
     told = capsys.readouterr().out
     assert "a: 16 training samples (dog 8, cat 8)" in told
     assert "tests: the number of test samples and how many of them are right" in told
-    assert "the server learns of its labels: nothing" in told
+    assert "the server learns about its labels: nothing" in told
     assert "privacy: no noise is added" in told
 
 
@@ -82,12 +82,12 @@ def test_the_site_command_says_that_results_by_class_reveal_label_counts(
     assert main(["federate", "site", file, "--check", str(tmp_path / "app")]) == 0
     shown = capsys.readouterr()
     assert "tests: results by class, whose sums are the label counts of the site's test part" in shown.out
-    assert "the server learns of its labels: label counts of its test part" in shown.out
+    assert "the server learns about its labels: label counts of its test part" in shown.out
     assert "privacy: central, ε = 17.9 at δ = 1e-05 after 10 rounds, for a site whose data are replaced" in shown.out
     assert "this site allows only metrics: total, so the server will not receive its test results" in shown.err
     assert "warning: the noise on a round's mean is" in shown.err
     readme = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")
-    assert "- the server learns of its labels: label counts of its test part" in readme
+    assert "- the server learns about its labels: label counts of its test part" in readme
 
 
 def test_the_newest_state_that_the_server_knows_of_is_kept(tmp_path: Path) -> None:

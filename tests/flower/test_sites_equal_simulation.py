@@ -104,16 +104,16 @@ def test_training_and_tests_are_one_message(data: Path, split: Federation, tmp_p
 def test_the_updates_of_a_round_are_freed_before_those_of_the_next_one_come(
     data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, seen, held = Sites.ask, [], []
+    send, seen, held = Sites.request, [], []
 
-    def watched(sites: Sites, kind: str, *request: Any) -> Mapping[int, Reply | Failure]:
+    def watched(sites: Sites, kind: str, *request: Any, **options: Any) -> Mapping[int, Reply | Failure]:
         if kind == "train":
             held.append(sum(reply() is not None for reply in seen))
-        answers = ask(sites, kind, *request)
+        answers = send(sites, kind, *request, **options)
         seen.extend(weakref.ref(answer) for answer in answers.values() if kind == "train")
         return answers
 
-    monkeypatch.setattr(Sites, "ask", watched)
+    monkeypatch.setattr(Sites, "request", watched)
     here = case(tmp_path, split, data, settings("fedavg", rounds=4), site_metrics="total")
     run_federation(here.grid, here.context)
     assert held == [0, 0, 0, 0]

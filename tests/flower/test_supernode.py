@@ -48,7 +48,7 @@ def plain_server() -> Iterator[int]:
 
 
 def test_plain_text_is_refused_in_words(keys: NodeKeys, plain_server: int) -> None:
-    with pytest.raises(UserError, match=f"localhost:{plain_server} does not speak TLS"):
+    with pytest.raises(UserError, match=f"localhost:{plain_server} does not use TLS"):
         require_trusted_server(f"localhost:{plain_server}", keys)
 
 

@@ -167,7 +167,7 @@ def test_a_method_that_sends_what_it_does_not_declare_sends_nothing(
     monkeypatch.syspath_prepend(str(tmp_path))
     values = {"method": "gossiping:Gossip", "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
     here = case(tmp_path, split, data, with_values(Config(), values), site={"packages": ("gossiping",)}, attempts=1)
-    with pytest.raises(UserError, match="failed 1 times"):
+    with pytest.raises(UserError, match="too few good updates"):
         run_federation(here.grid, here.context)
     assert all(m.payload == b"" and "'anything'" in m.facts["refused"] for m in here.grid.sent if m.kind == "train")
 
@@ -197,7 +197,7 @@ def _fedavg(**changed: object) -> Config:
     [
         ({"kind": "survey", "predictions": False}, "sends a survey, which reveals label counts"),
         ({"kind": "census", "labels": [0]}, "sends a census of labels, which reveals label counts"),
-        ({"kind": "evaluate", "labels": [0], "detail": "total", "frozen": []}, "asks for test results of some labels"),
+        ({"kind": "evaluate", "labels": [0], "detail": "total", "frozen": []}, "requests test results of some labels"),
         ({"kind": "evaluate", "labels": None, "detail": "class", "frozen": []}, "this site allows metrics: total"),
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
