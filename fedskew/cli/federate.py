@@ -144,12 +144,19 @@ def _up(
     settings: Settings,
     folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for keys, app, logs and the run")] = "federation",
     sites: Annotated[
-        int, typer.Option("--sites", metavar="N", min=1, help="number of sites", rich_help_panel=FEDERATION)
+        int,
+        typer.Option(
+            "--sites",
+            metavar="N",
+            min=1,
+            help="number of sites; --partition counts and saved have their own",
+            rich_help_panel=FEDERATION,
+        ),
     ] = 3,
     federation: _FederationSettings = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Run a whole federation on this machine, as separate processes with real TLS and node keys.
 
     Repeat the command to resume after the last saved round.
@@ -165,7 +172,9 @@ def _up(
         if not (quiet or as_json):
             notice(line)
 
-    config = with_values(settings.config(), {"partition.clients": sites})
+    config = settings.config()
+    if config.partition.rule not in ("counts", "saved"):  # whose files decide how many sites there are
+        config = with_values(config, {"partition.clients": sites})
     trial = plan_trial(Path(folder), config, parse_assignments(federation or ()))
     for warning in settings_warnings(*read_app(trial.app)):
         show(f"warning: {warning}")

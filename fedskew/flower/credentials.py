@@ -96,11 +96,16 @@ def make_credentials(
     return made
 
 
+def is_site_name(name: str) -> bool:
+    """Whether a site's files can lie in a folder of this name."""
+    return _SITE.fullmatch(name) is not None
+
+
 def _check_sites(sites: Sequence[str]) -> None:
     if not sites:
         raise UserError("no sites are named; expected names such as north,south,east")
     for site in sites:
-        if not _SITE.fullmatch(site):
+        if not is_site_name(site):
             raise UserError(f"site {site!r} cannot be a folder's name; expected letters, digits, '.', '-' and '_'")
     if repeated := [site for site in sites if list(sites).count(site) > 1]:
         raise UserError(f"site {repeated[0]!r} is named twice; expected different names")

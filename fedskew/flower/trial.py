@@ -8,14 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedskew.data import load
+from fedskew.data import Federation, load
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, differing_keys
 from fedskew.experiment.preparation import build_federation
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
-from fedskew.flower.credentials import make_credentials
+from fedskew.flower.credentials import is_site_name, make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
 from fedskew.flower.planning import make_settings, read_app, resolve_config
 from fedskew.flower.processes import Process
@@ -37,7 +37,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
                 f"the counts name other classes than {config.data}; expected data with the same classes, for example "
                 f"--data synthetic --set data.classes={','.join(federation.dataset.classes)}"
             )
-    names = site_names(federation.clients)
+    names = site_names(federation)
     own = {
         "minimum": federation.clients,
         "evaluation": "server",
@@ -83,7 +83,11 @@ def _require_same_run(folder: Path, app: Path, split: Path) -> None:
         )
 
 
-def site_names(number: int) -> list[str]:
+def site_names(federation: Federation) -> list[str]:
+    """The clients' names, if all of them can be names of folders; otherwise site-1, site-2 and so on."""
+    if federation.client_names and all(map(is_site_name, federation.client_names)):
+        return list(federation.client_names)
+    number = federation.clients
     digits = len(str(number))
     return [f"site-{place:0{digits}d}" for place in range(1, number + 1)]
 

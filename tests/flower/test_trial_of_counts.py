@@ -1,0 +1,39 @@
+"""A trial of named sites: a file of counts decides how many there are, and what they are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.flower.site_config import load_site
+from fedskew.flower.trial import plan_trial
+
+COUNTS = "hospital,flu,cold\nRome,30,4\nOslo,5,60\n"
+
+
+def counted(folder: Path, text: str, **data: object) -> Config:
+    (folder / "sites.csv").write_text(text)
+    values = {"partition": {"rule": "counts", "path": str(folder / "sites.csv")}, "rounds": 1}
+    return with_values(Config(), {"data": {"name": "synthetic", **data}, **values})
+
+
+def test_sites_of_a_trial_have_the_names_and_the_counts_of_the_file(tmp_path: Path) -> None:
+    trial = plan_trial(tmp_path / "trial", counted(tmp_path, COUNTS, classes=["flu", "cold"]), {})
+    assert list(trial.sites) == ["Rome", "Oslo"]
+    held = load_site(trial.site_file("Oslo")).federation()
+    assert held.label_counts.tolist() == [[5, 60]]
+    assert yaml.safe_load(Path(trial.site_file("Oslo")).read_text())["name"] == "Oslo"
+
+
+def test_names_that_no_folder_can_have_are_numbered(tmp_path: Path) -> None:
+    config = counted(tmp_path, COUNTS.replace("Rome", "Rome north/2"), classes=["flu", "cold"])
+    assert list(plan_trial(tmp_path / "trial", config, {}).sites) == ["site-1", "site-2"]
+
+
+def test_data_with_other_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--data synthetic --set data\.classes=flu,cold"):
+        plan_trial(tmp_path / "trial", counted(tmp_path, COUNTS), {})
