@@ -71,10 +71,10 @@ def _write_settings(folder: Path) -> Path:
 
 def _discard(runs: list[Prepared], folder: Path) -> None:
     """Delete the demo's runs, and nothing else in the folder."""
-    from fedskew.experiment.config import run_name
+    from fedskew.experiment.config import run_folder
 
     for prepared in runs:
-        shutil.rmtree(folder / run_name(prepared.config), ignore_errors=True)
+        shutil.rmtree(run_folder(folder, prepared.config), ignore_errors=True)
 
 
 def _introduce(console: Console, runs: list[Prepared]) -> None:

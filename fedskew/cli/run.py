@@ -61,7 +61,7 @@ def _command(
     from fedskew.cli.running import Observers, print_comparison, run_all, run_one
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.experiment.compare import prepare_comparison
-    from fedskew.experiment.config import run_name
+    from fedskew.experiment.config import run_folder
     from fedskew.experiment.preparation import prepare
     from fedskew.report.terminal import run_summary
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
@@ -75,7 +75,7 @@ def _command(
         print_comparison(done, as_json)
         return
     prepared = prepare(config)
-    folder = Path(out) if out else Path(RUNS) / run_name(prepared.config)
+    folder = Path(out) if out else run_folder(RUNS, prepared.config)
     result = run_one(prepared, folder, as_json or quiet, observers)
     if as_json:
         print_json(_json_summary(result, prepared.federation))

@@ -18,7 +18,7 @@ from fedskew.cli.commands import INTERRUPTED
 from fedskew.cli.terminal import notice, print_json, stderr, stdout
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
-from fedskew.experiment.config import Config, run_name
+from fedskew.experiment.config import Config, run_folder
 from fedskew.experiment.preparation import Prepared, default_threads
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
@@ -223,7 +223,7 @@ def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observe
     """Run the experiments that are not finished yet, each in its folder under `out`."""
 
     def folder_of(prepared: Prepared) -> Path:
-        return out / run_name(prepared.config)
+        return run_folder(out, prepared.config)
 
     _set_threads(runs[0].config)
     _show_notes(runs)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedskew.experiment.callbacks import Callback
-from fedskew.experiment.config import Config, run_name
+from fedskew.experiment.config import Config, run_folder
 from fedskew.experiment.preparation import Prepared, build_federation, prepare
 from fedskew.experiment.result import Result
 from fedskew.experiment.run import run_prepared
@@ -26,5 +26,5 @@ def run_comparison(
     runs: Sequence[Prepared], out: str | Path | None = None, callbacks: Sequence[Callback] = ()
 ) -> list[Result]:
     """Run all. With `out`, each run has its own folder there, and finished runs are not repeated."""
-    folders = [None if out is None else Path(out) / run_name(prepared.config) for prepared in runs]
+    folders = [None if out is None else run_folder(out, prepared.config) for prepared in runs]
     return [run_prepared(prepared, folder, callbacks) for prepared, folder in zip(runs, folders, strict=True)]

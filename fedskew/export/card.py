@@ -154,6 +154,7 @@ def _accuracy(run: Result) -> str:
         ("worst class", percent(evaluation.worst_class)),
         ("best class", percent(evaluation.best_class)),
         ("macro F1", "–" if math.isnan(evaluation.macro_f1) else f"{evaluation.macro_f1:.3f}"),
+        *([] if run.auroc is None else [("AUROC, mean of each class against the rest", f"{run.auroc:.3f}")]),
     ]
     table = _table(("measure", "value"), rows)
     return f"On {evaluation.samples:,} test samples, after the last round:\n\n{table}\n\n{_by_class(run)}"

@@ -69,6 +69,8 @@ def test_it_is_compared_with_a_simulated_run(run: Path, tmp_path: Path, capsys: 
     assert told.keys() == {"fedvls", "fedavg"}
     assert told["fedvls"]["accuracy"]["mean"] == (RunFolder(run).summary() or {})["accuracy"]
     assert "partition.rule" in printed.err
+    assert main(["compare", str(run), str(tmp_path / "simulated"), "--rank-by", "auroc"]) == 2
+    assert "the probabilities of its samples stay at the sites" in capsys.readouterr().err
 
     assert main(["compare", str(run), "--rounds", "3"]) == 2
     assert "expected no settings beside the run folders" in capsys.readouterr().err

@@ -273,17 +273,47 @@ def differing_keys(one: Config, other: Config) -> list[str]:
     return sorted(key for key in a.keys() | b.keys() if a.get(key, absent) != b.get(key, absent))
 
 
-def run_name(config: Config) -> str:
-    """Make a readable folder name such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`."""
+def run_name(config: Config, settings: str = "") -> str:
+    """A readable name, such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`; `settings` are added to the method."""
     strength = next((config.partition.params[key] for key in _STRENGTHS if key in config.partition.params), "")
     words = [
         Path(config.data).stem if _is_path(config.data) else config.data,
         f"{config.partition.rule}{strength}",
-        config.method,
+        f"{config.method}_{settings}" if settings else config.method,
         f"s{config.seed}",
         config_hash(config)[:6],
     ]
     return "-".join(re.sub(r"[^A-Za-z0-9.+_-]+", "_", word).strip(".") or "_" for word in words)
+
+
+def run_folder(parent: str | Path, config: Config) -> Path:
+    """The folder of a run, such as `digits-dirichlet0.1-fedvls_distill_weight0.5-s0-1a2b3c`.
+
+    Settings of the method that are not its defaults are in the name, so that runs of one method can be told apart.
+    Folders of older versions do not have them, and stay in use.
+    """
+    older = Path(parent) / run_name(config)
+    settings = "_".join(f"{name}{value}" for name, value in _changed_settings(config).items())
+    if not settings or older.exists():
+        return older
+    return Path(parent) / run_name(config, settings[:_LONGEST_SETTINGS])
+
+
+_LONGEST_SETTINGS = 60
+"""Characters of a method's settings in the name of a folder."""
+
+
+def _changed_settings(config: Config) -> dict[str, Any]:
+    """The method's parameters that are not its defaults; none for a method that was given as an object."""
+    if not config.method_params:
+        return {}
+    from fedskew.methods import make_method  # imports torch, which `--help` does without
+
+    try:
+        usual = make_method(config.method).params
+    except UserError:
+        return {}
+    return {name: value for name, value in config.method_params.items() if usual.get(name) != value}
 
 
 _STRENGTHS = ("beta", "shards", "labels_per_client")

@@ -20,6 +20,7 @@ from fedskew.experiment.config import (
     config_hash,
     differing_keys,
     load_yaml,
+    run_folder,
     run_name,
     with_overrides,
     with_values,
@@ -304,6 +305,15 @@ def test_a_runs_name_reads_well_and_is_a_safe_folder_name() -> None:
     assert run_name(config) == f"digits-dirichlet0.1-fedvls-s0-{config_hash(config)[:6]}"
     odd = dataclasses.replace(config, data="../my data/x y.npz", method="fedvls+fedsam", seed=3)
     assert run_name(odd) == f"x_y-dirichlet0.1-fedvls+fedsam-s3-{config_hash(odd)[:6]}"
+
+
+def test_a_folder_is_named_by_the_settings_of_its_method(tmp_path: Path) -> None:
+    config = with_values(Config(), {"method": {"name": "fedvls", "distill_weight": 0.5, "suppress_weight": 0.005}})
+    named = tmp_path / f"digits-dirichlet-fedvls_distill_weight0.5-s0-{config_hash(config)[:6]}"
+    assert run_folder(tmp_path, config) == named, "0.005 is the default"
+    (tmp_path / run_name(config)).mkdir()
+    assert run_folder(tmp_path, config) == tmp_path / run_name(config), "of an older version"
+    assert run_folder(tmp_path, Config()).name == run_name(Config())
 
 
 def test_derived_values() -> None:
