@@ -14,6 +14,7 @@ import os
 import selectors
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -29,6 +30,7 @@ Report = Callable[[Message], None]
 """Sends progress to the pool. Reports in quick succession are dropped."""
 
 _SECONDS_BETWEEN_REPORTS = 0.25
+_SECONDS_BETWEEN_LOOKS = 0.5
 _LOG_TAIL = 2000
 """Characters at the end of a log that are searched for the cause of a crash."""
 GPU_WORKERS = 4
@@ -231,10 +233,18 @@ def main() -> None:
     """Answer requests until stdin is closed."""
     messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep what libraries print out of the messages
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         _serve(sys.argv[1], sys.stdin, messages)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)  # the parent informs the user, and the files on disk are valid
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, which may have been killed, so that it holds no lock of a run folder."""
+    while os.getppid() == parent:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os._exit(130)
 
 
 def _serve(function: str, requests: TextIO, messages: TextIO) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,29 @@ def test_requests_without_an_answer_in_time_are_given_up(pool: WorkerPool) -> No
     assert left == [0, 1, 2]
     assert pool.run([{"number": 3}], noted) == []
     assert noted.answers[0]["twice"] == 6
+
+
+def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from fedskew.workers import PoolWatcher, WorkerPool\n"
+        f"pool = WorkerPool('test_workers:work', 1, Path({str(tmp_path)!r}))\n"
+        "class Print(PoolWatcher):\n"
+        "    def on_answer(self, request, answer): print(answer['pid'], flush=True)\n"
+        "pool.run([{}, {'seconds': 600}], Print())\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{worker}/stat").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}/stat").exists()
 
 
 def test_a_process_whose_gpu_gives_errors_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:

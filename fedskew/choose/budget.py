@@ -14,7 +14,7 @@ from fedskew.errors import UserError
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 PER_METHOD = 2
 """A method has at most this many candidates from the second rung on, so that one method cannot fill it."""
-SLACK = 0.9
+SLACK = 0.85
 """Plans fill this part of a time budget, because rounds differ in length."""
 
 

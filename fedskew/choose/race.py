@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from fedskew.choose.budget import PER_METHOD, Budget, Costs, Plan, choose_plan, rungs, shrink_final
+from fedskew.choose.budget import PER_METHOD, SLACK, Budget, Costs, Plan, choose_plan, rungs, shrink_final
 from fedskew.choose.decision import decide
 from fedskew.choose.field import BASELINE, Candidate, make_field
 from fedskew.choose.trial import Trial
@@ -93,7 +93,7 @@ class Race:
         """The plan with a final that still fits; estimates made after the first rung may have been too low."""
         if self.record.final_plan is None:
             spent = self._earlier + time.monotonic() - self._began
-            left = math.inf if self.budget.unit == "rounds" else (self.budget.amount - spent) * self.workers
+            left = math.inf if self.budget.unit == "rounds" else SLACK * (self.budget.amount - spent) * self.workers
             self._save(final_plan=shrink_final(plan, left, costs, self.base.rounds).to_json())
         assert self.record.final_plan is not None
         return Plan.from_json(self.record.final_plan)
@@ -144,7 +144,8 @@ class Race:
         self, number: int, rounds: int, ranking: Sequence[tuple[Candidate, dict[int, float]]], kept: list[Candidate]
     ) -> None:
         standings = tuple(self._standing(candidate, scores, candidate in kept) for candidate, scores in ranking)
-        self._save(rungs=(*self.record.rungs[:number], Rung(rounds, standings)))
+        rungs = (*self.record.rungs[:number], Rung(rounds, standings))
+        self._save(rungs=rungs, failures=dict(self.trials.failures))
         self.watcher.on_standings(self.record)
 
     def _save(self, **values: object) -> None:

@@ -58,7 +58,7 @@ def test_mistakes_are_one_line(
 
 @pytest.mark.slow
 def test_a_race_that_is_killed_continues_with_the_same_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedskew", *TINY, "--budget", "60r", "--json", "--out"]
+    command = [sys.executable, "-m", "fedskew", *TINY, "--workers", "2", "--budget", "60r", "--json", "--out"]
     whole = subprocess.run([*command, str(tmp_path / "whole")], capture_output=True, check=True)
     killed = subprocess.Popen([*command, str(tmp_path / "race")], stdout=subprocess.DEVNULL)
     trials = tmp_path / "race" / TRIALS
