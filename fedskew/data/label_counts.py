@@ -176,25 +176,37 @@ class _Table:
 
 
 def _without_totals(path: Path, table: _Table) -> LabelCounts:
-    """Leave out a last row and a last column that are sums. Raise `UserError` if one is named so but is no sum."""
-    clients, classes, counts, notes = table.clients, table.classes, table.counts, []
-    if _is_total(f"{path}: column", classes[-1] if table.names_classes else None, counts.T):
-        notes.append(f"{path}: the last column is the sum of the others and was left out")
-        classes, counts = classes[:-1], counts[:, :-1]
-    if _is_total(f"{path}: row", clients[-1] if table.names_clients else None, counts):
-        notes.append(f"{path}: the last row is the sum of the others and was left out")
-        clients, counts = clients[:-1], counts[:-1]
+    """Leave out a row and a column that are sums. Raise `UserError` if one is named so but is no sum."""
+    clients, classes, counts, notes = list(table.clients), list(table.classes), table.counts, []
+    column = _total(f"{path}: column", classes if table.names_classes else None, counts.T)
+    if column is not None:
+        notes.append(f"{path}: column {column + 1} of the counts is the sum of the others and was left out")
+        del classes[column]
+        counts = np.delete(counts, column, axis=1)
+    row = _total(f"{path}: row", clients if table.names_clients else None, counts)
+    if row is not None:
+        notes.append(f"{path}: row {row + 1} of the counts is the sum of the others and was left out")
+        del clients[row]
+        counts = np.delete(counts, row, axis=0)
     return LabelCounts(tuple(clients), tuple(classes), counts, table.names_clients, table.names_classes, tuple(notes))
 
 
-def _is_total(where: str, name: str | None, counts: IntArray) -> bool:
-    """Return whether the last row of `counts` is the sum of the others."""
-    called = name is not None and name.lower() in _TOTALS
-    adds_up = len(counts) > 1 and bool((counts[:-1].sum(axis=0) == counts[-1]).all())
-    if called and not adds_up:
-        raise UserError(f"{where} {name!r} is not the sum of the others; expected counts of clients and classes only")
-    unnamed = name is None or name == ""
-    return adds_up and (called or (unnamed and len(counts) > 2 and int(counts[-1].sum()) >= _SMALLEST_TOTAL))
+def _total(where: str, names: Sequence[str] | None, counts: IntArray) -> int | None:
+    """Return which row of `counts` is the sum of the others: one that is called so, or a last row without a name."""
+    for row, name in enumerate(names or ()):
+        if name.lower() in _TOTALS:
+            if not _adds_up(counts, row):
+                raise UserError(
+                    f"{where} {name!r} is not the sum of the others; expected counts of clients and classes only"
+                )
+            return row
+    unnamed = names is None or names[-1] == ""
+    large = len(counts) > 2 and int(counts[-1].sum()) >= _SMALLEST_TOTAL
+    return len(counts) - 1 if unnamed and large and _adds_up(counts, -1) else None
+
+
+def _adds_up(counts: IntArray, row: int) -> bool:
+    return len(counts) > 1 and bool((counts.sum(axis=0) == 2 * counts[row]).all())
 
 
 # -- a folder of histograms ------------------------------------------------------------------------------

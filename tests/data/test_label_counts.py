@@ -46,20 +46,22 @@ def test_a_table_is_understood(
 @pytest.mark.parametrize(
     ("text", "dropped"),
     [
-        ("site,a,b,Total\nRome,1,2,3\nOslo,3,4,7\n", ["column"]),
-        ("site;a;b\nRome;1;2\nOslo;3;4\nGesamt;4;6\n", ["row"]),
-        ("site,a,b,sum\nRome,1,2,3\nOslo,3,4,7\nALL,4,6,10\n", ["column", "row"]),
-        ("100,200\n300,400\n400,600\n", ["row"]),
-        (",a,b\nRome,100,200\nOslo,300,400\n,400,600\n", ["row"]),
+        ("site,a,b,Total\nRome,1,2,3\nOslo,3,4,7\n", ["column 3"]),
+        ("site,total,a,b\nRome,3,1,2\nOslo,7,3,4\n", ["column 1"]),
+        ("site;a;b\nRome;1;2\nOslo;3;4\nGesamt;4;6\n", ["row 3"]),
+        ("site;a;b\nall sites;4;6\nRome;1;2\nOslo;3;4\n", ["row 1"]),
+        ("site,a,b,sum\nRome,1,2,3\nOslo,3,4,7\nALL,4,6,10\n", ["column 3", "row 3"]),
+        ("100,200\n300,400\n400,600\n", ["row 3"]),
+        (",a,b\nRome,100,200\nOslo,300,400\n,400,600\n", ["row 3"]),
     ],
 )
 def test_a_total_is_left_out_with_a_note(text: str, dropped: list[str], tmp_path: Path) -> None:
     found = read_counts(written(tmp_path / "counts.csv", text))
     scale = 100 if "100" in text else 1
     assert (found.counts // scale).tolist() == [[1, 2], [3, 4]]
-    assert [
-        f"the last {what} is the sum of the others" in note for what, note in zip(dropped, found.notes, strict=True)
-    ]
+    assert len(found.notes) == len(dropped)
+    for what, note in zip(dropped, found.notes, strict=True):
+        assert f"{what} of the counts is the sum of the others and was left out" in note
 
 
 def test_a_client_that_happens_to_have_the_sum_of_the_others_is_kept(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Counts(CountedPartition):
     def _read(self, classes: Sequence[str]) -> LabelCounts:
         from fedskew.data.label_counts import read_counts
 
-        if not Path(self.path).is_file():
+        if not Path(self.path).exists():
             raise UserError(f"cannot read {self.path}: No such file; expected a CSV file of counts")
         try:
             return read_counts(self.path, classes)

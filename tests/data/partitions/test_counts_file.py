@@ -142,3 +142,12 @@ def test_a_header_with_a_wrong_number_is_not_taken_for_a_client(tmp_path: Path) 
     labels = Labels(np.repeat([0, 1, 2], 5), ("0", "1", "2"))
     with pytest.raises(UserError, match=r"unknown class in .*: '3'"):
         Counts(path).counts(labels, 0)
+
+
+def test_a_folder_of_histograms_is_read_as_diagnose_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "Rome.csv").write_text("cat,4\nowl,1\n")
+    (tmp_path / "Oslo.json").write_text('{"dog": 3}')
+    samples = Samples(np.arange(30, dtype=np.float32)[:, None], LABELS)
+    fed = federation(Dataset("pets", "table", NAMES, samples, samples), Counts(tmp_path), seed=0)
+    assert fed.client_names == ("Oslo", "Rome")
+    assert fed.label_counts.tolist() == [[0, 3, 0], [4, 0, 1]]

@@ -320,6 +320,6 @@ def test_notes_on_the_counts_are_said(
     Path("sites.csv").write_text("site;flu;cold;total\nRome;5.0;1;6\nOslo;1;9;10\n")
     assert main(["diagnose", "sites.csv"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "sites.csv: the last column is the sum of the others and was left out" in shown
+    assert "sites.csv: column 3 of the counts is the sum of the others and was left out" in shown
     assert "2 clients, 2 classes, 16 samples" in shown
     assert "fedskew choose --data synthetic --set data.classes=2 --partition counts" in shown
