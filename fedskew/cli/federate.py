@@ -72,6 +72,11 @@ def add_to(app: typer.Typer) -> None:
         group="federate",
     )  # fmt: skip
     add_command(
+        group, "approve", _with_flower(_approve),
+        "fedskew federate approve my-federation site.yaml",
+        group="federate",
+    )  # fmt: skip
+    add_command(
         group, "run", _with_flower(_run),
         "fedskew federate run my-federation",
         group="federate",
@@ -251,6 +256,7 @@ def _show_data(name: str, federation: Federation) -> None:
 
 def _check(app: str, site: SiteConfig, federation: Federation) -> None:
     from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.approving import require_approval
     from fedskew.flower.disclosure import disclosures, settings_warnings
     from fedskew.flower.planning import read_app
     from fedskew.flower.site_policy import DETAILS
@@ -267,6 +273,8 @@ def _check(app: str, site: SiteConfig, federation: Federation) -> None:
         notice(f"this site allows only metrics: {site.metrics}, so the server will not receive its test results")
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
+    if not require_approval(Path(app), site.folder):
+        notice("warning: this site runs every app that the server sends; restrict it with `fedskew federate approve`")
 
 
 def _connect(file: Path, superlink: str, folder: Path) -> None:
@@ -284,6 +292,31 @@ def _connect(file: Path, superlink: str, folder: Path) -> None:
     command = supernode.supernode_command(file, superlink, keys, free_ports(1)[0])
     notice(" ".join(command))
     supernode.run_supernode(command, keys)
+
+
+def _approve(
+    app: Annotated[str, typer.Argument(metavar="APP", help="folder of the federation's app")],
+    file: Annotated[str, typer.Argument(metavar="SITE.yaml", help="the site's configuration")],
+    name: Annotated[str | None, option("--by", "NAME", "who approves the app (default: your user name)")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="approve without a question")] = False,
+) -> None:
+    """Show what an app does, and approve it for a site.
+
+    A site with approvals runs no other app, and refuses requests with other settings than the approved ones.
+    """
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.approvals import add_approval
+    from fedskew.flower.approving import describe_app, make_approval
+    from fedskew.flower.site_config import load_site
+
+    site = load_site(file)
+    approval = make_approval(Path(app), site.name, name)
+    for line in describe_app(Path(app), approval):
+        stdout().print(line, soft_wrap=True, markup=False)
+    if not yes and not typer.confirm(f"Approve this app for {site.name}?"):
+        raise UserError("the app was not approved")
+    path = add_approval(site.folder, approval)
+    notice(f"approved by {approval.approved_by}; {site.name} runs only the apps in {path}")
 
 
 def _run(

@@ -5,18 +5,26 @@
 Flower's SuperNode starts a second program, the SuperExec, which starts a new Python process for every message. Each of
 them imports Flower again, which takes more than a second of CPU time and 90 MB. Here Flower is imported once: the
 SuperExec and the ClientApps are forks of that process, start within milliseconds and share its memory.
+
+Before an app is installed or imported, its files are compared with those that the site has approved. An app that is not
+approved does not run: a ClientApp of this module replies with the refusal.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import sys
 import traceback
 import warnings
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import exit_handler
 from flwr.supercore.superexec import run_superexec as superexec
@@ -24,21 +32,26 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supernode import main as runtime_api  # noqa: F401  # imported here so that the forks share it
 from flwr.supernode.cli import flower_supernode
-from flwr.supernode.runtime.run_clientapp import run_clientapp
+from flwr.supernode.runtime import run_clientapp as runtime
 
 from fedskew.flower import client_app  # noqa: F401  # what the app imports
+from fedskew.flower.approvals import refusal
+from fedskew.flower.wire import to_records
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
 class ForkingExecutor(SubprocessExecutor):
-    """Runs each ClientApp in a fork of this process."""
+    """Runs each ClientApp in a fork of this process, if the site in this folder has approved its app."""
+
+    def __init__(self, site_folder: Path) -> None:
+        self._site_folder = site_folder
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed(f"this site runs ClientApps only, no {spec.task_type}")
         if _fork() == 0:
-            _run_client_app(spec)
+            _run_client_app(spec, self._site_folder)
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
@@ -55,14 +68,15 @@ def _fork() -> int:
         return os.fork()
 
 
-def _run_client_app(spec: ExecutionSpec) -> None:
+def _run_client_app(spec: ExecutionSpec, site_folder: Path) -> None:
     """Answer one message and end this process. The SuperExec's handlers, which the fork inherited, must not run."""
     status = 1
     try:
         exit_handler.registered_exit_handlers.clear()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=spec.parent_pid)
+        _check_approval(site_folder)
+        runtime.run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=spec.parent_pid)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -73,20 +87,53 @@ def _run_client_app(spec: ExecutionSpec) -> None:
         os._exit(status)
 
 
-def _run_superexec(address: str, supernode: int) -> None:
+def _check_approval(site_folder: Path) -> None:
+    """Change Flower's runtime in this process, so that it installs and loads only an app that the site approved."""
+    install, get_loader = runtime.install_from_fab, runtime.get_load_client_app_fn  # type: ignore[attr-defined]
+    reason: str | None = None
+
+    def install_if_approved(archive: bytes, **options: Any) -> None:
+        nonlocal reason
+        reason = refusal(site_folder, archive)
+        if reason is None:
+            install(archive, **options)
+        else:
+            print(f"fedskew: {reason}", file=sys.stderr, flush=True)
+
+    def load_or_refuse(**options: Any) -> Any:
+        return get_loader(**options) if reason is None else lambda *_: refusing_app(reason)
+
+    runtime.install_from_fab = install_if_approved  # type: ignore[attr-defined, assignment]
+    runtime.get_load_client_app_fn = load_or_refuse  # type: ignore[attr-defined, assignment]
+
+
+def refusing_app(reason: str) -> ClientApp:
+    """A ClientApp that refuses every message."""
+    app = ClientApp()
+
+    def refuse(message: Message, _: Context) -> Message:
+        return Message(to_records({"refused": reason}, None), reply_to=message)
+
+    for register in (app.query, app.train, app.evaluate):
+        register()(refuse)
+    return app
+
+
+def _run_superexec(address: str, supernode: int, site_folder: Path) -> None:
     """Start a ClientApp for every message that the SuperNode receives, until the SuperNode ends."""
-    superexec.get_executor = lambda *_, **__: ForkingExecutor()  # type: ignore[attr-defined]
+    superexec.get_executor = lambda *_, **__: ForkingExecutor(site_folder)  # type: ignore[attr-defined]
     superexec.run_superexec(address, insecure=True, parent_pid=supernode)
 
 
 def main(options: list[str]) -> None:
     port = options[options.index("--port") + 1]
+    site = json.loads(options[options.index("--node-config") + 1].removeprefix("site="))
     supernode = os.getpid()
     gc.collect()
     gc.freeze()  # a collection would write to every object, and so copy the pages that the forks share
     if os.fork() == 0:
         sys.argv = ["flower-superexec"]
-        _run_superexec(f"127.0.0.1:{port}", supernode)
+        _run_superexec(f"127.0.0.1:{port}", supernode, Path(site).parent)
         return
     sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower looks at its name when it ends
     flower_supernode()

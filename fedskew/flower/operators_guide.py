@@ -32,8 +32,9 @@ on port 9092.
 
 Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then
 
-    fedskew federate site site.yaml --check pyproject.toml              # do the data keep the federation's contract?
-    fedskew federate site site.yaml --check pyproject.toml --superlink SERVER:9092 --keys keys/sites/{first}
+    fedskew federate site site.yaml --check .              # do the data keep the federation's contract?
+    fedskew federate approve . site.yaml                   # from now on, the site runs approved apps only
+    fedskew federate site site.yaml --check . --superlink SERVER:9092 --keys keys/sites/{first}
 
 ## To train
 

@@ -27,7 +27,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors
 from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.site_config import SiteConfig
-from fedskew.flower.site_policy import require_agreed_tests, require_declared, require_known_code
+from fedskew.flower.site_policy import require_agreed_tests, require_approved, require_declared, require_known_code
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
@@ -72,6 +72,7 @@ class Site:
             raise UserError(
                 f"the server sets {strange[0]!r}, which this site does not know; expected the same version of fedskew"
             )
+        require_approved(facts, self.config)
         place = self._place(facts["terms"])
         with arithmetic(place.config.precision):
             return requests[facts["kind"]](place, facts, payload)

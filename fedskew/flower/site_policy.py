@@ -6,15 +6,60 @@ that is installed at the site.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedskew.errors import UserError
-from fedskew.experiment.config import Config
+from fedskew.experiment.config import Config, differing_keys
 from fedskew.flower.app_folder import PACKAGE
+from fedskew.flower.approvals import read_approvals
+from fedskew.flower.contract import Contract
+from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.wire import Facts
 from fedskew.methods import Method
 
 DETAILS = ("none", "total", "class")
 """What a site may report of its tests, from the least to the most detailed."""
+
+
+def approved_settings(settings: FederationSettings, contract: Contract, config: Config) -> dict[str, Any]:
+    """The settings of an app that a site approves, as JSON values."""
+    return {
+        "config": config.to_mapping() | {"data_dir": None},
+        "contract": contract.to_json(),
+        "share_loss": settings.share_loss,
+        "noise": [settings.clip, settings.noise] if settings.privacy == "local" else None,
+        "detail": settings.site_metrics,
+    }
+
+
+def require_approved(facts: Facts, site: SiteConfig) -> None:
+    """Refuse a request whose settings differ from those of every app that the site has approved.
+
+    A server can send other settings than its app has, so the app's approval alone does not bind it.
+    """
+    approvals = read_approvals(site.folder)
+    if approvals is None:
+        return
+    differences = [_differences(approval.settings, facts) for approval in approvals]
+    if all(differences):
+        nearest = min(differences, key=len)
+        raise UserError(f"the server's request differs from every app that this site approved: {', '.join(nearest)}")
+    if not differences:
+        raise UserError("this site has approved no app")
+
+
+def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
+    """The names of the settings in which a request differs from an approved app."""
+    terms = facts["terms"]
+    found = differing_keys(Config.from_mapping(approved["config"]), Config.from_mapping(terms["config"]))
+    if terms["contract"] != approved["contract"]:
+        found.append("the contract")
+    found += [key for key in ("share_loss", "noise") if key in facts and facts[key] != approved[key]]
+    tests = facts if facts["kind"] == "evaluate" else facts.get("tests")
+    if tests is not None and tests["detail"] != approved["detail"]:
+        found.append("site_metrics")
+    return found
 
 
 def require_known_code(config: Config, site: SiteConfig) -> None:

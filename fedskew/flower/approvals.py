@@ -1,0 +1,88 @@
+"""The apps that a site has approved.
+
+`approvals.json` beside a site's `site.yaml` lists them: the hashes of each app's files, its settings, who approved it,
+and when. A site with this file runs no other app, and trains with no other settings. `fedskew federate approve` writes
+the file. Code that is installed at the site reads it, before any code of an app is executed.
+
+An app is identified by the names and contents of its files, not by the bytes of Flower's archive, which depend on the
+version of the compression library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+
+NAME = "approvals.json"
+_FLOWERS_OWN = ".info/"
+"""Flower's list of the files in an archive. Flower deletes it when it installs the app."""
+
+
+@dataclass(frozen=True)
+class Approval:
+    """One app that may run at the site."""
+
+    app: str
+    hash: str
+    approved_by: str
+    date: str
+    files: dict[str, str]
+    """SHA-256 of each file."""
+    settings: dict[str, Any]
+    """What the server may ask for: see `approved_settings` in site_policy.py."""
+
+
+def read_approvals(folder: Path) -> list[Approval] | None:
+    """The approvals of the site in this folder; None if it has no list of approvals."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    try:
+        return [Approval(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); restore it, or delete it and approve again") from error
+
+
+def add_approval(folder: Path, approval: Approval) -> Path:
+    """Add an approval to the site's list, in place of an earlier one of the same app."""
+    others = [known for known in read_approvals(folder) or [] if known.hash != approval.hash]
+    path, draft = folder / NAME, folder / f"{NAME}.draft"
+    draft.write_text(json.dumps([asdict(known) for known in (*others, approval)], indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)
+    return path
+
+
+def file_hashes(archive: bytes) -> dict[str, str]:
+    """SHA-256 of each file in one of Flower's app archives (FAB)."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        names = [name for name in files.namelist() if not name.startswith(_FLOWERS_OWN)]
+        if len(set(names)) < len(names):
+            raise UserError("the app's archive has two files of the same name")
+        return {name: hashlib.sha256(files.read(name)).hexdigest() for name in sorted(names)}
+
+
+def app_hash(files: Mapping[str, str]) -> str:
+    """The hash of an app, from the hashes of its files."""
+    return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
+
+
+def refusal(folder: Path, archive: bytes) -> str | None:
+    """The reason why the site in this folder does not run an app; None if it does."""
+    try:
+        approvals = read_approvals(folder)
+        if approvals is None:
+            return None
+        files = file_hashes(archive)
+    except (UserError, zipfile.BadZipFile) as error:
+        return str(error) if isinstance(error, UserError) else "the app's archive is damaged"
+    if any(approval.hash == app_hash(files) for approval in approvals):
+        return None
+    return f"the site has not approved this app (hash {app_hash(files)[:16]}…)"

@@ -1,0 +1,79 @@
+"""Makes a site's approval of an app, and describes the app to the administrator who decides."""
+
+from __future__ import annotations
+
+import getpass
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedskew.errors import UserError
+from fedskew.flower.approvals import Approval, app_hash, file_hashes, read_approvals
+from fedskew.flower.contract import Contract
+from fedskew.flower.disclosure import disclosures
+from fedskew.flower.planning import read_app, resolve_config
+from fedskew.flower.site_policy import approved_settings
+
+_SHOWN_NAMES = 20
+
+
+def make_approval(app: Path, site: str, approved_by: str | None = None) -> Approval:
+    """The approval of an app's folder, as Flower would send it, by a person (default: the current user)."""
+    settings, contract, config = read_app(app)
+    if site not in settings.sites:
+        raise UserError(f"the app has no site {site!r}; expected one of {', '.join(settings.sites)}")
+    files = file_hashes(build_archive(app))
+    return Approval(
+        app=app.resolve().name,
+        hash=app_hash(files),
+        approved_by=approved_by or getpass.getuser(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        files=files,
+        settings=approved_settings(settings, contract, resolve_config(config, contract, settings.sites)),
+    )
+
+
+def build_archive(app: Path) -> bytes:
+    """The archive of an app's folder that Flower sends to the sites."""
+    from flwr.cli.build import build_fab_from_disk
+
+    if not app.is_dir():
+        raise UserError(f"{app} is not a folder; expected the folder of a federation's app")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own
+        return build_fab_from_disk(app)
+
+
+def require_approval(app: Path, site_folder: Path) -> bool:
+    """Refuse an app that the site has not approved. Returns whether the site has a list of approvals."""
+    approvals = read_approvals(site_folder)
+    if approvals is None:
+        return False
+    folder = app if app.is_dir() else app.parent
+    if app_hash(file_hashes(build_archive(folder))) not in {approval.hash for approval in approvals}:
+        raise UserError(f"this site has not approved {folder}; expected `fedskew federate approve {folder} SITE.yaml`")
+    return True
+
+
+def describe_app(app: Path, approval: Approval) -> Iterator[str]:
+    """What an administrator should know about an app, line by line."""
+    settings, contract, config = read_app(app)
+    yield f"app {approval.app}, hash {approval.hash}"
+    yield f"sites: {_listed(settings.sites)}"
+    yield f"method {config.method}, model {config.model}, {config.rounds} rounds, {config.local_epochs} local epochs"
+    yield _describe_contract(contract)
+    yield from disclosures(settings, config)
+    yield "files:"
+    for name, digest in approval.files.items():
+        yield f"  {digest}  {name}"
+
+
+def _describe_contract(contract: Contract) -> str:
+    columns = f", columns {_listed(contract.columns)}" if contract.columns else ""
+    return f"data: {contract.kind} of shape {list(contract.shape)}, classes {_listed(contract.classes)}{columns}"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(names[:_SHOWN_NAMES]) + more

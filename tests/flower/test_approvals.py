@@ -1,0 +1,175 @@
+"""A site runs only the apps that it has approved, with the settings that it has approved."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import case, small_data
+from real_federation import NAMES, Real, processes
+
+from fedskew.cli import main
+from fedskew.data import Dirichlet, Federation, federation
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.flower.app_folder import PACKAGE
+from fedskew.flower.approvals import NAME, Approval, add_approval, file_hashes, read_approvals, refusal
+from fedskew.flower.approving import build_archive, make_approval
+from fedskew.flower.planning import resolve_config
+from fedskew.flower.server_app import run_federation
+from fedskew.flower.settings import read_settings
+from fedskew.flower.site_policy import approved_settings
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    small_data(tmp_path)
+    (tmp_path / "site.yaml").write_text("name: north\ndata: digits.npz\n")
+    data = str(tmp_path / "digits.npz")
+    assert main(["federate", "init", str(tmp_path / "app"), "--sites", "north,south", "--data", data]) == 0
+    return tmp_path
+
+
+def approve(site: Path, *options: str) -> int:
+    return main(["federate", "approve", str(site / "app"), str(site / "site.yaml"), *options])
+
+
+def test_an_administrator_sees_what_an_app_does_and_approves_it(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert approve(site, "--by", "Ada", "--yes") == 0
+    shown = capsys.readouterr()
+    for line in (
+        "sites: north, south\n",
+        "method fedvls, model ",
+        "data: image of shape [1, 8, 8], classes 0, 1",
+        "the server learns about its labels: nothing\n",
+        "privacy: no noise is added",
+        f"{PACKAGE}/client_app.py\n",
+    ):
+        assert line in shown.out
+    assert f"approved by Ada; north runs only the apps in {site / NAME}" in shown.err
+    (approval,) = read_approvals(site) or []
+    assert (approval.app, approval.approved_by) == ("app", "Ada")
+    assert approval.hash in shown.out
+    assert refusal(site, build_archive(site / "app")) is None
+
+
+def test_an_app_is_approved_only_with_a_yes(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert approve(site) == 2
+    assert "error: the app was not approved" in capsys.readouterr().err
+    assert read_approvals(site) is None
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert approve(site) == 0
+    assert len(read_approvals(site) or []) == 1
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", f"{PACKAGE}/client_app.py", f"{PACKAGE}/more.py"])
+def test_any_change_of_the_app_needs_another_approval(
+    file: str, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert approve(site, "--yes") == 0
+    with (site / "app" / file).open("a") as changed:
+        changed.write("\n[tool.changed]\nvalue = 1\n" if file.endswith(".toml") else "\n# changed\n")
+    assert "the site has not approved this app" in str(refusal(site, build_archive(site / "app")))
+    assert main(["federate", "site", str(site / "site.yaml"), "--check", str(site / "app")]) == 2
+    assert f"error: this site has not approved {site / 'app'}" in capsys.readouterr().err
+    assert approve(site, "--yes") == 0
+    assert len(read_approvals(site) or []) == 2
+
+
+def test_without_approvals_a_site_says_that_it_runs_everything(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["federate", "site", str(site / "site.yaml"), "--check", str(site / "app")]) == 0
+    assert "warning: this site runs every app that the server sends" in capsys.readouterr().err
+    assert refusal(site, b"") is None
+
+
+def test_damaged_files_refuse_everything(site: Path) -> None:
+    assert approve(site, "--yes") == 0
+    assert refusal(site, b"no archive") == "the app's archive is damaged"
+    (site / NAME).write_text("[{}]")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_approvals(site)
+    assert "cannot be read" in str(refusal(site, build_archive(site / "app")))
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_archive_cannot_hide_a_file_behind_another_of_the_same_name() -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as files:
+        files.writestr("app.py", "good")
+        files.writestr("app.py", "evil")
+    with pytest.raises(UserError, match="two files of the same name"):
+        file_hashes(archive.getvalue())
+
+
+def _split(folder: Path) -> tuple[Federation, Path]:
+    data = small_data(folder)
+    return federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0), data
+
+
+def _config(**changed: Any) -> Config:
+    return with_values(Config(), {"partition.clients": 3, "rounds": 1, "local_epochs": 1, "device": "cpu", **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [({}, None), ({"lr": 0.3}, "lr"), ({"rounds": 5}, "rounds"), ({"share_loss": False}, "share_loss")],
+)
+def test_a_server_cannot_use_other_settings_than_the_approved_app(
+    changed: dict[str, Any], difference: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other sites go on without the site that refuses."""
+    split, data = _split(tmp_path)
+    made = case(tmp_path, split, data, _config(), minimum=2)
+    settings, contract, config = read_settings(dict(made.context.run_config))
+    approved = approved_settings(settings, contract, resolve_config(config, contract, settings.sites))
+    own = {key: value for key, value in changed.items() if key in approved}
+    approved |= own
+    approved["config"] |= {key: value for key, value in changed.items() if key not in own}
+    (tmp_path / "site-1").mkdir()
+    add_approval(tmp_path / "site-1", Approval("app", "hash", "Ada", "today", {}, json.loads(json.dumps(approved))))
+    with caplog.at_level("INFO", logger="flwr"):
+        result = run_federation(made.grid, made.context)
+    reason = f"the server's request differs from every app that this site approved: {difference}"
+    assert (reason in caplog.text) == (difference is not None)
+    assert result.site_rounds == {"site-0": 1, "site-1": 1 if difference is None else 0, "site-2": 1}
+
+
+SPYING = """
+import os
+from pathlib import Path
+
+Path(os.environ["FLWR_HOME"], f"executed-by-{os.getppid()}").touch()
+
+from fedskew.flower.client_app import app
+
+__all__ = ["app"]
+"""
+
+
+@pytest.mark.slow
+def test_no_code_of_an_app_runs_at_a_site_that_has_not_approved_it(tmp_path: Path) -> None:
+    """Real processes: the app leaves a file wherever it is imported. The other sites train without site-1."""
+    real = Real(tmp_path)
+    app = real.app("spying", real.config("fedavg"), SPYING, minimum=2, begin_with=2)
+    careful = real.local.site_file("site-1").parent
+    add_approval(careful, make_approval(real.app("known", real.config("fedavg")), "site-1", "Ada"))
+    add_approval(real.local.site_file("site-2").parent, make_approval(app, "site-2", "Ada"))
+    with real.local as local:
+        local.start()
+        run = local.start_run(app)
+        assert run.wait(300) is not None
+        executed = {path.name for path in (local.folder / "flower").glob("executed-by-*")}
+        nodes = {name: processes("fedskew.flower.node", str(local.site_file(name))) for name in NAMES}
+        by_site = {name: any(f"executed-by-{pid}" in executed for pid in pids) for name, pids in nodes.items()}
+        assert by_site == {"site-1": False, "site-2": True, "site-3": True}
+        assert "fedskew: the site has not approved this app" in local.nodes["site-1"].output()
+        assert "site-1 is not admitted: the site has not approved this app (hash " in run.output()
+        assert "trained by 2 of 3 sites in every round" in run.output()
