@@ -19,7 +19,7 @@ from fedskew.data.published.idx import FASHION
 from fedskew.lab.papers.cells import Cell, Choice, make_job, table_cells
 from fedskew.lab.papers.map import PAPER, TABLE, FederationResult, federation_results
 from fedskew.lab.sweep.records import Records, read_folder
-from fedskew.report.charts.palette import colour
+from fedskew.report.charts.palette import AMOUNT, colour
 
 ROOT = Path(__file__).parent.parent
 DATASET, BETA, SEEDS = "fashion-mnist", 0.05, (0, 1)
@@ -68,7 +68,7 @@ def is_shown(cell: Cell) -> bool:
 
 
 def draw_classes(axes: Any, values: np.ndarray) -> None:
-    axes.imshow(values, cmap="cividis", vmin=0, vmax=100, aspect="auto")
+    axes.imshow(values, cmap=AMOUNT, vmin=0, vmax=100, aspect="auto")
     for row, column in np.ndindex(*values.shape):
         shade = "black" if values[row, column] > 50 else "white"
         axes.text(column, row, f"{values[row, column]:.0f}", ha="center", va="center", color=shade, fontsize=10)
