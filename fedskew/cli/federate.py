@@ -264,6 +264,8 @@ def _check(app: str, site: SiteConfig, federation: Federation) -> None:
     settings, contract, config = read_app(app)
     if site.name not in settings.sites:
         raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
+    site.policy.require_run(config)
+    site.policy.require_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)
     contract.admit(federation.dataset)
     for line in contract.warnings(federation.dataset):
         notice(f"warning: {line}")

@@ -53,6 +53,7 @@ data: data.npz                # {kind} data with inputs of shape {shape}; any fo
 state: state                  # state that methods keep between rounds; back it up with the data
 # metrics: total              # the most that this site reports of its tests: none, total or class
 # packages: [hospital_models] # packages, beside fedskew and the app, whose methods and models may run here
+# policy: {{methods: [fedavg], reveals: [], rounds: 200, noise: 1.0, clip: 2.0, hours: 20-6}}   # limits; see deploy.md
 # device: cuda
 # threads: 4
 # idle: 600                   # seconds without work after which the worker frees its memory

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import numpy as np
 import torch
@@ -72,6 +73,7 @@ class Site:
             raise UserError(
                 f"the server sets {strange[0]!r}, which this site does not know; expected the same version of fedskew"
             )
+        self.config.policy.require_request(facts, datetime.now())  # the hours are local time
         require_approved(facts, self.config)
         place = self._place(facts["terms"])
         with arithmetic(place.config.precision):
@@ -159,6 +161,7 @@ class Workplace:
     def __init__(self, own: SiteConfig, federation: Federation, terms: Facts) -> None:
         self.config = replace(Config.from_mapping(terms["config"]), device=own.device, engine="plain")
         require_known_code(self.config, own)
+        own.policy.require_run(self.config)
         dataset = Contract.from_json(terms["contract"]).admit(federation.dataset)
         everything = Federation(dataset, federation.indices, federation.partition, federation.seed)
         self._held: dict[tuple[int, ...] | None, Federation] = {None: everything}

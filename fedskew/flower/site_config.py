@@ -22,6 +22,7 @@ from fedskew.data.partitions.rule import IntArray
 from fedskew.data.partitions.saved import Saved
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config.values import read_yaml
+from fedskew.flower.policy import Policy, read_policy
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class SiteConfig:
     """The most that this site reports of its tests: none, total (the accuracy), or class (results by class)."""
     packages: tuple[str, ...] = ()
     """Python packages, beside fedskew and the app, whose methods and models the server may name."""
+    policy: Policy = field(default_factory=Policy)
+    """What the site allows, whatever the server requests."""
     split: str | None = None
     """For trials on one machine: a saved split of the data; this site is client number `client` of it."""
     client: int = 0
@@ -100,6 +103,7 @@ def load_site(path: str | Path) -> SiteConfig:
         _check(values, name)
         named = isinstance(packages, list) and all(isinstance(package, str) for package in packages)
         expect(named, "packages", packages, "a list of names such as [hospital_models]")
+        values["policy"] = read_policy(values.get("policy"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return SiteConfig(

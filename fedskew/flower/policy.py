@@ -1,0 +1,129 @@
+"""What a site allows, whatever the server requests: the `policy` in its site.yaml.
+
+    policy:
+      methods: [fedavg, fedvls]      # methods that may train here; none: all
+      reveals: [label presence]      # what a method may reveal about labels; [] for nothing, none: anything
+      rounds: 200                    # most rounds of a run
+      noise: 1.0                     # least noise multiplier of local privacy; none: no noise is required
+      clip: 2.0                      # largest clip of local privacy, with noise
+      hours: 20-6                    # hours of the day in which the site works, local time
+
+The site's worker checks every request with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, TypeVar
+
+from fedskew.errors import UserError, expect, unknown
+from fedskew.experiment.config import Config
+from fedskew.flower.wire import Facts
+from fedskew.methods.catalogue import find
+
+_HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
+
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The limits of one site; None for no limit."""
+
+    methods: tuple[str, ...] | None = None
+    reveals: tuple[str, ...] | None = None
+    rounds: int | None = None
+    noise: float | None = None
+    clip: float | None = None
+    hours: tuple[int, int] | None = None
+
+    def require_run(self, config: Config) -> None:
+        """Refuse a run whose method or number of rounds is not allowed."""
+        methods = [part.strip() for part in config.method.split("+")]
+        for method in methods if self.methods is not None else ():
+            if method not in (self.methods or ()):
+                allowed = ", ".join(self.methods or ()) or "none"
+                raise UserError(f"this site does not allow the method {method!r} (policy.methods: {allowed})")
+        for item in self._revealed(methods) if self.reveals is not None else ():
+            if item not in (self.reveals or ()):
+                allowed = ", ".join(self.reveals or ()) or "nothing"
+                raise UserError(f"{config.method} reveals {item}; this site allows policy.reveals: {allowed}")
+        if self.rounds is not None and config.rounds > self.rounds:
+            raise UserError(f"the run has {config.rounds} rounds; this site allows policy.rounds: {self.rounds}")
+
+    @staticmethod
+    def _revealed(methods: list[str]) -> list[str]:
+        words = [word for method in methods for word in find(method).reveals.split(", ")]
+        return [word for word in words if word != "nothing"]
+
+    def require_request(self, facts: Facts, now: datetime) -> None:
+        """Refuse a request at a wrong hour, for too many rounds, or for an update with too little noise."""
+        if self.hours is not None and not _within(now.hour, *self.hours):
+            first, last = self.hours
+            raise UserError(f"this site works from {first} to {last} o'clock only (policy.hours)")
+        if facts["kind"] != "train":
+            return
+        round = facts["key"]["round"] + 1
+        if self.rounds is not None and round > self.rounds:
+            raise UserError(f"the server requests round {round}; this site allows policy.rounds: {self.rounds}")
+        self.require_noise(facts["noise"])
+
+    def require_noise(self, noise: list[float] | None) -> None:
+        """Refuse local noise that is too small; `noise` is the clip and the noise multiplier."""
+        if self.noise is None:
+            return
+        if noise is None:
+            raise UserError("this site requires noise (policy.noise); expected federation.privacy = 'local'")
+        clip, multiplier = noise
+        if multiplier < self.noise:
+            raise UserError(f"the noise multiplier is {multiplier:g}; this site requires policy.noise: {self.noise:g}")
+        if self.clip is not None and clip > self.clip:
+            raise UserError(f"updates are clipped at {clip:g}; this site allows policy.clip: {self.clip:g}")
+
+
+def _within(hour: int, first: int, last: int) -> bool:
+    """Whether an hour is in [first, last), which may include midnight."""
+    return first <= hour < last if first < last else hour >= first or hour < last
+
+
+def read_policy(values: Any) -> Policy:
+    """The policy in a site's YAML file; no limits if there is none."""
+    if values is None:
+        return Policy()
+    expect(isinstance(values, Mapping), "policy", values, "keys such as methods and rounds")
+    known = {spec.name for spec in fields(Policy)}
+    for key in values:
+        if key not in known:
+            raise unknown("policy", str(key), known)
+    return Policy(
+        methods=_names("methods", values.get("methods")),
+        reveals=_names("reveals", values.get("reveals")),
+        rounds=_number("rounds", values.get("rounds"), int),
+        noise=_number("noise", values.get("noise"), float),
+        clip=_number("clip", values.get("clip"), float),
+        hours=_hours(values.get("hours")),
+    )
+
+
+def _names(key: str, value: Any) -> tuple[str, ...] | None:
+    listed = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    expect(value is None or listed, f"policy.{key}", value, "a list of names")
+    return None if value is None else tuple(value)
+
+
+def _number(key: str, value: Any, kind: type[T]) -> T | None:
+    number = isinstance(value, int | kind) and not isinstance(value, bool) and value > 0
+    expect(value is None or number, f"policy.{key}", value, "a positive number")
+    return None if value is None else kind(value)
+
+
+def _hours(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    found = _HOURS.fullmatch(str(value))
+    hours = (int(found[1]), int(found[2])) if found else (24, 24)
+    expect(max(hours) < 24 and hours[0] != hours[1], "policy.hours", value, "two different hours such as 20-6")
+    return hours
