@@ -80,6 +80,7 @@ PLANS = (
     Plan(0, 2, 3, 3),
     Plan(0, 1, 3, 4),
     Plan(0, 1, 2, 3),
+    Plan(0, 1, 1, 3),
 )
 """From the most to the least thorough."""
 

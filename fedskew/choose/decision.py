@@ -1,9 +1,10 @@
 """The decision after the final, its reasons, and the answer in words.
 
-FedAvg is the choice unless another method is better on the fresh splits by more than noise: its mean lead over tuned
-FedAvg must exceed one standard error of the paired differences. A significance test at 5 % would be the wrong rule for
-a choice that must be made either way. With a few splits it would keep FedAvg where others are several points better.
-The answer reports the test beside the choice.
+The finalists are ordered by their means over all splits on which they were trained to the end, those of the race
+included: with few splits, every one counts. FedAvg is the choice unless another method is better on the fresh splits by
+more than noise: its mean lead over tuned FedAvg must exceed one standard error of the paired differences. A
+significance test at 5 % would be the wrong rule for a choice that must be made either way. With a few splits it would
+keep FedAvg where others are several points better. The answer reports the test beside the choice.
 """
 
 from __future__ import annotations
@@ -20,28 +21,36 @@ from fedskew.results.race import Finalist, Standing
 from fedskew.results.ranking import find_metric
 from fedskew.results.significance import Difference, holm, paired
 
-Results = Sequence[tuple[Standing, Sequence[Measured]]]
-"""The finalists, the best first, with what was measured on each split."""
+Result = tuple[Standing, Sequence[float], Sequence[Measured]]
+"""A finalist's scores on the fresh splits, its scores on the splits of the race, and what else was measured."""
 
 _SAME_COST = 0.02
 """Costs that differ by less than this part count as equal."""
 
 
-def decide(results: Results, rank_by: str) -> dict[str, Any]:
+def decide(results: Sequence[Result], rank_by: str) -> dict[str, Any]:
     """The last fields of the race's record: the finalists, the choice and the answer."""
-    baseline, measured = next(result for result in results if result[0].method == BASELINE)
-    others = [standing for standing, _ in results if standing is not baseline]
+    baseline, _, costs = next(result for result in results if result[0].method == BASELINE)
+    others = [standing for standing, _, _ in results if standing is not baseline]
     compared = [paired(standing.scores, baseline.scores) for standing in others]
     corrected = dict(zip((s.label for s in others), holm([d for d in compared if d is not None]), strict=True))
-    final = tuple(_finalist(standing, corrected.get(standing.label), m, measured) for standing, m in results)
-    chosen = next((i for i, one in enumerate(final) if _beats(one.standing, baseline)), None)
-    if chosen is None:
-        chosen = next(i for i, one in enumerate(final) if one.standing is baseline)
-    return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by))}
+    found = [
+        _finalist(standing, fmean([*standing.scores.values(), *raced]), corrected.get(standing.label), measured, costs)
+        for standing, raced, measured in results
+    ]
+    final = tuple(sorted(found, key=lambda one: -one.overall))
+    own = next(i for i, one in enumerate(final) if one.standing is baseline)
+    chosen = next((i for i, one in enumerate(final[:own]) if _beats(one.standing, baseline)), own)
+    splits = len(results[0][0].scores) + len(results[0][1])
+    return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by, splits))}
 
 
 def _finalist(
-    standing: Standing, difference: Difference | None, measured: Sequence[Measured], baseline: Sequence[Measured]
+    standing: Standing,
+    overall: float,
+    difference: Difference | None,
+    measured: Sequence[Measured],
+    baseline: Sequence[Measured],
 ) -> Finalist:
     entry = combined_entry(standing.method)
 
@@ -50,7 +59,7 @@ def _finalist(
         return round(own / its, 3) if its else 1.0
 
     return Finalist(
-        standing, difference, ratio("compute"), ratio("bytes"), ratio("round_seconds"), entry.reveals,
+        standing, overall, difference, ratio("compute"), ratio("bytes"), ratio("round_seconds"), entry.reveals,
         entry.extra_compute,
     )  # fmt: skip
 
@@ -61,25 +70,24 @@ def _beats(standing: Standing, baseline: Standing) -> bool:
     return standing is not baseline and fmean(leads) > stdev(leads) / math.sqrt(len(leads))
 
 
-def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str) -> list[str]:
-    metric, splits = find_metric(rank_by).label, len(chosen.standing.scores)
-    take = f"Take {_named(chosen.standing)}: {_percent(chosen.standing.mean)} {metric} on validation data"
-    lines = [f"{take}, mean of {splits} fresh splits."]
+def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, splits: int) -> list[str]:
+    metric, fresh = find_metric(rank_by).label, len(chosen.standing.scores)
+    take = f"Take {_named(chosen.standing)}: {_percent(chosen.overall)} {metric} on validation data"
+    lines = [f"{take}, mean of {splits} splits."]
     baseline = next(one for one in final if one.standing.method == BASELINE)
     if chosen is baseline:
         lines += [_no_better(final, baseline, metric)]
     elif chosen.difference is not None:
         tuned = f"FedAvg with its best learning rate, {baseline.standing.lr:g}"
-        lines += [f"It beats {tuned}, by {_lead(chosen.difference)}.", f"It {_cost(chosen)}."]
+        lines += [f"On {fresh} fresh splits it beats {tuned}, by {_lead(chosen.difference)}.", f"It {_cost(chosen)}."]
     return [*lines, *_alternatives(final, chosen)]
 
 
 def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str) -> str:
     best = next(one for one in final if one is not baseline)
-    assert best.difference is not None
-    if best.difference.mean <= 0:
+    if best.overall <= baseline.overall:
         return f"No other method of the final has a higher mean {metric}; {best.standing.label} comes next."
-    lead = f"{100 * best.difference.mean:.1f} points"
+    lead = f"{100 * (best.overall - baseline.overall):.1f} points"
     return f"{_named(best.standing)} is {lead} better in the mean, which is within the noise between splits."
 
 

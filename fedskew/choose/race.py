@@ -102,8 +102,13 @@ class Race:
         fresh = range(MOST_SPLITS, MOST_SPLITS + splits)
         names = ", ".join(candidate.method for candidate in field)
         self._train(f"final on {splits} fresh splits: {names}", field, fresh, rounds)
+        raced = range(Plan.from_json(self.record.plan or {}).splits)
         results = [
-            (self._standing(c, scores, True), [self.trials.get(c, seed, rounds) for seed in self._seeds(fresh)])
+            (
+                self._standing(c, scores, True),
+                list(dict(self._rank([c], raced, rounds))[c].values()),
+                [self.trials.get(c, seed, rounds) for seed in self._seeds(fresh)],
+            )
             for c, scores in self._rank(self._able(field), fresh, rounds)
         ]
         self._save(**decide(results, self.record.rank_by))

@@ -49,6 +49,8 @@ class Finalist:
     """A method of the final, compared with tuned FedAvg on the same fresh splits."""
 
     standing: Standing
+    overall: float
+    """Mean over all splits on which the candidate was trained to the end, those of the race included."""
     difference: Difference | None
     """From tuned FedAvg, corrected by Holm's method; None for FedAvg itself."""
     compute: float
@@ -78,7 +80,7 @@ class RaceRecord:
     """The plan with the final that still fitted into the budget."""
     rungs: tuple[Rung, ...] = ()
     final: tuple[Finalist, ...] = ()
-    """The best first."""
+    """The best over all splits first."""
     chosen: int | None = None
     """The position of the chosen method in `final`."""
     answer: tuple[str, ...] = ()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedskew.choose.decision import decide
+from fedskew.choose.decision import Result, decide
 from fedskew.choose.trial import Measured
 from fedskew.results.race import Standing
 
 
-def finalist(method: str, scores: Sequence[float], compute: float = 1.0) -> tuple[Standing, list[Measured]]:
+def finalist(method: str, scores: Sequence[float], compute: float = 1.0, raced: Sequence[float] = ()) -> Result:
     standing = Standing(method, method, 0.1, {}, dict(enumerate(scores)), True)
-    return standing, [Measured(9, {}, 1.0, 0.1, compute, 100.0, 0) for _ in scores]
+    return standing, raced, [Measured(9, {}, 1.0, 0.1, compute, 100.0, 0) for _ in scores]
 
 
-def chosen(*results: tuple[Standing, list[Measured]]) -> tuple[str, str]:
-    ranked = sorted(results, key=lambda result: -result[0].mean)
-    found = decide(ranked, "accuracy")
+def chosen(*results: Result) -> tuple[str, str]:
+    found = decide(results, "accuracy")
     return found["final"][found["chosen"]].standing.method, " ".join(found["answer"])
 
 
@@ -25,7 +24,8 @@ def test_a_clear_lead_wins_with_its_interval_and_cost() -> None:
         finalist("fedavg", [0.5, 0.52, 0.51]), finalist("fedvls", [0.7, 0.71, 0.72], compute=1.3333)
     )
     assert winner == "fedvls"
-    assert "Take fedvls with learning rate 0.1: 71.0 % accuracy" in answer
+    assert "Take fedvls with learning rate 0.1: 71.0 % accuracy on validation data, mean of 3 splits." in answer
+    assert "On 3 fresh splits it beats FedAvg with its best learning rate, 0.1" in answer
     assert "by 20.0 points (95 % interval +17.5 to +22.5, better on 3 of 3 splits; significant)" in answer
     assert "1.33 times the computation" in answer
     assert "(1 teacher forward per step)" in answer
@@ -62,3 +62,14 @@ def test_cheaper_and_more_private_alternatives_are_named() -> None:
     assert "fedlmd with learning rate 0.1 cannot be told apart from it and reveals nothing." in answer
     assert "fedrs with learning rate 0.1 cannot be told apart from it and is cheaper and reveals nothing." in answer
     assert "fedavg with" not in answer
+
+
+def test_the_splits_of_the_race_count_for_the_order_but_not_against_fedavg() -> None:
+    fedavg = finalist("fedavg", [0.5, 0.52, 0.51], raced=[0.5, 0.5])
+    steady = finalist("fedvls", [0.70, 0.69, 0.71], raced=[0.80, 0.82])
+    lucky = finalist("scaffold", [0.72, 0.71, 0.73], raced=[0.60, 0.62])
+    winner, answer = chosen(fedavg, lucky, steady)
+    assert winner == "fedvls"
+    assert "74.4 % accuracy on validation data, mean of 5 splits" in answer
+    early = finalist("fedrs", [0.50, 0.53, 0.50], raced=[0.9, 0.9])
+    assert chosen(fedavg, early)[0] == "fedavg"

@@ -39,7 +39,7 @@ def test_a_race_is_shown_and_repeated_as_json(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--budget", "20r"], r"racing 3 methods over 3 rounds needs about 48 rounds"),
+        (["--budget", "20r"], r"racing 3 methods over 3 rounds needs about 35 rounds"),
         (["--budget", "soon"], r"expected a time such as 5m or 200s, or rounds such as 2000r"),
         (["--budget", "60r", "--methods", "fedproxx"], r"did you mean 'fedprox'"),
         (["--budget", "60r", "--rank-by", "auroc"], r"known only after the last round"),

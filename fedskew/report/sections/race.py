@@ -28,15 +28,15 @@ def race_section(race: RaceRecord) -> Section:
 
 
 def _final(final: Sequence[Finalist]) -> Table:
-    columns = ["method", "learning rate", "splits", "mean %", "over FedAvg, points", "95 % from", "to", "p",
-               "compute (FedAvg: 1)", "traffic", "time per round", "reveals"]  # fmt: skip
-    return Table("race-final", "The final on fresh splits", columns, [_final_row(one) for one in final])
+    columns = ["method", "learning rate", "all splits %", "fresh splits", "their mean %", "over FedAvg, points",
+               "95 % from", "to", "p", "compute (FedAvg: 1)", "traffic", "time per round", "reveals"]  # fmt: skip
+    return Table("race-final", "The final", columns, [_final_row(one) for one in final])
 
 
 def _final_row(one: Finalist) -> list[Cell]:
     standing, d = one.standing, one.difference
     tested = [None] * 4 if d is None else [_points(d.mean), _points(d.low), _points(d.high), number(d.p, 4)]
-    mean = [len(standing.scores), _points(standing.mean)]
+    mean = [_points(one.overall), len(standing.scores), _points(standing.mean)]
     return [standing.label, standing.lr, *mean, *tested, one.compute, one.traffic, one.seconds, one.reveals]
 
 
