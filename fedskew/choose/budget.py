@@ -73,6 +73,9 @@ class Plan:
 
 
 PLANS = (
+    Plan(2, 3, 4, 20),
+    Plan(2, 3, 4, 12),
+    Plan(2, 3, 4, 8),
     Plan(2, 3, 4, 5),
     Plan(2, 2, 4, 5),
     Plan(1, 2, 4, 5),
