@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedskew.data.published.idx import FASHION
-from fedskew.lab.papers.cells import Cell, Choice, make_job, table_cells
+from fedskew.lab.papers.cells import Cell, CellChoice, make_job, table_cells
 from fedskew.lab.papers.map import PAPER, TABLE, FederationResult, federation_results
 from fedskew.lab.sweep.records import Records, read_folder
 from fedskew.report.charts.palette import AMOUNT, colour
@@ -58,7 +58,7 @@ def draw_shares(axes: Any, found: list[FederationResult]) -> None:
 def class_accuracy(records: Records) -> np.ndarray:
     """Percent by method and class after the last round with 10 % of the clients, mean over the splits."""
     places = {cell.method: cell for cell in table_cells(PAPER, TABLE) if is_shown(cell)}
-    runs = [[records.longest(make_job(places[method], seed, Choice())) for seed in SEEDS] for method in ROWS]
+    runs = [[records.longest(make_job(places[method], seed, CellChoice())) for seed in SEEDS] for method in ROWS]
     numbers = [[run.content["class_accuracy"] for run in by_seed if run is not None] for by_seed in runs]
     return 100 * np.array(numbers, np.float64).mean(axis=1)
 

@@ -88,13 +88,13 @@ def _reproduce(
     """Rerun cells of the papers' tables and show paper and rerun side by side. Finished cells are not repeated."""
     from fedskew.cli.campaigns import conclude, job_values, parse_count, parse_seconds, run_campaign
     from fedskew.experiment.storage.about import command
-    from fedskew.lab.papers.cells import Choice
+    from fedskew.lab.papers.cells import CellChoice
     from fedskew.lab.papers.selection import Selection, plan_jobs
     from fedskew.lab.sweep.campaign import Campaign
     from fedskew.lab.sweep.records import RecordsFile, read_folder
 
     datasets, splits, conditions, chosen = (tuple(split_names(text)) for text in (dataset, split, condition, methods))
-    choice = Choice(datasets, splits, conditions, chosen, variant, job_values(settings))
+    choice = CellChoice(datasets, splits, conditions, chosen, variant, job_values(settings))
     selections = _selections(plan, Selection(tuple(tables or ()), choice, parse_count("seeds", seeds) or 1))
     if show:
         _show(selections, plan is not None, settings.values.get("device", "auto"), as_json)
@@ -120,12 +120,12 @@ def _reproduce(
 
 def _selections(plan: str | None, given: Selection) -> list[Selection]:
     """Read the selections of the plan. Without a plan, use the one on the command line."""
-    from fedskew.lab.papers.cells import Choice
+    from fedskew.lab.papers.cells import CellChoice
     from fedskew.lab.papers.selection import Selection, read_plan
 
     if plan is None:
         return [given]
-    only_values = Selection((), Choice(values=given.choice.values))
+    only_values = Selection((), CellChoice(values=given.choice.values))
     if given != only_values:
         raise UserError(f"a selection was given besides --plan; expected tables, cells and seeds only in {plan}")
     return read_plan(plan, given.choice.values)

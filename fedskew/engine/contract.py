@@ -34,9 +34,11 @@ class LocalTraining:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     optimizer: str = "sgd"
+    """The name of the local optimiser."""
 
     @property
     def optimiser(self) -> LocalOptimiser:
+        """The local optimiser itself, with these settings."""
         return OPTIMISERS[self.optimizer](self.momentum, self.weight_decay)
 
 
@@ -56,13 +58,15 @@ class Assignment:
 
 @dataclass(frozen=True)
 class RoundWork:
-    """Train these clients from this model."""
+    """A round for an engine: train these clients, starting from this model."""
 
     objective: Objective
     solver: Solver
     server: ServerRule
     sent: ModelState
+    """The model that the server sends to the clients."""
     downlink: Tensors
+    """What the server sends besides the model."""
     companions: Mapping[str, ModelState]
     """Models from earlier stages, for objectives that use them."""
     assignments: Sequence[Assignment]
@@ -71,6 +75,7 @@ class RoundWork:
 
     @property
     def parts(self) -> tuple[Part, Part, Part]:
+        """The method's parts. A regulariser is a member of the objective."""
         return self.objective, self.solver, self.server
 
     @property
@@ -79,7 +84,7 @@ class RoundWork:
         return [member for part in self.parts for member in part.members]
 
     def needs_pass(self, when: PassKind) -> bool:
-        """Return whether a part of the method has this hook."""
+        """Return whether a part of the method needs this pass, because it has the hook of that name."""
         return any(uses_hook(part, when) for part in self.parts)
 
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
@@ -88,7 +93,7 @@ class RoundWork:
         return Client(label_counts, self.sent.params, self.downlink, kept, unpack(OPENING, state))
 
     def companion(self, name: str, state: Tensors) -> ModelState:
-        """Return the frozen model that the objective calls `name`."""
+        """Return the frozen model that the objective knows as `name`."""
         if name == "teacher":
             return self.sent
         if name.startswith("state/"):
@@ -105,7 +110,10 @@ class RoundWork:
         return uplink, state
 
     def batch_plans(self, smallest: int) -> list[BatchPlan]:
-        """Plan the batches of each client. They are no wider than the largest client needs."""
+        """Plan the batches of each client, without those of fewer than `smallest` samples.
+
+        They are no wider than the largest client needs.
+        """
         largest = max(len(a.samples) for a in self.assignments)
         width = min(self.local.batch_size, largest)
         return [
@@ -119,10 +127,13 @@ class RoundResult:
 
     trained: ModelState
     uplink: Tensors
+    """What the clients send besides their models."""
     states: Tensors
+    """What the clients keep for their next round."""
     loss: Tensor
     """[K]: mean loss over the visited samples."""
     tally: Tensors
+    """[K] each: the counts of `Objective.tally`, summed over the client's batches."""
     visits: npt.NDArray[np.int64]
     """[K]: number of visited samples."""
 

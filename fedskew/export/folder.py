@@ -47,7 +47,7 @@ class Exported:
 def export_run(
     run: str | Path, out: str | Path, formats: Collection[str] = (), model: nn.Module | None = None
 ) -> Exported:
-    """Export the model of a finished run. If the run trained your own module, pass such a module as `model`."""
+    """Export the model of a finished run. If the run trained your own module, pass an instance of it as `model`."""
     for name in formats:
         if name not in FORMATS:
             raise unknown("format", name, FORMATS)
@@ -94,7 +94,7 @@ def _require_exportable(run: Result) -> None:
 
 
 def _create_folder(folder: Path) -> None:
-    """Create the folder. Refuse one that has other files than an exported model."""
+    """Create the folder, or refuse one that has files but no `model.json`: they are not an exported model."""
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in folder.iterdir()}
@@ -107,12 +107,12 @@ def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
     if run.inputs["kind"] != "text":
         return (), []
     if run.sites:
-        return (), ["words.txt is left out: the sites have the vocabulary"]
+        return (), ["words.txt is left out: only the sites have the vocabulary"]
     try:
         found = load(run.config.data, run.config.data_dir, **run.config.data_params).words
     except UserError as error:
         return (), [f"words.txt is left out: the data cannot be read: {error}"]
-    if len(found) + 2 != run.inputs["vocabulary"]:
+    if len(found) + 2 != run.inputs["vocabulary"]:  # the model also knows padding and any unknown word
         return (), ["words.txt is left out: the data have changed or have no vocabulary"]
     return found, []
 

@@ -38,7 +38,7 @@ from fedskew.methods import (  # noqa: F401
     robust,
     scaffold,
 )
-from fedskew.methods.catalogue import METHODS, Entry, find, is_bound, matching_entries, method, register
+from fedskew.methods.catalogue import METHODS, Entry, find, is_reference_bound, matching_entries, method, register
 from fedskew.methods.composition import Method, canonical_name, combined_entry, make_method
 from fedskew.methods.method_list import MethodList, methods
 from fedskew.methods.parts import (
@@ -82,7 +82,7 @@ __all__ = [
     "canonical_name",
     "combined_entry",
     "find",
-    "is_bound",
+    "is_reference_bound",
     "make_method",
     "matching_entries",
     "method",

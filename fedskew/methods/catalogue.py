@@ -73,7 +73,7 @@ _ALIASES: dict[str, str] = {}
 P = TypeVar("P", bound=type[Part])
 
 
-def is_bound(name: str) -> bool:
+def is_reference_bound(name: str) -> bool:
     """Return whether `name` is a reference bound, which comparisons show but never rank."""
     return name in METHODS and METHODS[name].stands_alone
 

@@ -34,7 +34,7 @@ class FedCurv(Solver):
     curvature_weight: float = 1.0
     """λ; FedLMD's tables mostly use 1, and 2 for the most skewed splits."""
 
-    sends = "change of Fisher information (two models)"
+    sends = "change of Fisher information (the size of two models)"
     extra_compute = "1 forward and backward of each sample per round"
     needs_gradient = True
 

@@ -40,7 +40,7 @@ def _zeros(params: Tensors) -> Tensors:
 class ControlVariates(Solver):
     """The gradient minus the client's control variate plus the server's."""
 
-    sends = "control variate (one model)"
+    sends = "control variate (the size of one model)"
     needs_sgd = True
 
     def client_state(self, params: Tensors) -> Tensors:

@@ -23,7 +23,7 @@ class Classifier(nn.Module):
 
 
 def has_features(model: nn.Module) -> TypeGuard[Classifier]:
-    """Return whether the logits are `head(encoder(x))`. A subclass of `Classifier` may compute them otherwise."""
+    """Return whether the logits are `head(encoder(x))`. A subclass of `Classifier` may compute them differently."""
     return isinstance(model, Classifier) and type(model).forward is Classifier.forward
 
 

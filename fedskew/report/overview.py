@@ -73,4 +73,4 @@ def _grid(found: Sequence[Comparison]) -> Heat:
         cells.append([None if c is None else number(100 * c.accuracy.mean) for c in shown])
     names = [setting.label for setting in found]
     return Heat("winners", "accuracy", "method", "setting", "accuracy %", labels, names, cells, "share",
-                written=len(names) <= 20)  # fmt: skip
+                show_numbers=len(names) <= 20)  # fmt: skip

@@ -86,7 +86,7 @@ def comparison_table(comparison: Comparison) -> Table:
     best = comparison.best
     top = None if best is None else comparison.score(best).mean
     for method in methods:
-        marked = best is not None and not method.is_bound and comparison.score(method).mean == top
+        marked = best is not None and not method.is_reference_bound and comparison.score(method).mean == top
         table.add_row(
             Text(method.label + (" *" if marked else ""), style="bold" if marked else ""),
             *(method.over_seeds(metric.value).in_percent(1) for metric in shown),
@@ -95,7 +95,7 @@ def comparison_table(comparison: Comparison) -> Table:
         )
     notes = []
     if best is not None:
-        bounds = ", reference bounds aside" if any(m.is_bound for m in methods) else ""
+        bounds = ", reference bounds aside" if any(m.is_reference_bound for m in methods) else ""
         notes.append(f"* highest {comparison.metric.label} after the last round{bounds}")
     if diverged := sum(run.diverged for run in comparison.runs):
         notes.append(f"{diverged} client updates were discarded because they were not finite")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedskew.display import data_frame, html_table
 from fedskew.experiment.config import Config
 from fedskew.experiment.result import Result
-from fedskew.methods import is_bound
+from fedskew.methods import is_reference_bound
 from fedskew.metrics.drift import finite_or_none
 from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.results.naming import flat, key_of, labels, naming_keys, setting_label, varied_keys
@@ -38,9 +38,9 @@ class MethodRuns:
         return self.runs[0].method
 
     @property
-    def is_bound(self) -> bool:
+    def is_reference_bound(self) -> bool:
         """Whether it is a reference bound, not a federated method."""
-        return is_bound(self.method)
+        return is_reference_bound(self.method)
 
     @property
     def finished(self) -> tuple[Result, ...]:
@@ -169,12 +169,12 @@ class Comparison:
             kept = [a for seed, a in values.items() if seed in common] or list(values.values())
             return sum(kept) / len(kept)
 
-        return sorted((m for m in self.methods if m.tested), key=lambda m: (m.is_bound, -score(m)))
+        return sorted((m for m in self.methods if m.tested), key=lambda m: (m.is_reference_bound, -score(m)))
 
     @property
     def competing(self) -> list[MethodRuns]:
         """The ranking without the reference bounds."""
-        return [m for m in self.ranking if not m.is_bound]
+        return [m for m in self.ranking if not m.is_reference_bound]
 
     @property
     def best(self) -> MethodRuns | None:
@@ -185,7 +185,7 @@ class Comparison:
     def common_seeds(self) -> set[int]:
         """The seeds that all evaluated methods share; reference bounds count only if there is nothing else."""
         tested = [m for m in self.methods if m.tested]
-        methods = [m for m in tested if not m.is_bound] or tested
+        methods = [m for m in tested if not m.is_reference_bound] or tested
         seeds = [{run.seed for run in m.tested} for m in methods]
         return set.intersection(*seeds) if seeds else set()
 

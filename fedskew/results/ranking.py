@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.result import Result
-from fedskew.methods import is_bound
+from fedskew.methods import is_reference_bound
 
 DEFAULT_METRIC = "accuracy"
 
@@ -60,7 +60,7 @@ def require_metric(runs: Iterable[Result], name: str) -> RankingMetric:
     """The metric of this name. Refuse runs that lack it, except reference bounds, which do not compete."""
     metric = find_metric(name)
     for run in runs:
-        if run.last is not None and not is_bound(run.method) and math.isnan(metric.value(run)):
+        if run.last is not None and not is_reference_bound(run.method) and math.isnan(metric.value(run)):
             raise UserError(f"{run.folder or run.name} cannot be ranked by {metric.name}: {_reason(run, metric)}")
     return metric
 

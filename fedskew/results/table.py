@@ -110,12 +110,16 @@ def _column(
 ) -> list[str]:
     """One metric of all methods. Values that print alike are bold together."""
     found = [method.over_seeds(metric.value) for method in setting.ranking]
-    competing = [_mean(value) for method, value in zip(setting.ranking, found, strict=True) if not method.is_bound]
+    competing = [
+        _mean(value) for method, value in zip(setting.ranking, found, strict=True) if not method.is_reference_bound
+    ]
     top = max((mean for mean in competing if not math.isnan(mean)), default=math.inf)
     cells = []
     for method, value in zip(setting.ranking, found, strict=True):
         cell = escape(value.in_percent(DIGITS))
-        cells.append(bold(cell) if len(competing) > 1 and not method.is_bound and _mean(value) == top else cell)
+        cells.append(
+            bold(cell) if len(competing) > 1 and not method.is_reference_bound and _mean(value) == top else cell
+        )
     return cells
 
 

@@ -54,9 +54,9 @@ def test_every_hyper_parameter_has_a_default_that_is_accepted_back(name: str) ->
 BYTES: dict[str, Callable[[int, int], int]] = {
     "": lambda model, classes: 0,
     "label presence": lambda model, classes: classes,
-    "control variate (one model)": lambda model, classes: model,
+    "control variate (the size of one model)": lambda model, classes: model,
     "local steps (one number)": lambda model, classes: 8,
-    "change of Fisher information (two models)": lambda model, classes: 2 * model,
+    "change of Fisher information (the size of two models)": lambda model, classes: 2 * model,
     "mean feature of each class": lambda model, classes: model - 8 * classes + classes,  # no biases; flags
     "label counts once": lambda model, classes: 0,  # the same
     "all its samples": lambda model, classes: 0,  # not part of a round, either: there is no client

@@ -1,4 +1,4 @@
-"""The server's steps of a round. `experiment.loop` puts them in order."""
+"""What the server does in each step of a round. `experiment.loop` calls the steps in order."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from fedskew.models.concatenation import concatenate
 
 
 class Server:
-    """The server of one run. It plans rounds, has clients trained, aggregates, evaluates and records."""
+    """The server of one run. It plans rounds, passes them to an engine, aggregates, evaluates and records."""
 
     repeated_by = "fedskew run -c config.yaml"
-    """How to repeat its runs, as a comment in config.yaml."""
+    """How to repeat the run: the text of a comment in config.yaml."""
 
     def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
         self._federation, self._config = federation, config
@@ -47,7 +47,8 @@ class Server:
         self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config))
         self.device = self._runtimes.devices[0]
         self._runtime = self._runtimes.runtime(model, self._resolve_engine(model))
-        self._wide: tuple[list[ModelState], ModelRuntime] | None = None
+        self._concatenated: tuple[list[ModelState], ModelRuntime] | None = None
+        """The models that a stage concatenates, and the runtime of the result."""
         self.network = self._runtime.network
         self._initial = self.network.state()
         self._stages = RunStages(method, config)
@@ -62,8 +63,8 @@ class Server:
             with contextlib.suppress(RuntimeError):  # after a GPU error, this fails too
                 torch.cuda.synchronize(self.device)
         self._runtime.engine.close()
-        if self._wide is not None:
-            self._wide[1].engine.close()
+        if self._concatenated is not None:
+            self._concatenated[1].engine.close()
 
     # -- the engine --------------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Server:
         return self._planner.plan(stage, state, self.runtime(stage, state))
 
     def train(self, plan: RoundPlan) -> RoundResult:
-        """Have the clients of this round trained."""
+        """Train the clients of this round, with the engine."""
         return plan.runtime.engine.train(plan.work)
 
     def aggregate(self, plan: RoundPlan, result: RoundResult, report: TrainingReport) -> Aggregated:
@@ -195,14 +196,14 @@ class Server:
         if not stage.concatenates:
             return self._runtime
         models = [state.models[name].model for name in stage.concatenates]
-        if self._wide is None or not all(map(operator.is_, models, self._wide[0])):
+        if self._concatenated is None or not all(map(operator.is_, models, self._concatenated[0])):
             seed = self._config.seed if stage.new_head else None
-            wide = concatenate([self.network.module(model) for model in models], seed)
+            model = concatenate([self.network.module(one) for one in models], seed)
             engine = self.engine_name if self.engine_name in ENGINES else self._config.engine
-            runtime = self._runtimes.runtime(wide, engine)
+            runtime = self._runtimes.runtime(model, engine)
             runtime.engine.notices = self.notices
-            self._wide = models, runtime
-        return self._wide[1]
+            self._concatenated = models, runtime
+        return self._concatenated[1]
 
 
 def _compiles_steps(federation: Federation, config: Config) -> bool:

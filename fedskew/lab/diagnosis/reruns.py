@@ -1,4 +1,4 @@
-"""Reruns: what fedskew measured itself, one line per setting, protocol and method.
+"""Reruns: the accuracies that fedskew itself has measured, one line per setting, protocol and method.
 
 The table `reruns.csv` ships with the package, so a diagnosis is the same in every folder. It is built from the
 records in the repository's `results/` by `python tools/build_reruns.py`.
@@ -23,13 +23,13 @@ from fedskew.experiment.config.values import parse_yaml
 from fedskew.lab.diagnosis.setting import KnownSetting, Score, known_setting
 from fedskew.lab.sweep.records import Record
 from fedskew.methods import make_method
-from fedskew.methods.catalogue import is_bound
+from fedskew.methods.catalogue import is_reference_bound
 from fedskew.results.naming import flat
 
 SHIPPED = files("fedskew.lab.diagnosis") / "reruns.csv"
 BASELINE = "fedavg"
-APART = ("method", "precision", "eval_every")
-"""Keys in which runs of one comparison may differ."""
+MAY_DIFFER = ("method", "precision", "eval_every")
+"""Keys in which runs of one comparison may differ, besides the seed and the others that `flat` leaves out."""
 COLUMNS = ("dataset", "rule", "params", "clients", "per_round", "protocol", "method", "accuracy", "fedavg", "best",
            "fedavg_best")  # fmt: skip
 
@@ -42,7 +42,7 @@ class Rerun:
     protocol: str
     method: str
     accuracy: tuple[float, ...]
-    """Percent by seed: the mean over the last rounds, as the map has it."""
+    """Percent by seed: the mean over the last rounds, as in the maps of RESULTS.md."""
     fedavg: tuple[float, ...]
     best: tuple[float, ...]
     """Percent by seed in the best round."""
@@ -67,13 +67,13 @@ Runs = dict[int, tuple[float, float]]
 
 
 def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
-    """Summarise runs that differ only in method and seed, over the seeds that a method shares with FedAvg."""
+    """Summarise runs that differ only in `MAY_DIFFER` and the seed, over the seeds that a method shares with FedAvg."""
     groups: dict[tuple[KnownSetting, str, str], dict[str, dict[str, Runs]]] = {}
     for record in records:
         config, setting = record.config, config_setting(record.config)
-        if setting is None or not record.finished or record.start_rounds or is_bound(config.method):
+        if setting is None or not record.finished or record.start_rounds or is_reference_bound(config.method):
             continue
-        values = {key: v for key, v in flat(config).items() if key.partition(".")[0] not in APART}
+        values = {key: v for key, v in flat(config).items() if key.partition(".")[0] not in MAY_DIFFER}
         alike = setting, _protocol(config), json.dumps(values, sort_keys=True)
         variants = groups.setdefault(alike, {}).setdefault(config.method, {})
         runs = variants.setdefault(json.dumps(_complete_params(config), sort_keys=True), {})
@@ -83,7 +83,7 @@ def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
 
 
 def config_setting(config: Config) -> KnownSetting | None:
-    """The setting of a configuration; None for data and splits that no paper has."""
+    """The setting of a configuration; None for a user's own data, and for a split without a number of clients."""
     split = config.partition
     if config.data not in DATASETS or split.clients is None:
         return None
@@ -96,7 +96,7 @@ def _protocol(config: Config) -> str:
 
 
 def _complete_params(config: Config) -> dict[str, Any]:
-    """The method's parameters, also those that it has gained since the run."""
+    """All parameters of the method, including those that were added to it after the run."""
     try:
         return dict(make_method(config.method, config.method_params).params)
     except UserError:  # a method that this version lacks
@@ -140,7 +140,7 @@ def shipped_reruns() -> tuple[Rerun, ...]:
 
 
 def to_csv(reruns: Sequence[Rerun]) -> str:
-    """The reruns as text of the table that ships, in one order."""
+    """The text of `reruns.csv` for these reruns, sorted."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -15,8 +15,8 @@ from fedskew.lab.papers.protocol import Number, Protocol, conditions, numbers, p
 from fedskew.lab.sweep.job import Job
 from fedskew.methods import make_method
 
-TRAINED = "global model"
-"""The table row that shows the model before a client's update."""
+BEFORE_UPDATE = "global model"
+"""The row, in tables of clients' updates, that has the model before the update."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,23 @@ class Cell:
 
     @property
     def column(self) -> tuple[str, str, str, str]:
-        """The column of the table. Its cells compare methods."""
+        """The column of the table. Cells in one column differ only in the method."""
         return self.dataset, self.split, self.condition, self.metric
 
     @property
     def place(self) -> tuple[str, str, str]:
+        """What the cells of neighbouring columns share: everything but the method and the metric."""
         return self.dataset, self.split, self.condition
 
     @property
     def budget(self) -> int | None:
-        """The number of rounds after which accuracy is read, if the table states one."""
+        """The number of rounds after which the table reports accuracy, if it states one."""
         rounds = conditions(self.condition).get("rounds")
         return None if rounds is None else int(rounds)
 
 
 @dataclass(frozen=True)
-class Choice:
+class CellChoice:
     """Which cells to run, and how. An empty collection means all."""
 
     datasets: Collection[str] = ()
@@ -63,7 +64,7 @@ class Choice:
 
 
 def table_cells(paper: str, table: str) -> list[Cell]:
-    """List all cells of a table that a run can fill."""
+    """List those cells of a table that a run can fill."""
     rules = protocol(paper)
     if table not in rules.tables:
         raise unknown(f"table of {paper}", table, rules.tables)
@@ -74,7 +75,7 @@ def table_cells(paper: str, table: str) -> list[Cell]:
         for n in printed
         if n.method in rules.methods
     ]
-    columns = dict.fromkeys((cell.column) for cell in cells)
+    columns = dict.fromkeys(cell.column for cell in cells)
     for dataset, split, condition, metric in columns:
         cells += [Cell(paper, table, dataset, split, condition, method, metric) for method in spec.also]
     for block in spec.cells:
@@ -86,16 +87,16 @@ def table_cells(paper: str, table: str) -> list[Cell]:
                         for metric in spec.metrics
                         for method in spec.methods
                     ]
-    return sorted(cells, key=_column_order(cells))
+    return sorted(cells, key=_place_order(cells))
 
 
-def _column_order(cells: Sequence[Cell]) -> Any:
-    """A sort key by column, so that a stopped rerun has complete columns."""
+def _place_order(cells: Sequence[Cell]) -> Any:
+    """A sort key that keeps the columns of one place together, so that an interrupted rerun has complete columns."""
     order = {place: i for i, place in enumerate(dict.fromkeys(cell.place for cell in cells))}
     return lambda cell: order[cell.place]
 
 
-def select_cells(cells: Sequence[Cell], choice: Choice) -> list[Cell]:
+def select_cells(cells: Sequence[Cell], choice: CellChoice) -> list[Cell]:
     """Select cells. Raises a UserError for a value that no cell has."""
     filters = (
         ("dataset", choice.datasets, lambda c: {c.dataset}),
@@ -115,11 +116,11 @@ def select_cells(cells: Sequence[Cell], choice: Choice) -> list[Cell]:
 
 
 def method_names(cell: Cell) -> set[str]:
-    """Names that select the cell's method: the paper's name and, if it is unambiguous, fedskew's."""
+    """Names that select the cell's method: the paper's name and, for the first of several variants, fedskew's."""
     known = protocol(cell.paper).methods
     own = known[cell.method]["method"]
-    alone = next(name for name, entry in known.items() if entry["method"] == own) == cell.method
-    return {cell.method, cell.method.lower()} | ({own} if alone else set())
+    is_first = next(name for name, entry in known.items() if entry["method"] == own) == cell.method
+    return {cell.method, cell.method.lower()} | ({own} if is_first else set())
 
 
 def missing_method(cell: Cell) -> str | None:
@@ -132,7 +133,7 @@ def missing_method(cell: Cell) -> str | None:
     return None
 
 
-def make_job(cell: Cell, seed: int, choice: Choice) -> Job:
+def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
     """Make the run for a cell and a seed."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.place, cell.method, choice.variant) | {"seed": seed, **choice.values}
@@ -145,7 +146,7 @@ def make_job(cell: Cell, seed: int, choice: Choice) -> Job:
     return _update_job(cell, config, label, seed, choice, update["of"])
 
 
-def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: Choice, trained_by: str) -> Job:
+def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: CellChoice, trained_by: str) -> Job:
     """Make a run of one round that starts from another method's model and evaluates clients before and after."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.place, trained_by, choice.variant) | {"seed": seed, **choice.values}

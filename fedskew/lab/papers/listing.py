@@ -19,7 +19,7 @@ from torch import nn
 from fedskew.data import DATASETS
 from fedskew.engine import choose_device
 from fedskew.experiment.config import Config
-from fedskew.lab.papers.cells import Cell, Choice, make_job, missing_method
+from fedskew.lab.papers.cells import Cell, CellChoice, make_job, missing_method
 from fedskew.lab.papers.protocol import Protocol, protocol
 from fedskew.lab.papers.selection import Selection
 from fedskew.lab.sweep.job import Job, identity, merge_jobs
@@ -132,7 +132,7 @@ class Line:
         return dict(vars(self))
 
 
-def list_tables(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
+def list_tables(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[Line]:
     """List the citation, the variants and the known flaws of each paper, then one line per table."""
     lines, before = [], ""
     for (paper, table), found in _grouped(cells, lambda cell: (cell.paper, cell.table)).items():
@@ -157,7 +157,7 @@ def list_plan(plan: Sequence[Selection], device: str) -> list[Line]:
     return [_line(str(entry), f"{len(entry.cells())} cells", entry.jobs(), device) for entry in plan]
 
 
-def list_cells(cells: Sequence[Cell], choice: Choice, device: str) -> list[Line]:
+def list_cells(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[Line]:
     """List one line per run, with the cells that it fills."""
     lines = []
     for (place, method), found in _grouped(cells, lambda c: (" ".join(filter(None, c.place)), c.method)).items():
@@ -177,7 +177,7 @@ def _grouped(cells: Sequence[Cell], key: Callable[[Cell], tuple[str, str]]) -> d
     return found
 
 
-def _jobs(cells: Sequence[Cell], choice: Choice) -> list[Job]:
+def _jobs(cells: Sequence[Cell], choice: CellChoice) -> list[Job]:
     jobs = (make_job(cell, 0, choice) for cell in cells if not missing_method(cell))
     return merge_jobs(jobs)
 

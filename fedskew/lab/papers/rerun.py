@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedskew.lab.papers.cells import TRAINED, Cell, Choice, make_job, missing_method, paper_rounds
+from fedskew.lab.papers.cells import BEFORE_UPDATE, Cell, CellChoice, make_job, missing_method, paper_rounds
 from fedskew.lab.papers.measures import NEVER, Measure, Reading, measure
 from fedskew.lab.papers.protocol import protocol
 from fedskew.lab.sweep.records import Record, Records
@@ -93,7 +93,7 @@ class Order:
         return f"{self.agreeing} of {pairs} in the paper's order, {best}"
 
 
-def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Choice) -> Rerun:
+def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: CellChoice) -> Rerun:
     """Collect the results of a cell from the records."""
     rules = protocol(cell.paper)
     rounds = paper_rounds(cell, rules)
@@ -115,10 +115,10 @@ def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Choice) ->
 
 
 def _measure(cell: Cell) -> Measure:
-    return measure(cell.metric.replace("after", "before") if cell.method == TRAINED else cell.metric)
+    return measure(cell.metric.replace("after", "before") if cell.method == BEFORE_UPDATE else cell.metric)
 
 
-def _baseline(cell: Cell, seed: int, records: Records, choice: Choice) -> Record | None:
+def _baseline(cell: Cell, seed: int, records: Records, choice: CellChoice) -> Record | None:
     """FedAvg's run in the same column, if the metric compares with it."""
     if not _measure(cell).compares:
         return None

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.values import integer, read_yaml
-from fedskew.lab.papers.cells import Cell, Choice, make_job, missing_method, select_cells, table_cells
+from fedskew.lab.papers.cells import Cell, CellChoice, make_job, missing_method, select_cells, table_cells
 from fedskew.lab.papers.protocol import papers, protocol
 from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, merge_jobs
 
@@ -30,7 +30,7 @@ class Selection:
 
     tables: tuple[str, ...]
     """Names such as `fedlmd/table3`, or a paper for all of its tables."""
-    choice: Choice = field(default_factory=Choice)
+    choice: CellChoice = field(default_factory=CellChoice)
     seeds: int = 1
 
     def cells(self) -> list[Cell]:
@@ -98,7 +98,7 @@ def _selection(entry: Any, values: Mapping[str, Any], where: str) -> Selection:
         if key not in _KEYS:
             raise UserError(f"{where}: {unknown('key', str(key), _KEYS)}")
     own = {**entry.get("set", {}), **({"rounds": entry["rounds"]} if "rounds" in entry else {})}
-    choice = Choice(
+    choice = CellChoice(
         datasets=_listed(entry.get("dataset")),
         splits=_listed(entry.get("split")),
         conditions=_listed(entry.get("condition")),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedskew.lab.papers.cells import Cell, Choice, make_job, missing_method, table_cells
+from fedskew.lab.papers.cells import Cell, CellChoice, make_job, missing_method, table_cells
 from fedskew.lab.papers.measures import measure
 from fedskew.lab.papers.protocol import Protocol
 from fedskew.lab.papers.rerun import Rerun, columns, compare_order, rerun, row
@@ -26,7 +26,7 @@ def table_section(
 
     If only one method was rerun, and another table has already shown its runs (`shown`), the section is empty.
     """
-    choice = Choice(variant=variant)
+    choice = CellChoice(variant=variant)
     datasets = {record.config.data for record in records}
     cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
     found = columns([rerun(cell, seeds, records, choice) for cell in cells])
@@ -57,11 +57,11 @@ def _compares(column: Sequence[Rerun]) -> bool:
     return number > 1 or number == len(column)
 
 
-def _is_changed_by_variant(one: Rerun, choice: Choice) -> bool:
+def _is_changed_by_variant(one: Rerun, choice: CellChoice) -> bool:
     """Whether the cell was rerun, and the variant changes it."""
     if not one.was_run or choice.variant is None:
         return one.was_run
-    return make_job(one.cell, 0, choice).identity != make_job(one.cell, 0, Choice()).identity
+    return make_job(one.cell, 0, choice).identity != make_job(one.cell, 0, CellChoice()).identity
 
 
 def _by_metric(found: Iterable[Sequence[Rerun]]) -> list[list[Sequence[Rerun]]]:

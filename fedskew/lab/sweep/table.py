@@ -12,7 +12,7 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.experiment.storage.files import replace_file
 from fedskew.lab.sweep.records import Record, until
-from fedskew.methods import is_bound
+from fedskew.methods import is_reference_bound
 from fedskew.metrics.summary import CurveSummary
 from fedskew.results.ranking import RankingMetric
 
@@ -81,7 +81,7 @@ def best_places(lines: Sequence[Line], metric: RankingMetric) -> set[Place]:
     task = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
     means: dict[Place, dict[Place, float]] = {}
     for place, rows in by_place(lines).items():
-        if not is_bound(str(rows[0].get("method"))) and all(row["accuracy"] is not None for row in rows):
+        if not is_reference_bound(str(rows[0].get("method"))) and all(row["accuracy"] is not None for row in rows):
             means.setdefault(tuple(place[i] for i in task), {})[place] = _mean(place, rows, metric)
     return {max(found, key=lambda place: found[place]) for found in means.values() if len(found) > 1}
 

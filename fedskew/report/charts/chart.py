@@ -133,7 +133,7 @@ class Heat(Chart):
     values: Sequence[Values]
     scale: Scale = "amount"
     bubbles: bool = False
-    written: bool = False
+    show_numbers: bool = False
     """Whether the cells show their numbers."""
     top: float | None = None
     """Upper end of the colour scale, if several heat maps share one."""

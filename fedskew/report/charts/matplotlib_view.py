@@ -179,7 +179,7 @@ def _(chart: Heat, axes: Any) -> None:
     label_axis(axes, "y", chart.rows)
     label_axis(axes, "x", chart.columns)
     _label_axes(axes, chart.column_label, chart.row_label)
-    if chart.written and cells.size <= 400:
+    if chart.show_numbers and cells.size <= 400:
         for (r, c), value in np.ndenumerate(np.ma.filled(cells, np.nan)):
             if np.isfinite(value):
                 axes.text(c, r, f"{value:.0f}", ha="center", va="center", fontsize=5, color=text_colour(marks, value))

@@ -136,7 +136,7 @@ def _(chart: Heat) -> Json:
     if chart.scale == "amount":  # Plotly takes zmin only with zmax
         largest = max((v for row in chart.values for v in row if v is not None), default=0.0)
         heat["zmax"] = chart.top if chart.top is not None else largest or 1.0
-    if chart.written:
+    if chart.show_numbers:
         heat["texttemplate"] = "%{z:.0f}"
     return {"data": [heat], "layout": layout}
 

@@ -71,7 +71,7 @@ def add_setting(title: str, setting: Comparison, settings: Sequence[Comparison])
 
 def with_local_models(setting: Comparison) -> list[MethodRuns]:
     """All methods except reference bounds, which have no local models."""
-    found = [c for c in setting.methods if not c.is_bound]
+    found = [c for c in setting.methods if not c.is_reference_bound]
     if not found:
         raise UserError(f"{setting.methods[0].label} is a reference bound; expected a method with local models")
     return found

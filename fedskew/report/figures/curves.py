@@ -39,7 +39,7 @@ def best_and_worst(settings: Sequence[Comparison]) -> Figure:
     """Draw the best and the worst class of each setting's first federated method, or else of its reference bound."""
     panels = []
     for i, setting in enumerate(settings):
-        contender = next((c for c in setting.methods if not c.is_bound), setting.methods[0])
+        contender = next((c for c in setting.methods if not c.is_reference_bound), setting.methods[0])
         drawn = [
             Line(name, line.x, line.y, line.low, line.high, style)
             for style, (name, curve) in enumerate((("best class", best_class), ("worst class", worst_class)))

@@ -74,7 +74,7 @@ def model_internals(settings: Sequence[Comparison]) -> Figure:
     """Draw distances between the classes' features, mean probabilities and predictions by class."""
     panels: list[Chart] = []
     for setting, c, outputs in _outputs(settings):
-        flow = replace(confusion_chart(c, setting), written=False, value_label="predictions, %")
+        flow = replace(confusion_chart(c, setting), show_numbers=False, value_label="predictions, %")
         for panel in (distance_chart(c, outputs, setting), probability_chart(c, outputs, setting), flow):
             panels.append(replace(panel, title=add_setting(panel.title, setting, settings)))
     return Figure("model_internals", "Feature distances, mean probabilities and predictions by class", panels, 3)

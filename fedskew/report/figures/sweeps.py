@@ -45,7 +45,7 @@ def grid(settings: Sequence[Comparison]) -> Figure:
         rows_named, columns_named = ([f"{value:g}" for value in values] for values in (rows, columns))
         panels.append(
             Heat(f"grid-{i}", str(method), _short(down), _short(across), "accuracy %", rows_named, columns_named, cells,
-                 "share", written=True)
+                 "share", show_numbers=True)
         )  # fmt: skip
     return Figure("grid", "Accuracy over two parameters", panels, min(2, len(panels)))
 

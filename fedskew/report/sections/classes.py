@@ -8,7 +8,7 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
 
 MOST_BARS = 20
-"""Up to this many classes are shown as bars, more as a heat map."""
+"""With more classes than this, a heat map replaces the bars."""
 MOST_PANELS = 12
 
 
@@ -64,7 +64,7 @@ def _gains(setting: Comparison, baseline: MethodRuns, others: list[MethodRuns]) 
         setting.classes,
         rows,
         "difference",
-        written=len(setting.classes) <= MOST_BARS,
+        show_numbers=len(setting.classes) <= MOST_BARS,
     )
 
 

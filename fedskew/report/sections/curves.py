@@ -9,19 +9,21 @@ from fedskew.report.charts.chart import Figure, Line, Lines
 from fedskew.report.sections.section import Point, Section, lines, mean_line, percent
 from fedskew.results import Comparison, MethodRuns, Result
 
-FULL = (0.0, 100.0)
+PERCENT_RANGE = (0.0, 100.0)
 
 
 def curves(setting: Comparison) -> Section:
     methods = setting.methods
-    over_rounds = Lines("accuracy", "accuracy over rounds", "round", "accuracy %", lines(methods, accuracy), FULL)
+    over_rounds = Lines(
+        "accuracy", "accuracy over rounds", "round", "accuracy %", lines(methods, accuracy), PERCENT_RANGE
+    )
     worst = Lines(
         "worst", "worst class over rounds", "round", "accuracy of the worst class %", lines(methods, worst_class)
     )
     figures = [Figure("rounds", "Accuracy and worst class over the rounds", [over_rounds, worst], 2)]
     missing = []
     costs = [
-        Lines(f"by-{key}", f"accuracy over {what}", f"{what}, {unit}", "accuracy %", found, FULL)
+        Lines(f"by-{key}", f"accuracy over {what}", f"{what}, {unit}", "accuracy %", found, PERCENT_RANGE)
         for key, what, unit in (("bytes", "communication", "MB"), ("compute", "computation", "plain local rounds"))
         if (found := [line for c in methods if (line := _by_cost(c, key))])
     ]
@@ -33,7 +35,9 @@ def curves(setting: Comparison) -> Section:
         )
     if losses := lines(methods, loss):
         figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
-    band = "Bands reach from the lowest to the highest seed." if any(len(c.runs) > 1 for c in methods) else ""
+    band = (
+        "Bands span all seeds, from the lowest value to the highest." if any(len(c.runs) > 1 for c in methods) else ""
+    )
     return Section("curves", "Learning curves", [band] if band else [], figures, missing=missing)
 
 
@@ -61,7 +65,7 @@ def cost(run: Result, key: str) -> dict[int, float]:
 
 
 def _by_cost(contender: MethodRuns, key: str) -> Line | None:
-    """The mean accuracy over the mean cost of each round, because costs differ between seeds."""
+    """Mean accuracy against mean cost, a point per round. Both are means over the seeds, because their costs differ."""
     line = mean_line(contender, accuracy)
     if line is None:
         return None

@@ -16,7 +16,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 Counts = npt.NDArray[np.int64]
 MOST_ROUNDS = 100
 MOST_PANELS = 12
-WRITTEN_UP_TO = 10
+MOST_NUMBERED = 10
 
 
 def confusion(setting: Comparison) -> Section:
@@ -40,7 +40,7 @@ def confusion_chart(contender: MethodRuns, setting: Comparison) -> Heat:
         setting.classes,
         cells,
         "share",
-        written=len(setting.classes) <= WRITTEN_UP_TO,
+        show_numbers=len(setting.classes) <= MOST_NUMBERED,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from fedskew.data import DATASETS
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import partition_rule
-from fedskew.lab.papers.cells import Choice, make_job, missing_method, paper_rounds, select_cells, table_cells
+from fedskew.lab.papers.cells import CellChoice, make_job, missing_method, paper_rounds, select_cells, table_cells
 from fedskew.lab.papers.measures import MEASURES
 from fedskew.lab.papers.protocol import FOLDER, numbers, papers, protocol
 from fedskew.lab.papers.selection import all_tables, plan_jobs, read_plan
@@ -47,7 +47,7 @@ def test_every_cell_is_a_run(paper: str, table: str, with_variants: bool) -> Non
     for variant in protocol(paper).variants if with_variants else [None]:
         for cell in {(*c.place, c.method): c for c in table_cells(paper, table)}.values():
             assert missing_method(cell) is None, cell
-            made = make_job(cell, 0, Choice(variant=variant))
+            made = make_job(cell, 0, CellChoice(variant=variant))
             config = made.config
             make_method(config.method, config.method_params)
             partition_rule(config)
@@ -84,7 +84,7 @@ def test_a_protocol_names_what_it_has(paper: str) -> None:
 
 def _params(paper: str, table: str, dataset: str, split: str, method: str) -> dict[str, object]:
     cells = [c for c in table_cells(paper, table) if (c.dataset, c.split, c.method) == (dataset, split, method)]
-    config = make_job(cells[0], 0, Choice()).config
+    config = make_job(cells[0], 0, CellChoice()).config
     return dict(make_method(config.method, config.method_params).params)
 
 
@@ -152,37 +152,39 @@ def test_the_partition_of_table_7_uses_every_image() -> None:
 def test_budgets_are_read_off_one_run() -> None:
     cells = [c for c in table_cells("fedvls", "table16") if c.split == "dirichlet:0.1" and c.method == "FedAvg"]
     assert sorted(c.budget or 0 for c in cells) == [40, 60, 80]
-    assert len({make_job(cell, 0, Choice()).identity for cell in cells}) == 1
-    assert {make_job(cell, 0, Choice()).config.rounds for cell in cells} == {80}
+    assert len({make_job(cell, 0, CellChoice()).identity for cell in cells}) == 1
+    assert {make_job(cell, 0, CellChoice()).config.rounds for cell in cells} == {80}
 
 
 def test_a_conditions_value_wins_over_the_methods_own() -> None:
     sweep = [c for c in table_cells("fedvls", "table4") if c.dataset == "cifar10"]
-    weights = [make_job(cell, 0, Choice()).config.method_params["distill_weight"] for cell in sweep]
+    weights = [make_job(cell, 0, CellChoice()).config.method_params["distill_weight"] for cell in sweep]
     assert weights == [0.05, 0.1, 0.25, 0.5, 1]
 
 
 def test_a_variant_changes_what_it_says() -> None:
     (cell,) = (c for c in table_cells("fedvls", "table1") if (c.dataset, c.split, c.method)
                == ("mnist", "dirichlet:0.1", "FedVLS"))  # fmt: skip
-    usual, code = (make_job(cell, 0, Choice(variant=variant)).config for variant in (None, "code"))
+    usual, code = (make_job(cell, 0, CellChoice(variant=variant)).config for variant in (None, "code"))
     assert (usual.weight_decay, code.weight_decay) == (1e-5, 0)
     assert code.data_params == {"test_fraction": 0.25}
     assert code.partition.params["min_size"] == 256
     with pytest.raises(UserError, match=r"unknown variant of fedvls 'cod'; did you mean 'code'"):
-        make_job(cell, 0, Choice(variant="cod"))
+        make_job(cell, 0, CellChoice(variant="cod"))
 
 
 def test_the_quantity_split_has_the_programs_range_for_each_dataset() -> None:
     """Half of a class at most, but for CIFAR-10 (docs/fidelity.md)."""
     cells = {cell.dataset: cell for cell in table_cells("fedvls", "table2")}
-    ranges = {name: make_job(cell, 0, Choice()).config.partition.params.get("upper") for name, cell in cells.items()}
+    ranges = {
+        name: make_job(cell, 0, CellChoice()).config.partition.params.get("upper") for name, cell in cells.items()
+    }
     assert ranges == {"cifar10": None, "cifar100": 0.5, "tiny-imagenet": 0.5}
 
 
 def test_fedgrs_program_weighs_the_clients_of_two_methods_alone() -> None:
     cells = {cell.method: cell for cell in table_cells("fedgr", "table3")}
-    configs = {name: make_job(cell, 0, Choice(variant="code")).config for name, cell in cells.items()}
+    configs = {name: make_job(cell, 0, CellChoice(variant="code")).config for name, cell in cells.items()}
     assert {name for name, config in configs.items() if config.average == "samples"} == {"FedRS", "FedGR"}
     assert configs["FedGR"].method_params["vacant"] == "code"
     assert make_method("moon", configs["MOON"].method_params).params["mu"] == 1e-4
@@ -191,19 +193,19 @@ def test_fedgrs_program_weighs_the_clients_of_two_methods_alone() -> None:
 
 def test_fedgrs_fedopt_steps_by_a_tenth_of_its_momentum() -> None:
     (cell, *_) = (cell for cell in table_cells("fedgr", "table3") if cell.method == "FedOpt")
-    config = make_job(cell, 0, Choice()).config
+    config = make_job(cell, 0, CellChoice()).config
     assert make_method(config.method, config.method_params).params == {"server_momentum": 0.9, "server_lr": 0.1}
 
 
 def test_cells_are_chosen_by_what_users_call_things() -> None:
     cells = table_cells("fedlmd", "table3")
-    few = select_cells(cells, Choice(("cifar10",), ("dirichlet:0.05",), (), ("fedavg", "FedNTD", "fedlmd")))
+    few = select_cells(cells, CellChoice(("cifar10",), ("dirichlet:0.05",), (), ("fedavg", "FedNTD", "fedlmd")))
     assert {cell.method for cell in few} == {"FedAvg", "FedNTD", "FedLMD"}
     assert {cell.metric for cell in few} == {"best", "speed-up"}
     for wrong, complaint in (
-        (Choice(("cifar",)), "unknown dataset of this table 'cifar'; did you mean 'cifar10'"),
-        (Choice((), ("dirichlet:0.2",)), "unknown split of this table"),
-        (Choice((), (), (), ("fedlmdd",)), "did you mean 'fedlmd'"),
+        (CellChoice(("cifar",)), "unknown dataset of this table 'cifar'; did you mean 'cifar10'"),
+        (CellChoice((), ("dirichlet:0.2",)), "unknown split of this table"),
+        (CellChoice((), (), (), ("fedlmdd",)), "did you mean 'fedlmd'"),
     ):
         with pytest.raises(UserError, match=complaint):
             select_cells(cells, wrong)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedskew.cli import main
-from fedskew.lab.papers.cells import Cell, Choice, make_job, table_cells
+from fedskew.lab.papers.cells import Cell, CellChoice, make_job, table_cells
 from fedskew.lab.papers.map import FederationResult, draw_maps, federation_results, guide
 from fedskew.lab.papers.results_page import results_page
 from fedskew.lab.sweep.execution import execute
@@ -89,7 +89,7 @@ def test_a_guide_names_all_that_come_close() -> None:
 
 def record_of(cell: Cell, accuracy: float, seed: int = 0) -> Record:
     """Of a run that came to its end with that."""
-    one = make_job(cell, seed, Choice())
+    one = make_job(cell, seed, CellChoice())
     curve, rounds = [0.1, accuracy], [0, one.config.rounds]
     return Record({
         "format": 1, "experiment": one.identity, "config": one.config.to_mapping(), "rounds": rounds,
