@@ -12,7 +12,7 @@ from fedskew.cli.commands import CONFIGURATION, SPLIT, Json, Settings, add_comma
 if TYPE_CHECKING:
     from fedskew.data import Federation
 
-MOST_CLIENTS = 20
+MAX_CLIENTS = 20
 """How many clients are listed in full without --all."""
 
 
@@ -34,7 +34,7 @@ def _command(
                "repeatable", CONFIGURATION),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help=f"list the classes of all clients, not only the first {MOST_CLIENTS}",
+        bool, typer.Option("--all", help=f"list the classes of all clients, not only the first {MAX_CLIENTS}",
                            rich_help_panel=CONFIGURATION)
     ] = False,
     as_json: Json = False,
@@ -49,7 +49,7 @@ def _command(
     if as_json:
         print_json(_json(federation))
         return
-    _show(federation, None if every else MOST_CLIENTS)
+    _show(federation, None if every else MAX_CLIENTS)
     for path in save or ():
         notice(f"saved {path}")
 

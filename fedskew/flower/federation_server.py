@@ -19,7 +19,7 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_evaluation import SiteEvaluation
 from fedskew.flower.sites import Sites, require_any_reply, usable_replies
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
-from fedskew.flower.wire import MOST_SAMPLES, Garbled
+from fedskew.flower.wire import MAX_SAMPLES, Garbled
 from fedskew.methods import Method, Stage, Survey, Tensors
 from fedskew.metrics.confusion import Evaluation
 
@@ -98,7 +98,7 @@ def _checked(report: Tensors, classes: int, predictions: bool) -> Tensors:
         expected["probability"] = torch.empty(classes, classes, dtype=torch.float64)
     require_like(report, expected)
     counts, shares = report["label_counts"], report.get("probability", torch.zeros(()))
-    possible = bool(((counts >= 0) & (counts <= MOST_SAMPLES)).all() & ((shares >= 0) & (shares <= 1 + 1e-6)).all())
+    possible = bool(((counts >= 0) & (counts <= MAX_SAMPLES)).all() & ((shares >= 0) & (shares <= 1 + 1e-6)).all())
     if not possible:
         raise Garbled("it has impossible numbers")
     return report

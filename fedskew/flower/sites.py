@@ -20,7 +20,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 from fedskew.errors import UserError
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.wire import (
-    MOST_SAMPLES,
+    MAX_SAMPLES,
     Facts,
     Garbled,
     from_records,
@@ -95,7 +95,7 @@ class Sites:
         names: Sequence[str],
         terms: Facts,
         log: Callable[[str], None],
-        most_samples: int = MOST_SAMPLES,
+        most_samples: int = MAX_SAMPLES,
         reply_times: ReplyTimes | None = None,
     ) -> None:
         self._grid = grid

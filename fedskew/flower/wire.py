@@ -19,7 +19,7 @@ FORMAT = "safetensors"
 _FACTS, _TENSORS = "facts", "tensors"
 
 
-MOST_SAMPLES = 2**40
+MAX_SAMPLES = 2**40
 """Largest number of samples that is accepted in a message."""
 _SHOWN = 300
 
@@ -45,7 +45,7 @@ def digest(payload: bytes) -> str:
 
 def is_count(value: object, at_least: int = 0) -> TypeGuard[int]:
     """Whether a received value is a possible number of samples."""
-    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= MOST_SAMPLES
+    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= MAX_SAMPLES
 
 
 def tensors_record(payload: bytes) -> ArrayRecord | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg", ".pdf")
-MOST_NUMBERS = 20
+MAX_NUMBERS = 20
 """With more classes than this, the cells of the heat map show no numbers."""
 
 
@@ -82,7 +82,7 @@ def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
     axes.set_yticks(range(len(methods)), labels=[escape_math(method.label) for method in methods])
     axes.set_title("accuracy by class after the last round")
     axes.set_xlabel("class")
-    if len(classes) > MOST_NUMBERS:
+    if len(classes) > MAX_NUMBERS:
         return
     long = max(map(len, classes)) > 3
     axes.set_xticks(range(len(classes)), labels=[escape_math(name) for name in classes], rotation=45 if long else 0)

@@ -26,7 +26,7 @@ from fedskew.results.naming import setting_name
 from fedskew.results.race import RaceRecord
 from fedskew.results.ranking import DEFAULT_METRIC
 
-MOST_SETTINGS = 4
+MAX_SETTINGS = 4
 """Settings are shown in detail up to this number. With more, the report has only the overview."""
 
 
@@ -64,7 +64,7 @@ def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFA
     """Build the report of these runs. Features take a few seconds per method and need the data."""
     found = comparisons(loaded.runs, rank_by)
     many = len(found) > 1
-    shown = found if len(found) <= MOST_SETTINGS else []
+    shown = found if len(found) <= MAX_SETTINGS else []
     chapters = [_race_chapter(race, i) for i, race in enumerate(loaded.races)]
     chapters += [_chapter(setting, i if many else None, with_features) for i, setting in enumerate(shown)]
     summary = overview(found) if many else None

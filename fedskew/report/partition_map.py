@@ -29,7 +29,7 @@ ASCII_SHADES = " .:*#"
 COLOURS = ("", "color(24)", "color(31)", "color(38)", "bold color(45)")
 LEVELS = len(SHADES) - 1
 NAME_WIDTH = 12
-MOST_LINES = 120
+MAX_LINES = 120
 """A larger map is cropped, and a note says so."""
 BUBBLES_UP_TO = 30
 """A figure shows bubbles up to this number of clients and of classes, otherwise a heat map."""
@@ -108,8 +108,8 @@ class _Grid:
         else:
             cell = max(1, min(3, self.digits, room // across))
         per_panel = max(1, room // cell)
-        shown_rows = min(len(self.rows), MOST_LINES - 2)
-        panels = max(1, MOST_LINES // (shown_rows + 2))
+        shown_rows = min(len(self.rows), MAX_LINES - 2)
+        panels = max(1, MAX_LINES // (shown_rows + 2))
         for start in range(0, min(across, panels * per_panel), per_panel):
             columns = range(start, min(start + per_panel, across))
             yield from self._heading(columns, cell)

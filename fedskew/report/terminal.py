@@ -14,7 +14,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 BAR = 30
-MOST_CLASSES = 20
+MAX_CLASSES = 20
 """The most bars shown. With more classes, those with the lowest accuracy are shown."""
 WIDEST_NAME = 30
 """Longer method names are wrapped in the table of classes."""
@@ -63,9 +63,9 @@ def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -
     """Show one bar per class. If there are many classes, show those with the lowest accuracy."""
     tested = [(name, a) for name, a in zip(classes, class_accuracy, strict=True) if a is not None]
     title = "accuracy by class"
-    if len(tested) > MOST_CLASSES:
-        tested = sorted(tested, key=lambda item: item[1])[:MOST_CLASSES]
-        title = f"the {MOST_CLASSES} of {len(classes)} classes with the lowest accuracy"
+    if len(tested) > MAX_CLASSES:
+        tested = sorted(tested, key=lambda item: item[1])[:MAX_CLASSES]
+        title = f"the {MAX_CLASSES} of {len(classes)} classes with the lowest accuracy"
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, a in tested:
         table.add_row(Text(name[:20]), Text("█" * round(BAR * a), style=colour(a)), _percent(a))

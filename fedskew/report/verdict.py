@@ -10,13 +10,13 @@ import numpy as np
 from fedskew.metrics.confusion import LOST, lost_classes
 from fedskew.results import Comparison, MethodRuns
 from fedskew.results.ranking import DEFAULT_METRIC
-from fedskew.results.significance import LEAST_SEEDS, MOST_SEEDS, Difference
+from fedskew.results.significance import MAX_SEEDS, MIN_SEEDS, Difference
 
 NOTABLE = 0.01
 """Smaller differences are not mentioned."""
 MUCH = 0.05
 """A worst class that is better by this is much better."""
-MOST_CLASSES = 5
+MAX_CLASSES = 5
 
 
 def verdict(setting: Comparison) -> list[str]:
@@ -119,16 +119,16 @@ def _over_baseline(best: MethodRuns, baseline: MethodRuns, difference: Differenc
     if difference is None:
         return f"{baseline.label} has {_percent(setting.score(baseline).mean)}, on other seeds."
     gain = f"{best.label} gains {_points(difference.mean)} over {baseline.label}"
-    if difference.seeds < LEAST_SEEDS:  # what a test needs is stated with the lead
+    if difference.seeds < MIN_SEEDS:  # what a test needs is stated with the lead
         return f"{gain}."
     return f"{gain}{_significance(difference)}."
 
 
 def _significance(difference: Difference) -> str:
     """Whether a difference is significant, and how many seeds would settle it if not."""
-    if difference.seeds < LEAST_SEEDS:
+    if difference.seeds < MIN_SEEDS:
         seen = "one seed" if difference.seeds == 1 else f"better with {difference.wins} of {difference.seeds} seeds"
-        return f" ({seen}); a test needs at least {LEAST_SEEDS} seeds: --seeds {LEAST_SEEDS}"
+        return f" ({seen}); a test needs at least {MIN_SEEDS} seeds: --seeds {MIN_SEEDS}"
     wins = f"better with {difference.wins} of {difference.seeds} seeds"
     if difference.p is None:
         return f", {wins} and by the same amount each time, so chance cannot be estimated"
@@ -149,7 +149,7 @@ def _seeds_needed(difference: Difference) -> str:
     if difference.significant or difference.is_zero:
         return ""
     if (needed := difference.seeds_to_settle) is None:
-        return f". Even {MOST_SEEDS} seeds would hardly settle it" if difference.seeds < MOST_SEEDS else ""
+        return f". Even {MAX_SEEDS} seeds would hardly settle it" if difference.seeds < MAX_SEEDS else ""
     return f". If the difference stays as it is, --seeds {needed} would probably settle it"
 
 
@@ -177,8 +177,8 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
     changes = best.class_accuracies(common) - baseline.class_accuracies(common)
     mean = changes.mean(axis=0)
     order = np.argsort(mean)
-    gains = [c for c in order[::-1] if mean[c] >= NOTABLE][:MOST_CLASSES]
-    losses = [c for c in order if mean[c] <= -NOTABLE][:MOST_CLASSES]
+    gains = [c for c in order[::-1] if mean[c] >= NOTABLE][:MAX_CLASSES]
+    losses = [c for c in order if mean[c] <= -NOTABLE][:MAX_CLASSES]
 
     def described(c: int) -> str:
         agreed = (np.sign(changes[:, c]) == np.sign(mean[c])).all()
@@ -201,8 +201,8 @@ def _weakest(contender: MethodRuns, setting: Comparison, its: str) -> list[str]:
     weakest = f"{its} weakest class is {setting.classes[worst]} with {_percent(float(mean[worst]))}"
     if not lost:
         return [f"{weakest}; no class is lost."]
-    more = f" and {len(lost) - MOST_CLASSES} more" if len(lost) > MOST_CLASSES else ""
-    return [f"{weakest}; lost classes (below {100 * LOST:.0f} %): {', '.join(lost[:MOST_CLASSES])}{more}."]
+    more = f" and {len(lost) - MAX_CLASSES} more" if len(lost) > MAX_CLASSES else ""
+    return [f"{weakest}; lost classes (below {100 * LOST:.0f} %): {', '.join(lost[:MAX_CLASSES])}{more}."]
 
 
 def _cost(best: MethodRuns, baseline: MethodRuns | None, it: str) -> list[str]:

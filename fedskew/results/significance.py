@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 LEVEL = 0.05
 POWER = 0.8
-LEAST_SEEDS = 3
+MIN_SEEDS = 3
 """With fewer seeds nothing is tested: an interval from two differences is wider than all possible values."""
-MOST_SEEDS = 30
+MAX_SEEDS = 30
 """The most seeds that are ever recommended."""
 NO_SPREAD = 1e-12
 """Differences in accuracy on one test set that vary less than this are equal up to rounding."""
@@ -66,7 +66,7 @@ class Difference:
         if self.p is None or self.significant or not self.spread or self.is_zero:
             return None
         effect, level = abs(self.mean) / self.spread, LEVEL / self.divisor
-        numbers = range(self.seeds + 1, MOST_SEEDS + 1)
+        numbers = range(self.seeds + 1, MAX_SEEDS + 1)
         return next((n for n in numbers if _power(effect, n, level) >= POWER), None)
 
 
@@ -78,7 +78,7 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Differenc
     differences = [first[seed] - second[seed] for seed in common]
     n, mean = len(differences), math.fsum(differences) / len(differences)
     found = Difference(n, mean, sum(d > NO_SPREAD for d in differences))
-    if n < LEAST_SEEDS:
+    if n < MIN_SEEDS:
         return found
     spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
     if spread < NO_SPREAD:  # equal up to rounding: chance cannot be estimated

@@ -13,7 +13,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, with_values
 from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 
-MOST_PER_ROUND = 10
+MAX_PER_ROUND = 10
 STAND_IN_SAMPLES = (500, 20_000)
 """Fewest and most training samples of a stand-in."""
 STAND_IN_ROUNDS = 20
@@ -22,7 +22,7 @@ STAND_IN_ROUNDS = 20
 
 def usual_per_round(clients: int) -> int | None:
     """Clients per round: all (None) in a small federation, ten in a large one."""
-    return None if clients <= 2 * MOST_PER_ROUND else MOST_PER_ROUND
+    return None if clients <= 2 * MAX_PER_ROUND else MAX_PER_ROUND
 
 
 def starting_config(method: str, per_round: int | None, given: Config | None, counts_path: Path | None) -> Config:

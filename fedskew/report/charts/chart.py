@@ -13,7 +13,7 @@ from typing import Literal
 from fedskew.report.charts.table import Cell, Table
 
 Values = Sequence[float | None]
-MOST_IN_WORDS = 12
+MAX_LISTED = 12
 """At most this many values are listed in a description."""
 
 
@@ -198,5 +198,5 @@ class Figure:
 
 
 def _some(parts: Sequence[str], join: str = "; ") -> str:
-    more = f"{join}and {len(parts) - MOST_IN_WORDS} more" if len(parts) > MOST_IN_WORDS else ""
-    return join.join(parts[:MOST_IN_WORDS]) + more
+    more = f"{join}and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
+    return join.join(parts[:MAX_LISTED]) + more

@@ -8,10 +8,10 @@ from typing import Any
 
 from fedskew.report.charts.chart import Chart, Figure, Lines
 
-MOST_LABELS = 30
-MOST_NUMBERS = 10
+MAX_LABELS = 30
+MAX_NUMBERS = 10
 """At most this many numeric labels on an axis, such as rounds."""
-MOST_INSIDE = 5
+MAX_INSIDE = 5
 """With more curves than this, the legend goes below the panel."""
 SHARE = 0.8
 """Approximate share of a panel's width that the axis takes."""
@@ -24,7 +24,7 @@ LINE = 0.13
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
     """Add one legend below all panels if they show the same series, otherwise one per panel."""
     with_legend = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
-    named = [p for p in with_legend if 1 < len(p.get_legend_handles_labels()[1]) <= MOST_LABELS]
+    named = [p for p in with_legend if 1 < len(p.get_legend_handles_labels()[1]) <= MAX_LABELS]
     if not named:
         return
     labels = {tuple(p.get_legend_handles_labels()[1]) for p in named}
@@ -46,13 +46,13 @@ def _legend(names: Sequence[str], inches: float) -> tuple[list[str], int]:
     """Wrap the names, and return the number of columns below the panel; 0 places the legend inside it."""
     room = LETTERS * inches - 8  # the line sample takes the rest
     longest = max(map(len, names))
-    if len(names) <= MOST_INSIDE and longest <= room / 2:
+    if len(names) <= MAX_INSIDE and longest <= room / 2:
         return list(names), 0
     return [fill(name, int(room)) for name in names], 2 if longest <= room / 2 else 1
 
 
 def legend_height(chart: Chart, inches: float) -> float:
-    if not isinstance(chart, Lines) or chart.thin or not 1 < len(chart.lines) <= MOST_LABELS:
+    if not isinstance(chart, Lines) or chart.thin or not 1 < len(chart.lines) <= MAX_LABELS:
         return 0.0
     shown, columns = _legend([line.name for line in chart.lines], SHARE * inches)
     return LINE * sum(name.count("\n") + 1 for name in shown) / columns if columns else 0.0
@@ -61,7 +61,7 @@ def legend_height(chart: Chart, inches: float) -> float:
 def label_axis(axes: Any, side: str, names: Sequence[str]) -> None:
     """Label an axis with plain, wrapped or slanted text, the first that fits. If there are many, label only some."""
     numbers = side == "x" and all(map(str.isdigit, names))
-    kept = _some(names, MOST_NUMBERS) if len(names) > (MOST_NUMBERS if numbers else MOST_LABELS) else range(len(names))
+    kept = _some(names, MAX_NUMBERS) if len(names) > (MAX_NUMBERS if numbers else MAX_LABELS) else range(len(names))
     shown = [escape_math(names[i]) for i in kept]
     turn: dict[str, Any] = {}
     if side == "x" and shown:

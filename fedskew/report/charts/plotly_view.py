@@ -9,7 +9,7 @@ from fedskew.report.charts.chart import Bars, Chart, Heat, Line, Lines, Points
 from fedskew.report.charts.palette import colour, dash, hatch, marker
 
 Json = dict[str, Any]
-MOST_MARKERS = 40
+MAX_MARKERS = 40
 """Curves with more points have no markers."""
 FEW_ROUNDS = 10
 """Up to this many rounds get one tick each, to avoid ticks between rounds."""
@@ -38,7 +38,7 @@ def _(chart: Lines) -> Json:
 
 
 def _curve(line: Line, thin: bool) -> Json:
-    few = len(line.x) <= MOST_MARKERS and not thin
+    few = len(line.x) <= MAX_MARKERS and not thin
     return {
         "type": "scatter",
         "mode": "lines+markers" if few else "lines",

@@ -12,7 +12,7 @@ from fedskew.report.charts.table import number
 from fedskew.results import Comparison, MethodRuns
 from fedskew.results.naming import flat
 
-MOST_LINES = 12
+MAX_LINES = 12
 """At most this many curves per panel."""
 
 
@@ -89,7 +89,7 @@ def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
         found = curves.setdefault(name, {}).setdefault(float(values[key]), [])
         found += [100 * a for a in contender.by_seed(lambda run: run.accuracy).values()]
     drawn = []
-    for i, (name, at) in enumerate(list(curves.items())[:MOST_LINES]):
+    for i, (name, at) in enumerate(list(curves.items())[:MAX_LINES]):
         x = sorted(at)
         drawn.append(Line(name, x, [number(mean_std(at[v]).mean) for v in x],
                           [number(min(at[v])) for v in x], [number(max(at[v])) for v in x], i))  # fmt: skip

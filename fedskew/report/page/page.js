@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const LIVE = document.getElementById("live");
-  const MOST_ROWS = 300;
+  const MAX_ROWS = 300;
   let charts = {}, tables = {}, hidden = new Set();
 
   // -- what is packed into the page ---------------------------------------------------------------------
@@ -120,13 +120,13 @@
     const isNumber = (i) => table.rows.some((row) => typeof row[i] === "number") && i > 0;
     table.columns.forEach((column, i) => head.append(element("th", column, { scope: "col", className: isNumber(i) ? "n" : "" })));
     const rows = body.createTBody();
-    for (const row of table.rows.slice(0, MOST_ROWS)) {
+    for (const row of table.rows.slice(0, MAX_ROWS)) {
       const tr = rows.insertRow();
       row.forEach((v, i) => tr.append(i ? element("td", v === null ? "" : v, { className: typeof v === "number" ? "n" : "" }) : element("th", v === null ? "" : v, { scope: "row" })));
     }
     scroll.append(body);
     details.append(tools, scroll);
-    if (table.rows.length > MOST_ROWS) details.append(element("p", "The first " + MOST_ROWS + " of " + table.rows.length + " rows. Copy and Save CSV include all."));
+    if (table.rows.length > MAX_ROWS) details.append(element("p", "The first " + MAX_ROWS + " of " + table.rows.length + " rows. Copy and Save CSV include all."));
   }
 
   document.addEventListener("click", (event) => {

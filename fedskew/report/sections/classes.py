@@ -7,9 +7,9 @@ from fedskew.report.charts.table import number
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
 
-MOST_BARS = 20
+MAX_BARS = 20
 """With more classes than this, a heat map replaces the bars."""
-MOST_PANELS = 12
+MAX_PANELS = 12
 
 
 def classes(setting: Comparison) -> Section:
@@ -20,14 +20,14 @@ def classes(setting: Comparison) -> Section:
     if (baseline := setting.baseline) in methods and len(methods) > 1 and baseline is not None:
         gains = _gains(setting, baseline, [c for c in methods if c is not baseline])
         figures.append(Figure("gains", f"Change compared with {baseline.label}, in points", [gains]))
-    panels = [p for c in methods[:MOST_PANELS] if (run := c.first) for p in [_over_rounds(c, run, setting)]]
+    panels = [p for c in methods[:MAX_PANELS] if (run := c.first) for p in [_over_rounds(c, run, setting)]]
     figures.append(Figure("class-rounds", "Accuracy by class over the rounds, one seed of each method", panels, 3))
     return Section("classes", "Classes", figures=figures)
 
 
 def _last_round(setting: Comparison, methods: list[MethodRuns]) -> Chart:
     means = [_mean(c) for c in methods]
-    if len(setting.classes) <= MOST_BARS:
+    if len(setting.classes) <= MAX_BARS:
         series = [BarSeries(c.label, m, _deviation(c), c.style) for c, m in zip(methods, means, strict=True)]
         return Bars("by-class", "accuracy by class", "class", "accuracy %", setting.classes, series, (0, 100))
     labels = [c.label for c in methods]
@@ -64,7 +64,7 @@ def _gains(setting: Comparison, baseline: MethodRuns, others: list[MethodRuns]) 
         setting.classes,
         rows,
         "difference",
-        show_numbers=len(setting.classes) <= MOST_BARS,
+        show_numbers=len(setting.classes) <= MAX_BARS,
     )
 
 

@@ -15,9 +15,9 @@ from fedskew.report.sections.section import Point, Section, lines
 from fedskew.results import Comparison, MethodRuns, Result
 
 Floats = npt.NDArray[np.float64]
-MOST_PANELS = 6
+MAX_PANELS = 6
 """At most this many methods get their own panels."""
-MOST_NAMES = 4
+MAX_NAMES = 4
 """At most this many class names describe an expert in a legend."""
 WORDS = (
     "After the warm-up, PKD groups the classes that the global model confuses on training samples. It trains "
@@ -30,7 +30,7 @@ def experts(setting: Comparison) -> Section | None:
     methods = [c for c in setting.methods if any("groups" in _notes(run) or _has_experts(run) for run in c.runs)]
     if not methods:
         return None
-    first = [(c, run) for c in methods[:MOST_PANELS] if (run := c.first)]
+    first = [(c, run) for c in methods[:MAX_PANELS] if (run := c.first)]
     figures = [
         *_as_figure("similarity", "Mutual probability of classes on training samples, after the warm-up",
                  [similarity(c, run, setting) for c, run in first if survey(run) is not None]),
@@ -123,8 +123,8 @@ def activations_by_expert(contender: MethodRuns, run: Result, setting: Compariso
 
 
 def _expert_name(expert: int, group: Sequence[int], setting: Comparison) -> str:
-    names = [setting.classes[c] for c in group[:MOST_NAMES]]
-    return f"{expert}: {', '.join(names)}{' …' if len(group) > MOST_NAMES else ''}"
+    names = [setting.classes[c] for c in group[:MAX_NAMES]]
+    return f"{expert}: {', '.join(names)}{' …' if len(group) > MAX_NAMES else ''}"
 
 
 def _missing(contender: MethodRuns) -> Iterator[str]:

@@ -9,15 +9,15 @@ from fedskew.report.model_outputs import SHOWN, Floats, ModelOutputs, model_outp
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 
-MOST_CLASSES = 20
+MAX_CLASSES = 20
 """Only this many classes are drawn, because colours for more could not be distinguished."""
-MOST_PANELS = 6
+MAX_PANELS = 6
 
 
 def features(setting: Comparison) -> Section:
     clouds: dict[str, list[Chart]] = {"tsne": [], "pca": []}
     missing = []
-    for contender in setting.methods[:MOST_PANELS]:
+    for contender in setting.methods[:MAX_PANELS]:
         run = contender.first
         if run is None or not run.finished:
             missing.append(f"{contender.label}: no finished run, so there is no model")
@@ -32,9 +32,9 @@ def features(setting: Comparison) -> Section:
             clouds[kind].append(cloud_chart(f"{kind}-{contender.style}", title, places, outputs, setting))
     if not clouds["tsne"]:
         return Section("features", "Features", missing=missing)
-    left_out = len(setting.methods) - MOST_PANELS
+    left_out = len(setting.methods) - MAX_PANELS
     if left_out > 0:
-        missing.append(f"{left_out} more methods; only the first {MOST_PANELS} are drawn")
+        missing.append(f"{left_out} more methods; only the first {MAX_PANELS} are drawn")
     words = [
         f"Inputs of the last layer for {SHOWN} test samples, which are the same for all methods. t-SNE preserves "
         "neighbourhoods, not distances. PCA shows the two directions of largest variance."
@@ -49,7 +49,7 @@ def features(setting: Comparison) -> Section:
 def cloud_chart(key: str, title: str, places: Floats, outputs: ModelOutputs, setting: Comparison) -> Points:
     labels = outputs.labels[: len(places)]
     clouds = []
-    for c, name in enumerate(setting.classes[:MOST_CLASSES]):
+    for c, name in enumerate(setting.classes[:MAX_CLASSES]):
         of_class = places[labels == c]
         x, y = ([round(v, 2) for v in column] for column in of_class.T.tolist())
         clouds.append(Cloud(name, x, y, c))

@@ -14,13 +14,13 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
 
 Counts = npt.NDArray[np.int64]
-MOST_ROUNDS = 100
-MOST_PANELS = 12
-MOST_NUMBERED = 10
+MAX_ROUNDS = 100
+MAX_PANELS = 12
+MAX_WITH_NUMBERS = 10
 
 
 def confusion(setting: Comparison) -> Section:
-    panels = [confusion_chart(c, setting) for c in setting.methods[:MOST_PANELS] if c.tested]
+    panels = [confusion_chart(c, setting) for c in setting.methods[:MAX_PANELS] if c.tested]
     if not panels:
         return Section("confusion", "Confusion", missing=["no run has been evaluated yet"])
     words = ["Rows are true classes and columns are predictions, in percent of the row, as means over the seeds."]
@@ -40,7 +40,7 @@ def confusion_chart(contender: MethodRuns, setting: Comparison) -> Heat:
         setting.classes,
         cells,
         "share",
-        show_numbers=len(setting.classes) <= MOST_NUMBERED,
+        show_numbers=len(setting.classes) <= MAX_WITH_NUMBERS,
     )
 
 
@@ -54,7 +54,7 @@ def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def predictions(setting: Comparison) -> Section:
-    runs = [(c, run) for c in setting.methods[:MOST_PANELS] if (run := c.first) is not None]
+    runs = [(c, run) for c in setting.methods[:MAX_PANELS] if (run := c.first) is not None]
     if not runs:
         return Section("predictions", "Predictions over the rounds", missing=["no run has been evaluated yet"])
     panels: list[Heat] = []
@@ -83,7 +83,7 @@ def with_common_scale(panels: Sequence[Heat]) -> list[Heat]:
 
 def sampled_labels(run: Result, setting: Comparison) -> Heat | None:
     counts = run.label_counts
-    rows = [row for row in run.history if row.clients and row.is_global][:MOST_ROUNDS]
+    rows = [row for row in run.history if row.clients and row.is_global][:MAX_ROUNDS]
     if counts is None or not rows:
         return None
     held = np.array([counts[row.clients].sum(axis=0) for row in rows])
@@ -92,7 +92,7 @@ def sampled_labels(run: Result, setting: Comparison) -> Heat | None:
 
 
 def predicted(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
-    rounds = [t for t in sorted(run.evaluations) if t > 0][:MOST_ROUNDS]
+    rounds = [t for t in sorted(run.evaluations) if t > 0][:MAX_ROUNDS]
     predictions_made = np.array([run.evaluations[t].confusion.sum(axis=0) for t in rounds]).reshape(len(rounds), -1)
     key = f"predictions-{contender.style}"
     return _by_round(key, f"predictions of {contender.label}", setting, list(map(str, rounds)), predictions_made)

@@ -10,7 +10,7 @@ from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
 from fedskew.results.ranking import METRICS
-from fedskew.results.significance import LEAST_SEEDS, POWER, Difference
+from fedskew.results.significance import MIN_SEEDS, POWER, Difference
 
 _MEASURES: dict[str, Callable[[Result], float]] = {
     **{f"{metric.label} %": metric.value for metric in METRICS.values()},
@@ -40,8 +40,8 @@ def results(setting: Comparison) -> Section:
 
 def _few_seeds_note(seeds: int) -> list[str]:
     """Warn that only large differences are detectable with few seeds."""
-    if seeds < LEAST_SEEDS:
-        return [f"Fewer than {LEAST_SEEDS} seeds are not tested; --seeds {LEAST_SEEDS} runs as many."]
+    if seeds < MIN_SEEDS:
+        return [f"Fewer than {MIN_SEEDS} seeds are not tested; --seeds {MIN_SEEDS} runs as many."]
     if seeds > 4:
         return []
     freedom = f"{seeds - 1} degrees of freedom"
@@ -85,8 +85,8 @@ def _significance(setting: Comparison) -> Table:
 
 
 def _result(difference: Difference) -> str:
-    if difference.seeds < LEAST_SEEDS:
-        return f"not tested: fewer than {LEAST_SEEDS} seeds"
+    if difference.seeds < MIN_SEEDS:
+        return f"not tested: fewer than {MIN_SEEDS} seeds"
     if difference.p is None:
         return "not tested: the same with every seed"
     return "significant" if difference.significant else "not significant"
