@@ -27,8 +27,8 @@ _FLAGS = [name for name in FLAGS if name not in ("method", "eval_every", "eval_l
 def add_to(app: typer.Typer) -> None:
     add_command(
         app, "choose", _command,
-        "fedskew choose --data digits --beta 0.1 --clients-per-round 4 --rounds 20 --budget 3m",
-        "fedskew choose --methods fedprox,fedlmd,fedvls --rounds 4 --clients 5 --local-epochs 1 --budget 200r",
+        "fedskew choose --data digits --beta 0.1 --clients-per-round 4 --budget 3m",
+        "fedskew choose --methods fedprox,fedlmd,fedvls --budget 2000r",
     )  # fmt: skip
 
 

@@ -191,7 +191,7 @@ def test_autoaugment_has_the_25_sub_policies() -> None:
         (["crop-reflect"], (1, 4, 4), "at least 5×5"),
         (["autoaugment"], (4, 32, 32), "expected 1 or 3 channels"),
         (["flip", "flip"], CIFAR, "each at most once"),
-        (["crop", "crop-reflect"], CIFAR, "one kind of crop"),
+        (["crop", "crop-reflect"], CIFAR, "at most one crop"),
     ],
 )
 def test_mistakes_are_one_line(names: list[str], shape: tuple[int, ...], message: str) -> None:
