@@ -1,7 +1,7 @@
 """One trial: a run of a candidate on one split, up to some round. A later trial of the same run continues there.
 
-Runs pause by an exception after the checkpoint of that round, so that a paused run is an interrupted one: it resumes
-bit for bit, and schedules that depend on the total number of rounds see the full number from the start.
+An exception pauses a run after the checkpoint of that round, so it resumes like any interrupted run: with the same bits
+as if it had never stopped. Schedules that depend on the total number of rounds see the full number from the start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Split = Callable[[Config], Federation]
 """Makes the federation of a run, for the seed in its configuration."""
 
 MEASURES = {name: metric.measure for name, metric in METRICS.items() if metric.measure is not None}
-"""What a race can rank by, and the metric of an evaluation that it is; all that is known after every round."""
+"""The metrics that a race can rank by: those known after every round. Maps the name to the property of `Evaluation`."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,15 @@ class Trial:
     def key(self) -> str:
         return f"{self.candidate.key}-s{self.seed}"
 
-    def request(self, base: Config, fraction: float, folder: Path, alone: bool) -> Message:
+    def request(self, base: Config, fraction: float, folder: Path, one_at_a_time: bool) -> Message:
+        """Make the message for `serve`. A trial that runs `one_at_a_time` may start worker processes of its own."""
         config = replace(self.candidate.config(base), seed=self.seed)
         return {
             "config": config.to_mapping(),
             "fraction": fraction,
             "until": self.until,
             "folder": str(folder / self.key),
-            "alone": alone,
+            "one_at_a_time": one_at_a_time,
         }
 
 
@@ -83,7 +84,7 @@ class Measured:
     diverged: int
 
     def score(self, rank_by: str, rounds: int, last: int) -> float:
-        """The mean over the evaluated rounds among the `last` ones up to `rounds`: single rounds swing."""
+        """The mean over the `last` rounds up to `rounds`, if they were evaluated, because single rounds fluctuate."""
         values = [value for number, value in self.curves[rank_by] if rounds - last < number <= rounds]
         return fmean(values)
 
@@ -103,10 +104,11 @@ class Paused(Exception):
 class _PauseAt(Callback):
     def __init__(self, until: int, report: Report) -> None:
         self._until, self._report = until, report
-        self.first = 0
+        self.resumed_after = 0
+        """The last round of earlier trials."""
 
     def on_start(self, prepared: Any, state: Any, rounds_ahead: int) -> None:  # noqa: ARG002
-        self.first = state.round
+        self.resumed_after = state.round
         self._check(state.round, rounds_ahead)
 
     def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
@@ -123,7 +125,7 @@ def serve(request: Message, report: Report, split: Split = shared_federation) ->
     began = time.perf_counter()
     config, folder = Config.from_mapping(request["config"]), Path(request["folder"])
     prepared = prepare(config, validation_federation(split(config), config.seed, request["fraction"]))
-    if not request["alone"] and prepared.config.engine == "auto":
+    if not request["one_at_a_time"] and prepared.config.engine == "auto":
         prepared = replace(prepared, config=replace(prepared.config, engine=single_process_engine(prepared.model)))
     pause = _PauseAt(request["until"], report)
     try:
@@ -132,21 +134,22 @@ def serve(request: Message, report: Report, split: Split = shared_federation) ->
         rows = [row for row in RunFolder(folder).rounds() if row.round]
     finally:
         _free_gpu_memory()
-    return _measured(rows, pause.first, time.perf_counter() - began).to_json()
+    return _measured(rows, pause.resumed_after, time.perf_counter() - began).to_json()
 
 
-def _measured(rows: list[RoundRow], first: int, seconds: float) -> Measured:
+def _measured(rows: list[RoundRow], resumed_after: int, seconds: float) -> Measured:
     evaluated = [row for row in rows if row.is_evaluated]
     curves = {
         name: [(row.model_round, float(getattr(row.tested, measure))) for row in evaluated]
         for name, measure in MEASURES.items()
     }
-    new = [row.seconds for row in rows if row.round > first + 1] or [row.seconds for row in rows]
+    # The first round after a start takes longer than a typical one.
+    typical = [row.seconds for row in rows if row.round > resumed_after + 1] or [row.seconds for row in rows]
     return Measured(
         rounds=rows[-1].round,
         curves=curves,
         seconds=seconds,
-        round_seconds=median(new),
+        round_seconds=median(typical),
         compute=fmean(row.compute for row in rows),
         bytes=fmean(row.bytes_moved for row in rows),
         diverged=sum(len(row.diverged) for row in rows),

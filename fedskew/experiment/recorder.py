@@ -78,7 +78,7 @@ class Recorder:
         auroc = self._server.auroc(state) if self.rows[-1].is_evaluated else None
         result = self.result(module, self.rows, self._server.engine_name, self.stopped, auroc)
         if self._folder is not None:
-            tensors, encoders = {**state.model.params, **state.model.buffers}, self._server.encoders(state)
+            tensors, encoders = {**state.model.params, **state.model.buffers}, self._server.encoder_count(state)
             about: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
             if encoders:
                 tensors, about = {**dict(module.named_parameters()), **tensors}, {**about, "encoders": encoders}
@@ -110,7 +110,7 @@ class Recorder:
             self._folder.append_round(row)
 
     def _circumstances(self) -> dict[str, Any]:
-        """Settings that a resumed run must keep, or it would end with other bits."""
+        """Settings that a resumed run must keep, so that its result is the same to the last bit."""
         return {
             "split": self._prepared.federation.hash,
             "threads": torch.get_num_threads(),

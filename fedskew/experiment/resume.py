@@ -78,7 +78,7 @@ def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, che
 
 
 def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Refuse a folder with another model, because the configuration only has the class name of a user's model."""
+    """Refuse a folder with another model. The configuration may not show it: it only has a user's class name."""
     if {name: p.shape for name, p in expected.items()} != {name: p.shape for name, p in saved.items()}:
         raise UserError(
             f"{folder.path} holds a run of another model (its parameters have other names or shapes); "
@@ -90,5 +90,5 @@ def _use_threads(server: Server, recorder: Recorder, threads: int) -> None:
     """Use as many threads as the run started with, because their number affects the last bits of sums."""
     now = torch.get_num_threads()
     if server.device.type == "cpu" and threads != now:
-        recorder.notify([f"continues with {threads} CPU threads, as it started, instead of {now}"])
+        recorder.notify([f"continues with {threads} CPU threads, the number it started with, instead of {now}"])
         torch.set_num_threads(threads)

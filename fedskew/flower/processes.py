@@ -46,7 +46,7 @@ class Process:
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.name, self.log = name, log
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.began_at = log.stat().st_size if log.exists() else 0
+        self.log_start = log.stat().st_size if log.exists() else 0
         """Position in the log at which the output of this process begins."""
         whole = environment(env)
         command = [shutil.which(command[0], path=whole["PATH"]) or command[0], *command[1:]]
@@ -79,12 +79,12 @@ class Process:
 
     def output(self) -> str:
         """All output of this process."""
-        self.complete_log()
+        self.wait_for_log()
         with self.log.open(encoding="utf-8", errors="replace") as file:
-            file.seek(self.began_at)
+            file.seek(self.log_start)
             return file.read()
 
-    def complete_log(self) -> None:
+    def wait_for_log(self) -> None:
         """If the process has ended, wait until its log is complete."""
         if not self.running:
             self._writer.join(_LOG_SECONDS)

@@ -1,7 +1,7 @@
 """Follows a run to its end. A run that fails is started again and resumes from its last checkpoint.
 
 `flwr run --stream` ends with status 0 whatever happened, so the outcome is read from the lines that our ServerApp logs:
-`finished …`, `stopped: …` (a mistake that only the user can correct) or `failed: …` (an error that may pass). A
+`finished …`, `stopped: …` (a mistake that only the user can correct) or `failed: …` (an error that may be temporary). A
 ServerApp or SuperLink that was killed logs nothing, which counts as a failure.
 """
 
@@ -17,7 +17,7 @@ from fedskew.errors import UserError
 from fedskew.flower.processes import Process
 
 RESTARTS = 3
-"""How often a run is started again without completing another round."""
+"""Number of restarts in a row that complete no round, after which the run is given up."""
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 60.0
 _LOGGED = re.compile(r"fedskew: (.*)")
@@ -34,7 +34,7 @@ class FlowerRun:
         self.process: Process | None = None
 
     def start(self) -> Process:
-        """Start the run. What is left of the attempt before, such as a ServerApp without a log, is stopped first."""
+        """Start the run. First stop what is left of the previous attempt, such as a ServerApp that is still running."""
         if self.process is not None:
             self._stop(self.process)
         command = ["flwr", "run", self._app, *self._connection, "--stream"]
@@ -55,8 +55,8 @@ class Outcome:
     """How a run ended."""
 
     finished: bool
-    refused: bool
-    """Whether another attempt would end the same way."""
+    needs_user: bool
+    """Whether only the user can correct the cause, so that another attempt would fail in the same way."""
     reason: str
 
 
@@ -75,7 +75,7 @@ def run_to_end(
         outcome = follow(start(), log, watch)
         if outcome.finished:
             return
-        if outcome.refused:
+        if outcome.needs_user:
             raise UserError(outcome.reason)
         now = count_rounds()
         failures, before = (1 if now > before else failures + 1), now
@@ -86,7 +86,7 @@ def run_to_end(
 
 def follow(run: Process, log: Callable[[str], None], watch: Callable[[], None]) -> Outcome:
     """Report what the ServerApp logs until `flwr run` ends."""
-    outcome = Outcome(finished=False, refused=False, reason=f"it ended without a reason; see {run.log}")
+    outcome = Outcome(finished=False, needs_user=False, reason=f"it ended without a reason; see {run.log}")
     for line in _logged_lines(run):
         if line:
             log(line)
@@ -97,10 +97,10 @@ def follow(run: Process, log: Callable[[str], None], watch: Callable[[], None]) 
 
 def _outcome(line: str) -> Outcome | None:
     if line.startswith("finished"):
-        return Outcome(finished=True, refused=False, reason="")
-    for word, refused in (("stopped: ", True), ("failed: ", False)):
+        return Outcome(finished=True, needs_user=False, reason="")
+    for word, needs_user in (("stopped: ", True), ("failed: ", False)):
         if line.startswith(word):
-            return Outcome(finished=False, refused=refused, reason=line.removeprefix(word))
+            return Outcome(finished=False, needs_user=needs_user, reason=line.removeprefix(word))
     return None
 
 
@@ -113,10 +113,10 @@ def completed_rounds(folder: Path) -> int:
 def _logged_lines(run: Process) -> Iterator[str]:
     """The lines of the ServerApp as they come; empty text while there is none."""
     with run.log.open(encoding="utf-8", errors="replace") as file:
-        file.seek(run.began_at)
+        file.seek(run.log_start)
         while True:
             alive = run.running
-            run.complete_log()
+            run.wait_for_log()
             while line := file.readline():
                 if match := _LOGGED.search(line):
                     yield match[1].strip()

@@ -1,8 +1,8 @@
 """The loss terms of the papers, as pure functions of one client's batch.
 
-Each takes the logits `[B, C]` or features `[B, d]` of one batch and returns a scalar, the mean over the batch. Each is
-exact in float64 and has finite gradients in every edge case. No loss branches in Python on the value of a tensor, so
-`torch.func.vmap` can map it over many clients.
+Each takes the logits `[B, C]` or features `[B, d]` of one batch and returns a scalar, the mean over the batch. In
+float64, its value matches the formula up to rounding errors, and its gradients are finite in every edge case. Python
+code never branches on the value of a tensor, so `torch.func.vmap` can map every loss over many clients.
 
 A target of `IGNORE` (−100, PyTorch's convention) marks a row that pads a short batch. Every loss ignores such rows.
 `label_counts` holds the client's number of training samples per class. A class with count 0 is *vacant*, and a class
@@ -29,7 +29,7 @@ from fedskew.losses.cross_entropies import (
 )
 from fedskew.losses.divergences import (
     MeanOver,
-    Taught,
+    TaughtSamples,
     active_experts,
     distillation,
     label_masking_distillation,
@@ -66,7 +66,7 @@ __all__ = [
     "MajorityRule",
     "MeanOver",
     "SuppressVariant",
-    "Taught",
+    "TaughtSamples",
     "VacantMode",
     "active_experts",
     "batch_class_cross_entropy",

@@ -108,7 +108,7 @@ def teacher_free_label_masking(
 
 MeanOver = Literal["batch", "active"]
 """Whether to average over the whole batch, or over the samples that an expert teaches."""
-Taught = Literal["confused", "all"]
+TaughtSamples = Literal["confused", "all"]
 """Which samples of a group its expert teaches: those mistaken for another class of the group, or all."""
 
 
@@ -120,7 +120,7 @@ def partial_distillation(
     temperature: float = 3.0,
     reverse: bool = False,
     mean_over: MeanOver = "batch",
-    taught: Taught = "confused",
+    taught: TaughtSamples = "confused",
 ) -> Tensor:
     """KL(expert ‖ student) over the classes of a group, for samples confused within the group (PKD Eq. 1).
 
@@ -143,7 +143,7 @@ def partial_distillation(
 
 
 def active_experts(
-    logits: Tensor, targets: Tensor, groups: Sequence[Sequence[int]], taught: Taught = "confused"
+    logits: Tensor, targets: Tensor, groups: Sequence[Sequence[int]], taught: TaughtSamples = "confused"
 ) -> Tensor:
     """Mark which expert teaches which sample: `[G, B]` booleans. A sample has at most one, the first that qualifies."""
     membership = torch.stack([group_mask(logits, group) for group in groups])

@@ -26,7 +26,14 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import expect
-from fedskew.losses import MeanOver, Taught, active_experts, cross_entropy, group_cross_entropy, partial_distillation
+from fedskew.losses import (
+    MeanOver,
+    TaughtSamples,
+    active_experts,
+    cross_entropy,
+    group_cross_entropy,
+    partial_distillation,
+)
 from fedskew.methods.catalogue import method
 from fedskew.methods.fedavg import CrossEntropy
 from fedskew.methods.parts import Client, Mode, Objective, Outputs, Reveals, Tensors
@@ -55,7 +62,7 @@ class PartialDistillation(Objective):
     temperature_squared: bool = False
     reverse: bool = False
     mean_over: MeanOver = "batch"
-    taught: Taught = "confused"
+    taught: TaughtSamples = "confused"
 
     def companions(self) -> dict[str, Mode]:
         return {f"expert.{i}": "eval" for i in range(len(self.groups))}
@@ -103,7 +110,7 @@ class PKD(Schedule):
     """Use KL(student ‖ expert), as printed in the paper's Eq. 1."""
     mean_over: MeanOver = "batch"
     """Whether to average the distillation over the whole batch or over the distilled samples."""
-    taught: Taught = "confused"
+    taught: TaughtSamples = "confused"
     """`confused`: distil samples mistaken for another class of their group, as in the paper's text. `all`: distil all
     samples of the group's classes, as its Table III implies for clients with one class."""
 

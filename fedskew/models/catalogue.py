@@ -31,6 +31,7 @@ class ModelEntry:
     name: str
     description: str
     paper: str
+    """The paper that uses this form of the model, with "(code)" if only its published code shows it."""
     factory: Factory
     kinds: tuple[InputKind, ...] = ("image",)
     smallest_side: int = 1

@@ -163,6 +163,8 @@ def test_a_run_continues_with_the_threads_it_began_with(tmp_path):
         watch = Notices()
         run(fed, "fedavg", callbacks=[watch], **settings)
         assert watch.threads == began
-        assert watch.lines == [f"continues with {began} CPU threads, as it started, instead of {began + 1}"]
+        assert watch.lines == [
+            f"continues with {began} CPU threads, the number it started with, instead of {began + 1}"
+        ]
     finally:
         torch.set_num_threads(began)

@@ -60,7 +60,7 @@ def test_every_model_has_a_published_count() -> None:
 
 
 def test_convnet_l_with_the_narrower_third_convolution() -> None:
-    assert parameter_count(convnet(CIFAR10, widths=(32, 64, 64))) == 686_090
+    assert parameter_count(convnet(CIFAR10, filters=(32, 64, 64))) == 686_090
 
 
 def test_fasttext_has_the_3_16_million_of_pfllib() -> None:

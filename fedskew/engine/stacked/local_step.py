@@ -55,7 +55,10 @@ class StepResult:
 def compute_step(
     network: Network, work: RoundWork, batches: Batches, params: Tensors, buffers: Tensors, samples: Tensor
 ) -> StepResult:
-    """Compute each client's descent direction on its batch. `samples` are any inputs, for a trial of frozen models."""
+    """Compute each client's descent direction on its batch.
+
+    `samples` are any inputs, on which `Network.mixes_rows` tests whether frozen models need a batch per client.
+    """
     frozen = _FrozenModels(network, work, batches, samples).outputs()
     return _Descent(network, work, batches, frozen, buffers).at(params)
 
@@ -125,7 +128,7 @@ class _Descent:
                 direction = torch.func.vmap(self._clip)(direction)
         else:
             direction = torch.func.vmap(self._direction)(params, self._batches.label_counts, self._batches.state)
-        assert self._recorded is not None, "a direction without a gradient"
+        assert self._recorded is not None, "the solver returned a direction without computing a gradient"
         loss, tally = self._recorded
         return StepResult(direction, self._buffers, loss, tally)
 
@@ -194,7 +197,7 @@ class _Descent:
 
 
 class _AllClients(torch.autograd.Function):
-    """Leaves `vmap` to call a function of all clients' tensors at once."""
+    """Steps out of `vmap` to call a function once, on the stacked tensors of all clients."""
 
     @staticmethod
     def forward(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
@@ -260,7 +263,7 @@ class SlotStep:
             memory["sums"][f"tally {name}"] += value
 
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
-        """Update the parameters. A GPU updates whole rows of memory at once, a CPU tensor by tensor."""
+        """Update the parameters: on a GPU whole rows of memory at once, on a CPU one tensor after another."""
         layout, optimiser = self.layouts.params, self.work.local.optimiser
         by_tensor = isinstance(lr, float)
         flat_direction = direction if by_tensor else layout.flat(direction)
@@ -304,8 +307,8 @@ class Program:
     def __init__(self, step: SlotStep, staging: Staging, memory: Memory) -> None:
         self.memory = memory
         self._step, self._staging = step, staging
-        self._stages: list[Callable[[int], None]] = []
-        self._runs: dict[bool, Callable[[int], None]] = {}
+        self._staging_by_window: list[Callable[[int], None]] = []
+        self._step_by_form: dict[bool, Callable[[int], None]] = {}
         self._lr = 0.0
 
     @property
@@ -323,25 +326,28 @@ class Program:
         return self
 
     def prepare(self, forms: set[bool]) -> None:
-        """Prepare the steps of a round. Call this before clients enter, because it may write into memory."""
-        for full in forms - self._runs.keys():
-            self._runs[full] = self._prepare_step(replace(self._step, full=full))
-        if not self._stages:
-            self._stages = self._prepare_staging()
+        """Prepare the steps of a round, without padding (True), with padding (False), or both.
+
+        Call this before the first clients are written into memory, because it may overwrite them.
+        """
+        for full in forms - self._step_by_form.keys():
+            self._step_by_form[full] = self._prepare_step(replace(self._step, full=full))
+        if not self._staging_by_window:
+            self._staging_by_window = self._prepare_staging()
 
     def rewind(self) -> None:
         """Go to the first step of a round."""
         self.memory["inputs"]["at"].zero_()
 
     def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Prepare the batches of a window of steps, counted from 0. Earlier windows must have been launched."""
+        """Stage the batches of a window, numbered from 0. Earlier steps in the same memory must have been launched."""
         for name, array in plan.items():
             self.memory["plan"][name][: len(array)].copy_(self._sendable(array), non_blocking=True)
-        self._stages[window % self.windows](len(plan["steps"]))
+        self._staging_by_window[window % self.windows](len(plan["steps"]))
 
     def run(self, position: int, full: bool) -> None:
         """Take a step on the batches at this position of the window."""
-        self._runs[full](position)
+        self._step_by_form[full](position)
 
     def _sendable(self, array: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array)

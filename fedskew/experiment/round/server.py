@@ -124,7 +124,7 @@ class Server:
         """The global model at the end of a run, as a module."""
         return self.runtime(self._stages.known(state)[-1], state).network.module(state.model)
 
-    def encoders(self, state: RunState) -> int:
+    def encoder_count(self, state: RunState) -> int:
         """The number of encoders that the final global model concatenates. 0 for any other model."""
         return len(self._stages.known(state)[-1].concatenates)
 

@@ -23,7 +23,7 @@ from fedskew.methods.parts import weighted_mean
 from fedskew.randomness import fold
 
 STEPS = 10
-"""Steps per call of `LoopSteps`. They are enough, as the time per step does not depend on the number of clients."""
+"""Steps per call of `LoopSteps`, all of one client, as the time per step does not depend on the number of clients."""
 
 
 class Trainer:
@@ -166,7 +166,7 @@ class LoopRounds:
         self._train = DeviceSamples(dataset, dataset.train, self._device, augmentation=augmentation)
         self._test = DeviceSamples(dataset, dataset.test, self._device)
         self._key = torch.zeros((), dtype=torch.int64, device=self._device)
-        self._server = collect(self._trainer.method, lambda part: part.server_state(self._trainer.params()))
+        self._server_state = collect(self._trainer.method, lambda part: part.server_state(self._trainer.params()))
         self._states: dict[int, Tensors] = {}
         self.samples = int(self._federation.sizes[: case.clients].sum()) * self._config.local_epochs
         """Samples per call."""
@@ -203,19 +203,22 @@ class LoopRounds:
         received = self._trainer.params()
         counts = torch.tensor(self._federation.label_counts[client], device=self._device)
         state = self._states.get(client) or collect(self._trainer.method, lambda part: part.client_state(received))
-        return Client(counts, received, collect(self._trainer.method, lambda part: part.downlink(self._server)), state)
+        return Client(
+            counts, received, collect(self._trainer.method, lambda part: part.downlink(self._server_state)), state
+        )
 
     @torch.no_grad()
     def _aggregate(self, sent: Tensors, client_results: list[_ClientResult]) -> None:
         sizes = torch.from_numpy(self._federation.sizes[: len(client_results)].copy()).to(self._device, torch.float64)
         weights = sizes / sizes.sum()
-        stacked = {name: torch.stack([end.model[name] for end in client_results]) for name in sent}
-        uplink = {name: torch.stack([end.uplink[name] for end in client_results]) for name in client_results[0].uplink}
+        stacked = {name: torch.stack([result.model[name] for result in client_results]) for name in sent}
+        extras = client_results[0].uplink
+        uplink = {name: torch.stack([result.uplink[name] for result in client_results]) for name in extras}
         names = [name for name, _ in self._trainer.model.named_parameters()]
         updates = Updates({name: stacked.pop(name) for name in names}, weights, uplink, self._config.lr, 1.0)
         rule = self._trainer.method.server
-        params, server = rule.aggregate({name: sent[name] for name in names}, updates, self._server)
-        self._server |= server
+        params, changed = rule.aggregate({name: sent[name] for name in names}, updates, self._server_state)
+        self._server_state |= changed
         self._trainer.model.load_state_dict({**params, **weighted_mean(stacked, weights)})
 
     @torch.no_grad()

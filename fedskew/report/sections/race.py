@@ -28,8 +28,9 @@ def race_section(race: RaceRecord) -> Section:
 
 
 def _final(final: Sequence[Finalist]) -> Table:
-    columns = ["method", "learning rate", "all splits %", "fresh splits", "their mean %", "over FedAvg, points",
-               "95 % from", "to", "p", "compute (FedAvg: 1)", "traffic", "time per round", "reveals"]  # fmt: skip
+    columns = ["method", "learning rate", "all splits %", "fresh splits", "their mean %", "gain over FedAvg, points",
+               "95 % interval from", "to", "p", "compute (FedAvg: 1)", "traffic (FedAvg: 1)",
+               "time per round (FedAvg: 1)", "reveals"]  # fmt: skip
     return Table("race-final", "The final", columns, [_final_row(one) for one in final])
 
 
@@ -58,7 +59,8 @@ def _curves(rungs: Sequence[Rung], metric: str) -> Lines:
     for rung in rungs:
         for method, best in _best(rung.standings).items():
             points.setdefault(method, {})[rung.rounds] = best.mean
-    ordered = sorted(points, key=lambda method: (method != "fedavg", -len(points[method])))  # the last share colours
+    # Colours repeat after a few lines, so FedAvg and the methods that went furthest come first.
+    ordered = sorted(points, key=lambda method: (method != "fedavg", -len(points[method])))
     lines = [
         Line(method, list(found), [_points(mean) for mean in found.values()], style=style)
         for style, (method, found) in enumerate((method, points[method]) for method in ordered)
