@@ -61,9 +61,14 @@ def load_tables(
     length: int = LENGTH,
     vocabulary: int = VOCABULARY,
     classes: object = None,
+    rename: object = None,
+    columns: object = None,
+    drop: object = None,
 ) -> Dataset:
     """Load one table, or a training and a test table: a label column, and numbers, one text or one image column."""
+    tables = [_rename_columns(table, rename) for table in tables]
     label = _label_column(tables[0], label)
+    tables = [_select_columns(table, columns, drop, label) for table in tables]
     inputs = _choose_inputs(tables[0], label, text)
     labels = [_labels(table, label) for table in tables]
     names = class_list(classes) or tables[0].class_names.get(label)
@@ -80,6 +85,57 @@ def load_tables(
     dataset = assemble(name, kind, parts, names, test_fraction)
     named = kind == "table" and dataset.input_shape == (len(inputs.names),)
     return replace(dataset, columns=inputs.names) if named else dataset
+
+
+def _rename_columns(table: Table, rename: object) -> Table:
+    """The table with other column names, from old to new ones."""
+    changes = {} if rename is None else rename
+    if not isinstance(changes, dict):
+        raise UserError(f"rename is {rename!r}; expected names such as {{Alter: age}}")
+    for old in changes:
+        if old not in table.columns:
+            raise unknown(f"column to rename in {table.where}:", str(old), table.columns)
+    names = {name: str(changes.get(name, name)) for name in table.columns}
+    for new in names.values():
+        if list(names.values()).count(new) > 1:
+            raise UserError(f"{table.where}: two columns are called {new!r} after rename; expected different names")
+    return _with_columns(table, names)
+
+
+def _select_columns(table: Table, columns: object, drop: object, label: str) -> Table:
+    """The table with the label and only some `columns`, or without those in `drop`."""
+    kept = list(table.columns)
+    if columns is not None:
+        kept = [*_listed("columns", columns, table), label]
+    if drop is not None:
+        dropped = _listed("drop", drop, table)
+        if label in dropped:
+            raise UserError(f"drop has {label!r}, which is the label; expected other columns")
+        kept = [name for name in kept if name not in dropped]
+    return _with_columns(table, {name: name for name in kept})
+
+
+def _with_columns(table: Table, names: dict[str, str]) -> Table:
+    """The table with these columns only, under new names."""
+    return replace(
+        table,
+        columns={new: table.columns[old] for old, new in names.items()},
+        class_names={new: table.class_names[old] for old, new in names.items() if old in table.class_names},
+        mistakes={new: table.mistakes[old] for old, new in names.items() if old in table.mistakes},
+        gaps={new: table.gaps[old] for old, new in names.items() if old in table.gaps},
+    )
+
+
+def _listed(option: str, value: object, table: Table) -> list[str]:
+    listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        raise UserError(f"{option} is {value!r}; expected a list of columns such as [age, pulse]")
+    for name in listed:
+        if name not in table.columns:
+            raise unknown(
+                f"column to {'keep' if option == 'columns' else 'drop'} in {table.where}:", name, table.columns
+            )
+    return list(listed)
 
 
 def _label_column(table: Table, label: str | None) -> str:

@@ -145,3 +145,45 @@ def test_an_unreadable_image_in_a_table_is_named_by_row(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": pa.array(files, pa.binary()), "label": [0, 1] * 5}), tmp_path / "own.parquet")
     with pytest.raises(UserError, match=r"own.parquet row 9: unreadable image"):
         load(tmp_path / "own.parquet")
+
+
+HOSPITAL = """Nummer,Alter,Puls,Notiz,Diagnose
+7,40,70,ok,well
+8,50,80,ok,ill
+9,60,90,ok,well
+10,70,60,ok,ill
+"""
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Path:
+    (tmp_path / "hospital.csv").write_text(HOSPITAL)
+    return tmp_path / "hospital.csv"
+
+
+def test_columns_are_renamed_chosen_and_dropped(hospital: Path) -> None:
+    names = {"Alter": "age", "Puls": "pulse", "Diagnose": "diagnosis"}
+    chosen = load(str(hospital), rename=names, columns=["pulse", "age"], label="diagnosis", test_fraction=0.5)
+    assert chosen.columns == ("pulse", "age")
+    assert chosen.classes == ("ill", "well")
+    dropped = load(str(hospital), rename=names, drop="Nummer, Notiz", label="diagnosis", test_fraction=0.5)
+    assert dropped.columns == ("age", "pulse")
+    ages = {round(value) for value in (chosen.train.x[:, 1] * chosen.scaling[1][1] + chosen.scaling[1][0]).tolist()}
+    assert ages <= {40, 50, 60, 70}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"rename": {"Altr": "age"}}, "column to rename in .* 'Altr'; did you mean 'Alter'"),
+        ({"rename": {"Alter": "Puls"}}, "two columns are called 'Puls' after rename"),
+        ({"rename": ["Alter"]}, r"rename is \['Alter'\]; expected names"),
+        ({"columns": ["Alter", "pulse"]}, "column to keep in .* 'pulse'; did you mean 'Puls'"),
+        ({"columns": 3}, "columns is 3; expected a list"),
+        ({"drop": ["Notizen"]}, "column to drop in .* 'Notizen'; did you mean 'Notiz'"),
+        ({"drop": ["Diagnose"]}, "drop has 'Diagnose', which is the label"),
+    ],
+)
+def test_mistakes_in_the_choice_of_columns_are_named(options: dict[str, object], problem: str, hospital: Path) -> None:
+    with pytest.raises(UserError, match=problem):
+        load(str(hospital), label="Diagnose", **options)
