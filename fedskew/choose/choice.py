@@ -194,15 +194,15 @@ def _opened(folder: Path) -> Any:
 
 
 def _begin(folder: Path, base: Config, methods: tuple[str, ...], rank_by: str, budget: str) -> RaceRecord:
-    """The record of this race so far. Another budget or ranking begins anew, with all trials at hand."""
+    """The record of this race so far. Another budget, field or ranking begins anew, with all trials at hand."""
     new = RaceRecord(base.to_mapping(), methods, rank_by, budget)
     before = load_race(folder)
     if before is None:
         return new
     if before.config != new.config:
         raise UserError(f"{folder} holds a race on another federation; choose another --out, or delete that folder")
-    same = (before.rank_by, before.budget) == (rank_by, budget) and set(before.methods) <= set(methods)
-    return before if same else new
+    same_field = {*before.methods, *(before.failures or ())} == set(methods)
+    return before if same_field and (before.rank_by, before.budget) == (rank_by, budget) else new
 
 
 def _write_files(choice: Choice) -> None:

@@ -31,6 +31,8 @@ class RaceProgress(RaceWatcher):
         self._config, self._rank_by = config, rank_by
         self._start = time.monotonic()
         self.heading, self.trials, self.done = "", 0, 0
+        self._running: dict[str, int] = {}
+        """The round that each running trial has finished, by the trial's key."""
         self._scores: dict[str, tuple[Trial, dict[int, float]]] = {}
 
     @property
@@ -41,8 +43,8 @@ class RaceProgress(RaceWatcher):
     def standings(self) -> list[Standing]:
         """The candidates of this rung with a result, the best first."""
         found = [
-            Standing(t.candidate.method, t.candidate.label, t.candidate.lr, t.candidate.params, scores, True)
-            for t, scores in self._scores.values()
+            Standing(t.candidate.method, t.candidate.label, t.candidate.lr, t.candidate.params, dict(scores), True)
+            for t, scores in list(self._scores.values())  # the live table is drawn by another thread
         ]
         return sorted(found, key=lambda standing: -standing.mean)
 
@@ -51,11 +53,16 @@ class RaceProgress(RaceWatcher):
 
     def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
         self.heading, self.trials, self.done = heading, len(trials), 0
-        self._scores = {}
+        self._scores, self._running = {}, {}
+        self.show()
+
+    def on_round(self, trial: Trial, round: int) -> None:
+        self._running[trial.key] = round
         self.show()
 
     def on_trial(self, trial: Trial, measured: Measured | None) -> None:
         self.done += 1
+        self._running.pop(trial.key, None)
         if measured is not None:
             last = scored_rounds(self._config, trial.until)
             _, scores = self._scores.setdefault(trial.candidate.key, (trial, {}))
@@ -63,7 +70,9 @@ class RaceProgress(RaceWatcher):
         self.show()
 
     def state(self) -> str:
-        return f"{self.seconds:.0f} s, {self.heading}: {self.done} of {self.trials} trials done"
+        rounds = ", ".join(map(str, list(self._running.values())))
+        running = f", running trials in round {rounds}" if rounds else ""
+        return f"{self.seconds:.0f} s, {self.heading}: {self.done} of {self.trials} trials done{running}"
 
     def show(self) -> None:
         """Show the current state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -14,12 +15,12 @@ MOST_ROWS = 12
 
 
 def final_table(race: RaceRecord) -> Table:
-    """The finalists, the best over all splits first; the comparison with FedAvg is on the fresh splits."""
-    table = Table(title=f"final: {find_metric(race.rank_by).label} on validation data", title_justify="left")
-    headings = ("method", "learning rate", "all splits %", "fresh splits %", "over FedAvg", "95 % interval", "compute",
-                "traffic", "reveals")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, overflow="fold", justify="left" if heading in ("method", "reveals") else "right")
+    """The finalists, the best mean over all splits first; they are compared with FedAvg on the fresh splits."""
+    title = f"final: {find_metric(race.rank_by).label} on validation data"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    for heading in ("method", "lr", "mean %", "over FedAvg", "95 % interval", "compute", "traffic", "reveals"):
+        whole = heading in ("method", "95 % interval")
+        table.add_column(heading, no_wrap=whole, justify="left" if heading in ("method", "reveals") else "right")
     for place, one in enumerate(race.final):
         style = "bold" if place == race.chosen else ""
         table.add_row(*(Text(cell, style=style) for cell in _cells(one)))
@@ -33,9 +34,8 @@ def _cells(one: Finalist) -> list[str]:
         lead = signed(difference.mean)
         if difference.low is not None and difference.high is not None:
             interval = f"{signed(difference.low)} to {signed(difference.high)}"
-    means = [f"{100 * mean:.1f}" for mean in (one.overall, standing.mean)]
     costs = [f"×{ratio:.2f}" for ratio in (one.compute, one.traffic)]
-    return [standing.label, f"{standing.lr:g}", *means, lead, interval, *costs, one.reveals]
+    return [standing.label, f"{standing.lr:g}", f"{100 * one.overall:.1f}", lead, interval, *costs, one.reveals]
 
 
 def standings_table(title: str, standings: Sequence[Standing]) -> Table:

@@ -121,6 +121,14 @@ def test_another_budget_reuses_all_trials(finished: fs.Choice, tmp_path: Path) -
     assert again.run < watcher.run / 4, "the smaller race needs little that the larger one has not trained"
 
 
+def test_another_field_is_another_race_that_reuses_all_trials(finished: fs.Choice, tmp_path: Path) -> None:
+    config, out = with_values(Config(), TINY), tmp_path / "race"
+    choose(config=config, methods=["fedlmd"], budget=BUDGET, out=out, workers=1)
+    again = race(out)
+    assert again.race.methods == finished.race.methods
+    assert _without_times(again) == _without_times(finished)
+
+
 def test_a_trial_that_continues_has_the_numbers_of_one_that_does_not(tmp_path: Path) -> None:
     base = with_values(Config(), {**TINY, "rounds": 6, "clients_per_round": 2, "lr_decay": 0.9, "checkpoint_every": 2})
 
