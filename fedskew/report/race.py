@@ -17,7 +17,7 @@ MOST_ROWS = 12
 def final_table(race: RaceRecord) -> Table:
     """The finalists, the best mean over all splits first; they are compared with FedAvg on the fresh splits."""
     title = f"final: {find_metric(race.rank_by).label} on validation data"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("method", "lr", "mean %", "over FedAvg", "95 % interval", "compute", "traffic", "reveals"):
         whole = heading in ("method", "95 % interval")
         table.add_column(heading, no_wrap=whole, justify="left" if heading in ("method", "reveals") else "right")
