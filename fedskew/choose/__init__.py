@@ -12,7 +12,7 @@ __all__ = ["Choice", "choose"]
 
 
 class _CallablePackage(ModuleType):
-    """Makes `fedskew.choose(...)` the function: importing this package gives the public function's name to it."""
+    """Makes the package callable: once it is imported, `fedskew.choose` is the package and no longer the function."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Choice:
         return choose(*arguments, **options)

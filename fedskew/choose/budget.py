@@ -14,13 +14,13 @@ from fedskew.errors import UserError
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 PER_METHOD = 2
 """A method has at most this many candidates from the second rung on, so that one method cannot fill it."""
-SLACK = 0.85
-"""Plans fill this part of a time budget, because rounds differ in length."""
+USED = 0.85
+"""Plans use only this share of a time budget, because rounds differ in length."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """So many seconds of wall-clock time, or rounds of all runs together."""
+    """An amount of wall-clock time, or a total number of rounds over all runs."""
 
     amount: float
     unit: Literal["seconds", "rounds"]
@@ -48,7 +48,7 @@ class Plan:
     """How thorough the race is."""
 
     settings: int
-    """Which settings besides the defaults are tried: see `make_field`."""
+    """0, 1 or 2: how many settings besides the defaults are tried, see `make_field`."""
     splits: int
     """Splits in every rung but the final."""
     finalists: int
@@ -103,7 +103,7 @@ class Costs:
 
     @classmethod
     def counted(cls, methods: Sequence[str]) -> Costs:
-        """Every round is one round."""
+        """For a budget in rounds: a round of any method costs 1, and starting a trial costs nothing."""
         return cls(dict.fromkeys(methods, 1.0), 0.0)
 
     def trial(self, candidate: Candidate, rounds: int) -> float:
@@ -111,7 +111,7 @@ class Costs:
 
     @property
     def usual_round(self) -> float:
-        """A round of a survivor, which nobody knows yet: the mean over the methods."""
+        """A round of a later rung: the mean over the methods, because it is not known yet which of them get there."""
         return fmean(self.per_round.values())
 
     def race(self, plan: Plan, methods: Sequence[str], lr: float, rounds: int) -> float:
@@ -135,7 +135,7 @@ class Costs:
 
 def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float, rounds: int, workers: int) -> Plan:
     """The most thorough plan that fits into the budget; refuse a budget that is too small for all of them."""
-    share = 1.0 if budget.unit == "rounds" else SLACK * workers
+    share = 1.0 if budget.unit == "rounds" else USED * workers
     needed = 0.0
     for plan in PLANS:
         needed = costs.race(plan, methods, lr, rounds) / share

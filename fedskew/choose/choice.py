@@ -96,23 +96,23 @@ def choose(
     """Race methods on a federation and choose one; `settings` are keys of a configuration, such as `rounds` and `lr`.
 
     `data` is a federation, or anything that `load` takes, which `partition` then splits; `settings` override `config`.
-    Every seed has its own split by the same rule. The learning rate is where the race begins. All choices are made on
-    validation data, which are held out of the clients' training data.
+    Every seed has its own split by the same rule. The race tries the learning rate, a third of it and three times it.
+    All choices are made on validation data, which are held out of the clients' training data.
 
-    `budget` is a time such as `5m`, or rounds of all runs together, such as `2000r`. Without `methods`, the race has a
-    default field; FedAvg always takes part. The same call continues a race that was interrupted, in the folder `out`.
-    Several processes run the trials, unless the data are Python objects, which only this process has.
+    `budget` is a time such as `5m`, or a total number of rounds over all runs, such as `2000r`. Without `methods`, the
+    race has a default field; FedAvg always takes part. The same call continues a race that was interrupted, in the
+    folder `out`. Several processes run the trials, unless the data are Python objects, which only this process has.
     """
     base, split = _federation(data, partition, with_values(config or Config(), settings))
-    spent, watching = Budget.parse(budget), watcher or RaceWatcher()
+    limit, watching = Budget.parse(budget), watcher or RaceWatcher()
     metric = find_metric(rank_by).name
     if metric not in MEASURES:
         raise UserError(
             f"rank_by is {rank_by!r}, which is known only after the last round; expected {', '.join(MEASURES)}"
         )
     field = field_methods(methods)
-    if spent.unit == "rounds":
-        choose_plan(spent, Costs.counted(field), field, base.lr, base.rounds, 1)
+    if limit.unit == "rounds":
+        choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)
     federation = split(base)
     for note in federation.notes:
         watching.on_notice(note)
@@ -124,10 +124,10 @@ def choose(
         if record.finished:
             watching.on_notice(f"{folder} is finished already; nothing was run")
         else:
-            able = 1 if split is not shared_federation else workers or default_workers(base.device, len(field))
-            trials = Trials(_racing(base), fraction, folder, able, watching, split)
+            processes = 1 if split is not shared_federation else workers or default_workers(base.device, len(field))
+            trials = Trials(_racing(base), fraction, folder, processes, watching, split)
             with contextlib.closing(trials):
-                record = Race(base, record, spent, folder, trials, able, watching).run()
+                record = Race(base, record, limit, folder, trials, processes, watching).run()
         choice = Choice(record, folder)
         _write_files(choice)
     return choice
@@ -170,7 +170,7 @@ def _described(rule: Mapping[str, object]) -> PartitionConfig:
 
 
 def _racing(base: Config) -> Config:
-    """How runs of a race differ from the user's: evaluated in every round, and never compiled, since most are short."""
+    """The configuration of the race's runs: evaluated in every round. `auto` does not compile, as most are short."""
     every = rungs(base.rounds)[0]
     compiled = "never" if base.compile == "auto" else base.compile
     return replace(base, eval_every=1, eval_local=False, checkpoint_every=every, compile=compiled)
@@ -194,13 +194,16 @@ def _opened(folder: Path) -> Any:
 
 
 def _begin(folder: Path, base: Config, methods: tuple[str, ...], rank_by: str, budget: str) -> RaceRecord:
-    """The record of this race so far. Another budget, field or ranking begins anew, with all trials at hand."""
+    """The record of this race so far. Another budget, field or ranking is a new race, which reuses all trials."""
     new = RaceRecord(base.to_mapping(), methods, rank_by, budget)
     before = load_race(folder)
     if before is None:
         return new
     if before.config != new.config:
-        raise UserError(f"{folder} holds a race on another federation; choose another --out, or delete that folder")
+        raise UserError(
+            f"{folder} holds a race on another federation, or with other settings; "
+            "choose another --out, or delete that folder"
+        )
     same_field = {*before.methods, *(before.failures or ())} == set(methods)
     return before if same_field and (before.rank_by, before.budget) == (rank_by, budget) else new
 

@@ -3,7 +3,7 @@
 The finalists are ordered by their means over all splits on which they were trained to the end, those of the race
 included: with few splits, every one counts. FedAvg is the choice unless another method is better on the fresh splits by
 more than noise: its mean lead over tuned FedAvg must exceed one standard error of the paired differences. A
-significance test at 5 % would be the wrong rule for a choice that must be made either way. With a few splits it would
+significance test at 5 % would be the wrong rule for a choice that must be made either way. With few splits it would
 keep FedAvg where others are several points better. The answer reports the test beside the choice.
 """
 
@@ -25,7 +25,7 @@ Result = tuple[Standing, Sequence[float], Sequence[Measured]]
 """A finalist's scores on the fresh splits, its scores on the splits of the race, and what else was measured."""
 
 _SAME_COST = 0.02
-"""Costs that differ by less than this part count as equal."""
+"""Costs are multiples of FedAvg's. Those that differ by no more than this count as equal."""
 
 
 def decide(results: Sequence[Result], rank_by: str) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def decide(results: Sequence[Result], rank_by: str) -> dict[str, Any]:
         for standing, raced, measured in results
     ]
     final = tuple(sorted(found, key=lambda one: -one.overall))
-    own = next(i for i, one in enumerate(final) if one.standing is baseline)
-    chosen = next((i for i, one in enumerate(final[:own]) if _beats(one.standing, baseline)), own)
+    place = next(i for i, one in enumerate(final) if one.standing is baseline)
+    chosen = next((i for i, one in enumerate(final[:place]) if _beats(one.standing, baseline)), place)
     splits = len(results[0][0].scores) + len(results[0][1])
     return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by, splits))}
 
@@ -55,8 +55,8 @@ def _finalist(
     entry = combined_entry(standing.method)
 
     def ratio(name: str) -> float:
-        own, its = (fmean(getattr(m, name) for m in found) for found in (measured, baseline))
-        return round(own / its, 3) if its else 1.0
+        own, base = (fmean(getattr(m, name) for m in found) for found in (measured, baseline))
+        return round(own / base, 3) if base else 1.0
 
     return Finalist(
         standing, overall, difference, ratio("compute"), ratio("bytes"), ratio("round_seconds"), entry.reveals,
@@ -86,9 +86,9 @@ def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, splits: i
 def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str) -> str:
     best = next(one for one in final if one is not baseline)
     if best.overall <= baseline.overall:
-        return f"No other method of the final has a higher mean {metric}; {best.standing.label} comes next."
+        return f"No other method in the final has a higher mean {metric}; {best.standing.label} comes next."
     lead = f"{100 * (best.overall - baseline.overall):.1f} points"
-    return f"{_named(best.standing)} is {lead} better in the mean, which is within the noise between splits."
+    return f"{_named(best.standing)} is {lead} better on average, which is within the noise between splits."
 
 
 def _lead(difference: Difference) -> str:
@@ -108,30 +108,34 @@ def _cost(one: Finalist) -> str:
         for ratio, what in ((one.compute, "computation"), (one.traffic, "traffic"), (one.seconds, "time per round"))
         if abs(ratio - 1) > _SAME_COST
     ]
-    extra = f" ({one.extra_compute} per step)" if one.extra_compute != "none" else ""
-    cost = f"costs {', '.join(costs)} of FedAvg{extra}" if costs else "costs no more than FedAvg"
-    return f"{cost}. Beside its updates, it reveals {one.reveals} about a site's labels"
+    listed = " and ".join(filter(None, (", ".join(costs[:-1]), *costs[-1:])))
+    per_step = "" if " per " in one.extra_compute else "per step: "
+    extra = f" ({per_step}{one.extra_compute})" if one.extra_compute != "none" else ""
+    cost = f"costs {listed} of FedAvg{extra}" if costs else "costs no more than FedAvg"
+    reveals = "nothing about its labels" if one.reveals == "nothing" else one.reveals
+    return f"{cost}. Besides its updates, a site reveals {reveals}"
 
 
 def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
-    """Finalists that cannot be told apart from the chosen one, and are cheaper or reveal less."""
+    """Finalists that are not significantly worse than the chosen one, and are cheaper or reveal less."""
     lines = []
     for one in final:
-        if one is chosen or not _indistinguishable(one.standing, chosen.standing):
+        if one is chosen or _is_worse(one.standing, chosen.standing):
             continue
         reasons = []
         if one.compute < chosen.compute - _SAME_COST or one.traffic < chosen.traffic - _SAME_COST:
             reasons.append("is cheaper")
         if one.reveals == "nothing" != chosen.reveals:
-            reasons.append("reveals nothing")
+            reasons.append("reveals nothing about labels")
         if reasons:
-            lines.append(f"{_named(one.standing)} cannot be told apart from it and {' and '.join(reasons)}.")
+            lines.append(f"{_named(one.standing)} {' and '.join(reasons)}, and is not significantly worse.")
     return lines
 
 
-def _indistinguishable(one: Standing, other: Standing) -> bool:
-    difference = paired(other.scores, one.scores)
-    return difference is not None and not (difference.significant and difference.mean > 0)
+def _is_worse(one: Standing, chosen: Standing) -> bool:
+    """Whether one finalist is significantly worse than the chosen one."""
+    difference = paired(chosen.scores, one.scores)
+    return difference is None or (difference.significant and difference.mean > 0)
 
 
 def _named(standing: Standing) -> str:

@@ -32,10 +32,10 @@ DECISIVE: dict[str, Sequence[Settings]] = {
     "fedlmd-tf": ({"beta": 0.3},),
     "fedvls": ({"distill_weight": 0.0, "suppress_weight": 0.0}, {"distill_weight": 0.5}),
 }
-"""The default field. Each method has its default settings, and these besides.
+"""The default field. Each method is tried with its default settings and with these.
 
 They are the methods that were best, or within a point of the best, somewhere in fedskew's maps (RESULTS.md), and the
-usual server rules. Methods in stages cannot be raced, because their first rounds train other models.
+usual server rules. Methods that train in stages cannot be raced, because their first rounds train other models.
 """
 
 LR_FACTORS = (1.0, 1 / 3, 3.0)
@@ -86,6 +86,8 @@ class Candidate:
 def field_methods(names: Iterable[str] | None) -> tuple[str, ...]:
     """The methods of a race, checked. FedAvg is always among them, because every answer is relative to it."""
     chosen = [BASELINE, *(DECISIVE if names is None else map(canonical_name, names))]
+    if set(chosen) == {BASELINE}:
+        raise UserError(f"methods has only {BASELINE}, which always takes part; expected at least one other method")
     for name in chosen:
         method = make_method(name)
         if isinstance(method.objective, Schedule):
@@ -110,5 +112,5 @@ def make_field(methods: Sequence[str], lr: float, settings: int) -> list[Candida
 
 
 def _rounded(rate: float) -> float:
-    """Two digits, for readers."""
+    """Two significant digits, which are easier to read."""
     return float(f"{rate:.2g}")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from fedskew.choose.budget import PER_METHOD, SLACK, Budget, Costs, Plan, choose_plan, rungs, shrink_final
+from fedskew.choose.budget import PER_METHOD, USED, Budget, Costs, Plan, choose_plan, rungs, shrink_final
 from fedskew.choose.decision import decide
 from fedskew.choose.field import BASELINE, Candidate, make_field
 from fedskew.choose.trial import Trial
@@ -27,8 +27,8 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.results.race import RaceRecord, Rung, Standing, save_race
 
-MOST_SPLITS = 3
-"""Splits of the race at most; the final's seeds begin after them."""
+MAX_SPLITS = 3
+"""The most splits that a rung uses. The final's seeds come after theirs."""
 
 
 @dataclass
@@ -57,10 +57,10 @@ class Race:
         field = make_field(self.record.methods, self.base.lr, plan.settings)
         sizes = plan.sizes(len(self.record.methods))[-len(rounds[1:]) :] if rounds[1:] else ()
         for number, rung in enumerate(rounds):
-            field = self._able(field)
+            field = self._without_failed(field)
             heading = f"rung {number + 1} of {len(rounds)}: {len(field)} candidates, round {rung}"
             self._train(heading, field, range(plan.splits), rung)
-            ranking = self._rank(self._able(field), range(plan.splits), rung)
+            ranking = self._rank(self._without_failed(field), range(plan.splits), rung)
             size = sizes[number] if number < len(sizes) else 0
             kept = keep(ranking, size) if size else finalists(ranking, self._fit_final(plan, costs))
             self.trials.drop([c for c in field if c not in kept], self._seeds(range(plan.splits)))
@@ -81,7 +81,7 @@ class Race:
         per_round, starts = {}, []
         for method in self.record.methods:
             found = [self.trials.get(c, self._seeds([0])[0], rounds)
-                     for c in self._able(make_field([method], self.base.lr, 0))]  # fmt: skip
+                     for c in self._without_failed(make_field([method], self.base.lr, 0))]  # fmt: skip
             if found:
                 per_round[method] = median(m.round_seconds for m in found)
                 starts += [max(0.0, m.seconds - m.round_seconds * rounds) for m in found]
@@ -93,13 +93,13 @@ class Race:
         """The plan with a final that still fits; estimates made after the first rung may have been too low."""
         if self.record.final_plan is None:
             spent = self._earlier + time.monotonic() - self._began
-            left = math.inf if self.budget.unit == "rounds" else SLACK * (self.budget.amount - spent) * self.workers
+            left = math.inf if self.budget.unit == "rounds" else USED * (self.budget.amount - spent) * self.workers
             self._save(final_plan=shrink_final(plan, left, costs, self.base.rounds).to_json())
         assert self.record.final_plan is not None
         return Plan.from_json(self.record.final_plan)
 
     def _final(self, field: Sequence[Candidate], splits: int, rounds: int) -> RaceRecord:
-        fresh = range(MOST_SPLITS, MOST_SPLITS + splits)
+        fresh = range(MAX_SPLITS, MAX_SPLITS + splits)
         names = ", ".join(candidate.method for candidate in field)
         self._train(f"final on {splits} fresh splits: {names}", field, fresh, rounds)
         raced = range(Plan.from_json(self.record.plan or {}).splits)
@@ -109,7 +109,7 @@ class Race:
                 list(dict(self._rank([c], raced, rounds))[c].values()),
                 [self.trials.get(c, seed, rounds) for seed in self._seeds(fresh)],
             )
-            for c, scores in self._rank(self._able(field), fresh, rounds)
+            for c, scores in self._rank(self._without_failed(field), fresh, rounds)
         ]
         self._save(**decide(results, self.record.rank_by))
         self._save(seconds=round(self._earlier + time.monotonic() - self._began, 1))
@@ -120,14 +120,14 @@ class Race:
     def _seeds(self, splits: Sequence[int]) -> list[int]:
         return [self.base.seed + split for split in splits]
 
-    def _able(self, field: Sequence[Candidate]) -> list[Candidate]:
-        """Without methods that failed."""
+    def _without_failed(self, field: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates whose methods have not failed."""
         return [candidate for candidate in field if candidate.method not in self.trials.failures]
 
     def _train(self, heading: str, field: Sequence[Candidate], splits: Sequence[int], until: int) -> None:
-        """Train all candidates on all splits; split by split, so that a race that is stopped has whole splits."""
+        """Train all candidates on all splits; split by split, so that an interrupted race has complete splits."""
         self.trials.run(heading, [Trial(c, seed, until) for seed in self._seeds(splits) for c in field])
-        if len(self._able(field)) < 2:
+        if {candidate.method for candidate in self._without_failed(field)} == {BASELINE}:
             reasons = "; ".join(f"{method}: {reason}" for method, reason in self.trials.failures.items())
             raise UserError(f"no method but FedAvg can run here: {reasons}")
 
@@ -159,15 +159,15 @@ class Race:
 
 
 def scored_rounds(config: Config, rounds: int) -> int:
-    """The number of last rounds over which the score after `rounds` rounds is averaged: a third, but not too many."""
+    """How many of the last rounds the score after `rounds` rounds averages: a third, but at most `mean_last`."""
     return min(config.mean_last, max(1, rounds // 3))
 
 
 def keep(ranking: Sequence[tuple[Candidate, object]], size: int) -> list[Candidate]:
     """The best `size` candidates, at most two per method, and in any case two of FedAvg.
 
-    If the best candidate of a method has its highest learning rate, the second one must have a lower rate: high rates
-    lead after few rounds and often fall behind later.
+    If the best candidate of a method has the method's highest learning rate, the second one must have a lower rate:
+    high rates lead after few rounds and often fall behind later.
     """
     highest: dict[str, float] = {}
     for candidate, _ in ranking:

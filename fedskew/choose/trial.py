@@ -68,7 +68,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out of a trial, from the first round on."""
+    """The results of a trial, including the rounds of earlier trials of the same run."""
 
     rounds: int
     curves: Mapping[str, list[tuple[int, float]]]
@@ -76,7 +76,7 @@ class Measured:
     seconds: float
     """Wall-clock time of this trial, without earlier trials of the same run."""
     round_seconds: float
-    """A typical round."""
+    """The median time of a round."""
     compute: float
     """Local computation per round, in FedAvg rounds."""
     bytes: float

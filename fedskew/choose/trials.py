@@ -46,7 +46,7 @@ class Trials:
     def __init__(
         self, base: Config, fraction: float, folder: Path, workers: int, watcher: RaceWatcher, split: Split
     ) -> None:
-        """`split` makes the federations of trials that run in this process, which one worker does."""
+        """With one worker, trials run in this process, on the federations that `split` makes."""
         self._base, self._fraction, self._folder, self._watcher, self._split = base, fraction, folder, watcher, split
         self._workers = workers
         self._pool = WorkerPool(SERVE, workers, folder / "logs") if workers > 1 else None
@@ -94,7 +94,7 @@ class Trials:
                 handling.on_answer(number, answer)
 
     def drop(self, candidates: Sequence[Candidate], seeds: Sequence[int]) -> None:
-        """Free the disk of runs that do not go on."""
+        """Free the disk space of runs that will not continue."""
         for candidate in candidates:
             for seed in seeds:
                 drop_checkpoints(self._folder / RUNS / Trial(candidate, seed, 0).key)

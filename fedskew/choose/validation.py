@@ -12,21 +12,21 @@ from fedskew.randomness import generator
 
 FRACTION = 0.2
 """The largest share of the training data that is held out."""
-MOST = 5000
-"""Validation samples beyond this number would cost more time than they save in noise."""
+MAX_SAMPLES = 5000
+"""More validation samples would cost more time than the reduction in noise is worth."""
 _PURPOSE = "validation"
 
 
 def validation_fraction(samples: int) -> float:
     """The share of the training data to hold out."""
-    return min(FRACTION, MOST / samples)
+    return min(FRACTION, MAX_SAMPLES / samples)
 
 
 def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
     """The federation with a share of each client's samples of each class as its test set.
 
     A client keeps at least one sample of every class that it has, so the skew stays what it is. The share is exact on
-    average: cells with few samples are rounded up or down at random, drawn from the seed, the client and the class.
+    average: each number is rounded up or down at random, drawn from the seed, the client and the class.
     """
     labels = federation.dataset.train.y
     held = np.zeros(len(labels), dtype=bool)

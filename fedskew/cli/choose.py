@@ -32,12 +32,12 @@ def add_to(app: typer.Typer) -> None:
     )  # fmt: skip
 
 
-@takes_settings(_FLAGS, {"lr": "learning rate to begin with; a third and three times of it are tried, too"})
+@takes_settings(_FLAGS, {"lr": "learning rate to begin with; a third of it and three times it are tried, too"})
 def _command(
     settings: Settings,
     budget: Annotated[
         str,
-        option("--budget", "TIME|ROUNDS", "how long to race: 5m, 200s, 1h, or rounds of all runs, 2000r (default: 5m)",
+        option("--budget", "TIME|ROUNDS", "how long to race: 5m, 200s, 1h, or rounds in total, 2000r (default: 5m)",
                TRAINING),
     ] = "5m",
     methods: Annotated[

@@ -79,7 +79,7 @@ class RaceProgress(RaceWatcher):
 
 
 class _Lines(RaceProgress):
-    """For logs: a line when a rung begins, now and then, and the best when it ends."""
+    """For logs: a line when a rung begins and now and then during it, and its best candidates when it ends."""
 
     def __init__(self, config: Config, rank_by: str) -> None:
         super().__init__(config, rank_by)
@@ -97,8 +97,14 @@ class _Lines(RaceProgress):
     def on_standings(self, race: RaceRecord) -> None:
         standings = race.rungs[-1].standings
         baseline = next(s for s in standings if s.method == "fedavg")
-        best = ", ".join(f"{s.label} {100 * s.mean:.1f} % ({mean_lead(s, baseline)})" for s in standings[:_LISTED])
+        best = ", ".join(_score(standing, baseline) for standing in standings[:_LISTED])
         notice(f"best after round {race.rungs[-1].rounds}: {best}; fedavg {100 * baseline.mean:.1f} %")
+
+
+def _score(standing: Standing, baseline: Standing) -> str:
+    lead = mean_lead(standing, baseline)
+    score = f"{standing.label} with learning rate {standing.lr:g} {100 * standing.mean:.1f} %"
+    return f"{score} ({lead})" if lead else score
 
 
 class _Table(RaceProgress):

@@ -11,7 +11,7 @@ from rich.text import Text
 from fedskew.results.race import Finalist, RaceRecord, Standing
 from fedskew.results.ranking import find_metric
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 
 
 def final_table(race: RaceRecord) -> Table:
@@ -44,7 +44,7 @@ def standings_table(title: str, standings: Sequence[Standing]) -> Table:
     for heading in ("", "method", "learning rate", "splits", "mean %", "over FedAvg"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     baseline = next((s for s in standings if s.method == "fedavg"), None)
-    shown = list(standings[:MOST_ROWS])
+    shown = list(standings[:MAX_ROWS])
     if baseline is not None and baseline not in shown:
         shown[-1] = baseline
     for standing in shown:

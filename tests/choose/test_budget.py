@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedskew.choose.budget import PLANS, SLACK, Budget, Costs, Plan, choose_plan, rungs, shrink_final
+from fedskew.choose.budget import PLANS, USED, Budget, Costs, Plan, choose_plan, rungs, shrink_final
 from fedskew.errors import UserError
 
 METHODS = ("fedavg", "fedprox", "fedvls")
@@ -61,7 +61,7 @@ def test_a_budget_that_is_too_small_names_what_is_needed() -> None:
 
 def test_more_workers_do_more_in_the_same_time() -> None:
     costs = Costs(dict.fromkeys(METHODS, 0.1), 0.5)
-    budget = Budget(costs.race(PLANS[-1], METHODS, 0.1, 40) / SLACK, "seconds")
+    budget = Budget(costs.race(PLANS[-1], METHODS, 0.1, 40) / USED, "seconds")
     assert choose_plan(budget, costs, METHODS, 0.1, 40, 1) == PLANS[-1]
     assert PLANS.index(choose_plan(budget, costs, METHODS, 0.1, 40, 4)) < len(PLANS) - 1
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedskew as fs
-from fedskew.choose.validation import MOST, hold_out, validation_fraction
+from fedskew.choose.validation import MAX_SAMPLES, hold_out, validation_fraction
 from fedskew.errors import UserError
 
 
@@ -48,4 +48,4 @@ def test_a_federation_of_single_samples_is_refused() -> None:
 
 def test_large_data_hold_out_a_smaller_share() -> None:
     assert validation_fraction(1000) == 0.2
-    assert validation_fraction(100 * MOST) == pytest.approx(0.01)
+    assert validation_fraction(100 * MAX_SAMPLES) == pytest.approx(0.01)
