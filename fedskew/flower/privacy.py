@@ -90,7 +90,7 @@ def private_change(
 
 
 def noise_source() -> torch.Generator:
-    """Noise is not keyed by the run's seed, since whoever knows the seed must not know the noise."""
+    """A generator that does not depend on the run's seed, because the seed is public and the noise must be secret."""
     return torch.Generator().manual_seed(secrets.randbits(63))
 
 

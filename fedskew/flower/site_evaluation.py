@@ -33,7 +33,7 @@ class SiteEvaluation:
         return self._settings.evaluation == "sites"
 
     def question(self, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
-        """The request for the sites' tests; None if they are not asked for.
+        """The request for the sites' tests; None if the server does not need them.
 
         `frozen` names the models whose encoders are part of the tested model.
         """
