@@ -4,7 +4,7 @@
 
 Flower 1.41 joins the folders of its database migrations with spaces, and Alembic splits them there again. In an
 environment such as `/home/a b/.venv` no migration is found, the database gets no tables, and every call to the
-SuperLink ends with "Internal server error". Here the folders are joined by line breaks, and Alembic is configured accordingly.
+SuperLink ends with "Internal server error". Here line breaks separate the folders.
 
 Flower gives every thread a connection to its database, and almost every call writes to it. With a dozen sites on a busy
 machine, a call waits longer for SQLite's lock than the 5 seconds that Flower allows, fails with "database is locked",
