@@ -259,7 +259,7 @@ def _check(app: str, site: SiteConfig, federation: Federation) -> None:
     from fedskew.flower.approving import require_approval
     from fedskew.flower.disclosure import disclosures, settings_warnings
     from fedskew.flower.planning import read_app
-    from fedskew.flower.site_policy import DETAILS
+    from fedskew.flower.request_checks import DETAILS
 
     settings, contract, config = read_app(app)
     if site.name not in settings.sites:

@@ -13,7 +13,7 @@ from fedskew.flower.approvals import Approval, app_hash, file_hashes, read_appro
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import disclosures
 from fedskew.flower.planning import read_app, resolve_config
-from fedskew.flower.site_policy import approved_settings
+from fedskew.flower.request_checks import approved_settings
 
 _SHOWN_NAMES = 20
 

@@ -13,10 +13,10 @@ from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import refuse_unbounded
+from fedskew.flower.remote_evaluation import SiteEvaluation
 from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.run_record import NAME
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.site_evaluation import SiteEvaluation
 from fedskew.flower.sites import Sites, require_any_reply, usable_replies
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
 from fedskew.flower.wire import MAX_SAMPLES, Garbled

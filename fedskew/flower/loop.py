@@ -20,10 +20,10 @@ from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.flower.federation_server import FederationServer
 from fedskew.flower.privacy import SENSITIVITY, epsilon
+from fedskew.flower.remote_evaluation import Replies
+from fedskew.flower.remote_training import Answers, SiteTraining
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.site_evaluation import Replies
-from fedskew.flower.site_training import Answers, SiteTraining
 from fedskew.flower.sites import Sites
 from fedskew.methods import Stage
 

@@ -29,10 +29,10 @@ from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.loop import FederatedRounds
 from fedskew.flower.remote_federation import RemoteFederation
+from fedskew.flower.remote_training import SiteTraining
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings, data_source, read_settings
-from fedskew.flower.site_training import SiteTraining
 from fedskew.flower.sites import Sites
 from fedskew.flower.wire import one_line
 

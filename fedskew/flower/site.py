@@ -27,8 +27,8 @@ from fedskew.experiment.round.sampler import draw_samples
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors
 from fedskew.flower.privacy import noise_source, private_change
+from fedskew.flower.request_checks import require_agreed_tests, require_approved, require_declared, require_known_code
 from fedskew.flower.site_config import SiteConfig
-from fedskew.flower.site_policy import require_agreed_tests, require_approved, require_declared, require_known_code
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest

@@ -1,5 +1,7 @@
 """The content of our Flower messages: facts as JSON in a config record, tensors as one array of safetensors bytes.
 
+`site.py` decides what a site sends, and `remote_training.py` what the server sends for a round of training.
+
 All tensors are in one array, because Flower sends every array with separate requests, and because a ClientApp can pass
 the bytes on without reading them. Nothing here imports torch, since a ClientApp must start quickly.
 """

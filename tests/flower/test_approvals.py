@@ -20,9 +20,9 @@ from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approvals import NAME, Approval, add_approval, file_hashes, read_approvals, refusal
 from fedskew.flower.approving import build_archive, make_approval
 from fedskew.flower.planning import resolve_config
+from fedskew.flower.request_checks import approved_settings
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import read_settings
-from fedskew.flower.site_policy import approved_settings
 
 
 @pytest.fixture

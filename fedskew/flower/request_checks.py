@@ -1,4 +1,4 @@
-"""Checks a site's policy: requests that the method declares, code that the site allows, tests that it agreed to report.
+"""Checks, at a site, what the server requests: only what the method declares, known models, and tests that it allows.
 
 The server names the method, the model and the requests. The site checks each of them before it replies, with the code
 that is installed at the site.
