@@ -71,7 +71,7 @@ class RaceProgress(RaceWatcher):
 
     def state(self) -> str:
         rounds = ", ".join(map(str, list(self._running.values())))
-        running = f", running trials in round {rounds}" if rounds else ""
+        running = f", others at round {rounds}" if rounds else ""
         return f"{self.seconds:.0f} s, {self.heading}: {self.done} of {self.trials} trials done{running}"
 
     def show(self) -> None:
@@ -103,7 +103,7 @@ class _Lines(RaceProgress):
 
 def _score(standing: Standing, baseline: Standing) -> str:
     lead = mean_lead(standing, baseline)
-    score = f"{standing.label} with learning rate {standing.lr:g} {100 * standing.mean:.1f} %"
+    score = f"{standing.label} at lr {standing.lr:g}: {100 * standing.mean:.1f} %"
     return f"{score} ({lead})" if lead else score
 
 
