@@ -1,4 +1,4 @@
-"""Engines: they train a round's clients from a model."""
+"""Engines train a round's clients, starting from a given model."""
 
 from fedskew.engine.choice import (
     ENGINES,

@@ -21,7 +21,7 @@ from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 5_000
-"""The number of local steps from which compiling pays off. It takes as long as a few thousand compiled steps save."""
+"""The number of local steps from which compiling pays off. It takes as long as it saves in a few thousand steps."""
 _WORTH_STACKING = 4
 """The number of clients per worker process from which stacking is faster than one after another."""
 SHORT_RUN = 30.0
@@ -79,10 +79,10 @@ def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
 
 
 def choose_engine(name: str, model: nn.Module, device: torch.device, seconds: float = 0.0) -> str:
-    """Resolve `auto` for a run that takes about `seconds`. It is `stacked` on a GPU, and on a CPU for dense models.
+    """Resolve `auto`: `stacked` on a GPU, and the fastest engine in one process for a short run on a CPU.
 
-    A long run on a CPU stays `auto` in its configuration, and `cpu_engine` resolves it at the start. That choice
-    depends on the machine, and the run may be resumed on another one.
+    A long run on a CPU (by `seconds`, the estimate) keeps `auto` in its configuration. `cpu_engine` resolves it at the
+    start, because that choice depends on the machine, and the run may be resumed on another one.
     """
     if name.startswith("pool") and (device.type != "cpu" or sys.platform != "linux"):
         raise UserError(f"engine {name!r} needs a CPU and Linux; expected plain, stacked or auto here")
@@ -119,7 +119,8 @@ def _is_convolutional(model: nn.Module) -> bool:
 def worth_compiling(compile_steps: str, steps: float) -> bool:
     """Return whether to compile the stacked step of a run with `steps` consecutive local steps.
 
-    `auto` follows a rule instead of a measurement. A repeated run must make the same choice, or its last bits differ.
+    `auto` follows a rule instead of a measurement, because a repeated run must make the same choice: otherwise the last
+    bits of its results differ.
     """
     return compile_steps == "always" or (compile_steps == "auto" and steps >= _WORTH_COMPILING)
 
@@ -127,7 +128,7 @@ def worth_compiling(compile_steps: str, steps: float) -> bool:
 def make_engine(
     name: str, network: Network, data: DeviceSamples, smallest_batch: int, compile_steps: bool = False
 ) -> Engine:
-    """Make the engine called `name`. Steps are compiled only on a GPU, where `auto` is `stacked`."""
+    """Make the engine called `name`. Only the stacked engine, and only on a GPU, compiles its steps."""
     if name.startswith("pool"):
         inner = "stacked" if name == "pool-stacked" else "plain"
         return PoolEngine(make_engine(inner, network, data, smallest_batch))
@@ -138,9 +139,9 @@ def make_engine(
 
 # -- how long a run takes --------------------------------------------------------------------------------------
 
-_PER_STEP = 1e-3
+_SECONDS_PER_STEP = 1e-3
 """Seconds per step that do not depend on the model's size."""
-_PER_SECOND = 1e10
+_MULTIPLICATIONS_PER_SECOND = 1e10
 """Multiplications per second in small convolutions. Large layers reach five times as many."""
 
 
@@ -149,7 +150,8 @@ def estimated_seconds(model: nn.Module, sample: Tensor, steps: float, visits: fl
 
     The estimate is the same on every machine. `sample` is one input of the model.
     """
-    return steps * _PER_STEP + 3 * multiplications(model, sample) * visits / _PER_SECOND
+    per_visit = 3 * multiplications(model, sample)  # a backward pass takes as long as two forward passes
+    return steps * _SECONDS_PER_STEP + per_visit * visits / _MULTIPLICATIONS_PER_SECOND
 
 
 @torch.no_grad()
@@ -163,9 +165,9 @@ def multiplications(model: nn.Module, sample: Tensor) -> float:
         assert isinstance(weight, Tensor)
         total += out.numel() * prod(weight.shape[1:])
 
-    whole = copy.deepcopy(model).to(sample.device).eval()
-    for layer in whole.modules():
+    hooked = copy.deepcopy(model).to(sample.device).eval()
+    for layer in hooked.modules():
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             layer.register_forward_hook(count)
-    whole(sample)
+    hooked(sample)
     return total

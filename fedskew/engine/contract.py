@@ -84,11 +84,14 @@ class RoundWork:
         return [member for part in self.parts for member in part.members]
 
     def needs_pass(self, when: PassKind) -> bool:
-        """Return whether a part of the method needs this pass, because it has the hook of that name."""
+        """Return whether a part of the method needs this pass, because it overrides the hook of that name."""
         return any(uses_hook(part, when) for part in self.parts)
 
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
-        """Return what the method may know about one client. `state` may include the sums of its opening pass."""
+        """Return what the method may know about one client.
+
+        `state` may also hold the sums of the client's opening pass, under `OPENING`. They become `Client.opening`.
+        """
         kept = {name: t for name, t in state.items() if not name.startswith(f"{OPENING}/")}
         return Client(label_counts, self.sent.params, self.downlink, kept, unpack(OPENING, state))
 
@@ -110,9 +113,9 @@ class RoundWork:
         return uplink, state
 
     def batch_plans(self, smallest: int) -> list[BatchPlan]:
-        """Plan the batches of each client, without those of fewer than `smallest` samples.
+        """Plan the batches of each client. A last batch of fewer than `smallest` samples is dropped.
 
-        They are no wider than the largest client needs.
+        Full batches have `batch_size` samples, or as many as the largest client has if that is fewer.
         """
         largest = max(len(a.samples) for a in self.assignments)
         width = min(self.local.batch_size, largest)
@@ -131,11 +134,11 @@ class RoundResult:
     states: Tensors
     """What the clients keep for their next round."""
     loss: Tensor
-    """[K]: mean loss over the visited samples."""
+    """[K]: mean loss over all visits to samples."""
     tally: Tensors
     """[K] each: the counts of `Objective.tally`, summed over the client's batches."""
     visits: npt.NDArray[np.int64]
-    """[K]: number of visited samples."""
+    """[K]: number of visits to samples. Each epoch visits a sample again."""
 
 
 class Engine(Protocol):

@@ -32,7 +32,7 @@ class Evaluator:
         self._layouts: tuple[RowLayout, RowLayout] | None = None
 
     def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
-        """Return the counts by true and predicted class. With `labels`, only samples and predictions of these count."""
+        """Return the counts by true and predicted class. With `labels`, all other classes are left out."""
         return self.begin(model, labels)()
 
     def begin(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], npt.NDArray[np.int64]]:
@@ -69,7 +69,7 @@ class Evaluator:
             self._memory = _memory(layouts, model, self._data)
             try:
                 made = {size: self._program(layouts, size) for size in dict.fromkeys(sizes)}
-            except RuntimeError:  # the model waits for the device, or memory is short: evaluate without graphs
+            except RuntimeError:  # the model synchronises with the device, or memory is short: use no graphs
                 torch.cuda.synchronize()
                 made = {}
             self._programs = [made[size] for size in sizes] if made else []
@@ -124,7 +124,7 @@ class _Batch:
     def __call__(self, memory: Memory) -> None:
         data, progress = self.data.with_tensors(memory["data"]), memory["progress"]
         rows = progress["first"] + torch.arange(self.size, device=data.y.device)
-        rows = rows % len(data)  # a program runs a few times before it is captured
+        rows = rows % len(data)  # the warm-up runs before a capture advance `first`, too
         params, buffers = (
             {n: t[0] for n, t in layout.views(memory[kind]).items()}
             for layout, kind in zip(self.layouts, ("params", "buffers"), strict=True)
@@ -156,7 +156,7 @@ def _confusion(network: Network, model: ModelState, data: DeviceSamples, labels:
 def survey(network: Network, model: ModelState, data: DeviceSamples, samples: npt.NDArray[np.int64]) -> Survey:
     """Return the mean prediction per true class, in one pass over all clients' samples.
 
-    Clients would send sums and counts, which add up to the same totals.
+    In a real federation, each client would send its own sums and counts, which add up to the same totals.
     """
     classes = data.classes
     rows = torch.from_numpy(samples).to(data.y.device)
@@ -173,7 +173,7 @@ def macro_auroc(probabilities: Tensor, true: Tensor) -> float | None:
     """Return the area under the ROC curve of each class against the rest, averaged over the classes with samples.
 
     Every sample of the class is compared with every other sample, and a tie counts exactly one half. The result is None
-    if no class has both kinds of samples, or if a probability is not finite.
+    if all samples have the same class, or if a probability is not finite.
     """
     if not bool(probabilities.isfinite().all()):
         return None
@@ -194,6 +194,9 @@ def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tens
 
 
 def _parts(rows: Tensor) -> Sequence[Tensor]:
-    """Split rows into parts of about equal size, because some models use batch statistics, which one sample lacks."""
+    """Split rows into parts of about equal size.
+
+    A last part of a single sample would fail in models that use the batch's statistics even in eval mode.
+    """
     parts: Sequence[Tensor] = rows.tensor_split(-(-len(rows) // _BATCH))
     return parts

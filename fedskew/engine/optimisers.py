@@ -1,7 +1,7 @@
 """Local optimisers: how a client's descent direction becomes a step. Every engine uses the same ones.
 
-They compute the same as `torch.optim`. Their state is zero at the start of a client's round. A tensor belongs to one
-client, or is a stack with a leading axis of clients. Stacked clients may be at different local steps.
+They take the same steps as those of `torch.optim`. Their state is zero at the start of a client's round. Tensors belong
+to one client, or to a stack of clients along a leading axis. Stacked clients may be at different local steps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LocalOptimiser(ABC):
         lr: float | Tensor,
         fused: bool = False,
     ) -> None:
-        """Change parameters and state in place. On a GPU, `lr` is a tensor.
+        """Change parameters and state in place. On a GPU, `lr` is a tensor, whose value a captured step reads anew.
 
         `fused` allows PyTorch's fused kernels, which a compiler cannot combine with other operations.
         """
@@ -168,5 +168,5 @@ OPTIMISERS: dict[str, Callable[[float, float], LocalOptimiser]] = {
     "adam": Adam,
     "adamw": lambda momentum, weight_decay: Adam(momentum, weight_decay, decoupled=True),
 }
-"""Makes an optimiser from momentum and weight decay. The key `optimizer` in `experiment/config/keys.py` lists the same
-names, because the command line's help must not import torch."""
+"""Functions that make an optimiser from momentum and weight decay. The key `optimizer` in `experiment/config/keys.py`
+repeats the names, because the command line's help must not import torch."""

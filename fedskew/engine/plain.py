@@ -94,7 +94,7 @@ class _ClientTraining:
         device = self._loss.device
         self._client = replace(self._client, opening=self._pass("opening"))
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            _seed(device, self._plan.client_key)  # for users' layers that draw from torch's global stream
+            _seed(device, self._plan.client_key)  # for users' layers that draw from torch's global generator
             for key, (x, y) in zip(self._keys, self._batches(), strict=True):
                 self._descend(x, y, key)
         return self
@@ -133,7 +133,7 @@ class _ClientTraining:
             out = Outputs(out.logits, _contiguous(out.features), companions)
             loss = objective.loss(out, targets, self._client)
             _expect_one_number(loss, objective)
-            if not recorded:  # for the whole batch, even if a solver begins with half of it
+            if not recorded:  # record the whole batch's loss, even if the solver's first gradient is of one half
                 whole = loss if half is None else objective.loss(out, y, self._client)
                 recorded.append((whole.detach(), objective.tally(out, y)))
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -203,7 +203,7 @@ def _stack(clients: Sequence[Tensors]) -> Tensors:
 
 
 def _entry(tensors: Tensors, name: str, clients: Sequence[Tensors]) -> Tensor:
-    """Return a client's tensor, or zeros, because a client without steps has no tally."""
+    """Return a client's tensor, or zeros if it has none: a client without steps has no tally."""
     if name in tensors:
         return tensors[name]
     return torch.zeros_like(next(other[name] for other in clients if name in other))

@@ -80,8 +80,8 @@ _ORDER = [slot for slot, _ in _SLOTS]
 def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = None) -> Method:
     """Make the method that `name` describes, such as `fedvls+fedsam`, with these hyper-parameters.
 
-    A hyper-parameter that two parts share is written `METHOD.NAME`. The name of the result lists the parts in a fixed
-    order (objective, regulariser, solver, server rule), whatever the order in `name`.
+    A hyper-parameter that two parts share is written `METHOD.NAME` or `SLOT.NAME`. The name of the result lists the
+    parts in a fixed order (objective, regulariser, solver, server rule), whatever the order in `name`.
     """
     if not isinstance(name, str):
         return _from_object(name, params)

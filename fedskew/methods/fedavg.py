@@ -5,9 +5,9 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
     client   v ← v − η·∇CE(v), for E epochs over its samples, from v = w
     server   w ← Σ a_k·w_k,  a_k = n_k/Σ n (average=samples) or 1/K (average=uniform)
 
-Methods without their own objective, solver or server rule use these.
+Methods without their own objective, solver or server rule use those of this file.
 
-Sent to the server: the model and its number of samples.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none. Other methods' costs are relative to this one.
 """
 

@@ -8,7 +8,7 @@ Guo et al., "FedGR: federated learning with gravitation regulation for double im
 U^k are the rows of client k's head. A attracts rows of the same label, and R repels rows of different labels. The
 head's bias, if any, counts as one more column.
 
-Sent to the server: the model and which labels it has.
+Sent to the server: the model and which labels the client has.
 Extra compute: one gradient step on the participants' heads, on the server.
 """
 
@@ -43,7 +43,7 @@ _PAPER = "Guo et al., DASFAA 2023"
 @method("fedgr-client", paper=_PAPER)
 @dataclass(frozen=True)
 class UnbalancedSoftmax(Objective):
-    """FedGR's client only: cross entropy over the client's labels, with the logits of rare labels scaled up."""
+    """FedGR's client only: cross entropy over the client's labels, with a larger factor for rarer labels' logits."""
 
     gamma: GammaMode = "normalised"
     """`normalised`: γ_c = n_min/n_c, at most 1, as in the published code. `paper`: n/n_c, with which training
@@ -58,7 +58,7 @@ class UnbalancedSoftmax(Objective):
 @method("fedgr-server", paper=_PAPER)
 @dataclass(frozen=True)
 class Gravitation(ServerRule):
-    """FedGR's server only: heads' rows attract if they have the same label and repel otherwise, then the mean."""
+    """FedGR's server only: heads' rows of one label attract each other, and rows of two labels repel; then the mean."""
 
     gravity: float = 0.5
     """λ."""

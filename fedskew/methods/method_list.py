@@ -1,4 +1,7 @@
-"""`fedskew.methods()`: the catalogue as a list that can be read, searched and shown as a table."""
+"""`fedskew.methods()`: the catalogue as a list that can be read, searched and shown as a table.
+
+Nothing is registered here: each method registers itself in its own file, with `method` or `register` of `catalogue.py`.
+"""
 
 from __future__ import annotations
 

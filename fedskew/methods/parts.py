@@ -17,7 +17,7 @@ The hooks of a part, in the order of a round:
 
     server   downlink                                     what the server sends besides the model
     client   opening                                      a pass of the received model over the client's data
-             loss, term, direction                        local training, batch by batch
+             perturbed, loss, term, tally, direction      local training, batch by batch
              closing                                      a pass of the trained model over the client's data
              uplink, next_state                           what the client sends besides the model, and what it keeps
     server   aggregate, next_server_state                 the next global model, and what the server keeps
@@ -52,7 +52,8 @@ class Gradient(Protocol):
 
 
 Mode = Literal["eval", "train"]
-"""Whether BatchNorm uses its running statistics (`eval`) or those of the batch (`train`)."""
+"""The mode of a model. In `train` mode, BatchNorm uses the batch's statistics instead of its running ones, and dropout
+is on."""
 
 Reveals = Literal["nothing", "label presence", "label counts", "label presence, prototypes", "all labels"]
 
@@ -164,7 +165,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Updates:
-    """What the server received in one round. The first axis of every tensor is the participants, in client order."""
+    """What the server received in one round. Every tensor's first axis runs over the participants, in client order."""
 
     params: Tensors
     weights: Tensor
@@ -256,7 +257,7 @@ class Part:
         return {}
 
     def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:  # noqa: ARG002
-        """Return what the server keeps for this part after the round. It is called with every server rule."""
+        """Return what the server keeps for this part after the round, whichever server rule the method has."""
         return {}
 
 
@@ -272,7 +273,7 @@ class Objective(Part):
         raise NotImplementedError
 
     def companions(self) -> dict[str, Mode]:
-        """Name the frozen models whose outputs the loss uses, each with the mode of its BatchNorm.
+        """Name the frozen models whose outputs the loss uses, each with its mode.
 
         `teacher` is the model received this round, `state/NAME` a model that this client keeps as `NAME`, and any other
         name a model that an earlier stage trained.
@@ -297,7 +298,7 @@ class Objective(Part):
 
 @dataclass(frozen=True)
 class Solver(Part):
-    """The direction of a local step. The engine clips it, adds weight decay and hands it to the local optimiser."""
+    """The direction of a local step. The engine clips it; the local optimiser adds weight decay and steps."""
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
         """Return the direction that the optimiser uses in place of the gradient at `params`.
@@ -318,7 +319,7 @@ class ServerRule(Part):
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         """Return the next global parameters and the next server state. `sent` are the current parameters.
 
-        The default is FedAvg's weighted mean.
+        The default is FedAvg's weighted mean. A server rule that users choose must override it.
         """
         return updates.mean(), state
 

@@ -9,8 +9,8 @@ learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
     3. distil      FedAvg with L = CE + λ·KL(expert ‖ student) within the group, at temperature T, for samples whose
                    label and wrong prediction lie in one group
 
-Sent to the server: the model, and once its class-to-class mean probabilities and label counts, unless the groups are
-given. A client that trains an expert reveals that it has a label of the expert's group.
+Sent to the server: the model, and once the client's class-to-class mean probabilities and label counts, unless the
+groups are given. A client that trains an expert reveals that it has a label of the expert's group.
 Extra compute: the experts' training, and one forward pass of an expert for every distilled sample.
 """
 
@@ -95,7 +95,7 @@ class PKD(Schedule):
     warmup_rounds: int = 10
     """Rounds before the experts; at most half of the run's rounds."""
     expert_rounds: int = 25
-    """Rounds per expert, in addition to the run's rounds; at most the run's rounds."""
+    """Rounds per expert, at most as many as the run has. They come on top of the run's rounds."""
     expert_epochs: int | None = None
     """Local epochs of the experts; default: the run's."""
     groups: Groups = ()
@@ -112,7 +112,7 @@ class PKD(Schedule):
     """Whether to average the distillation over the whole batch or over the distilled samples."""
     taught: TaughtSamples = "confused"
     """`confused`: distil samples mistaken for another class of their group, as in the paper's text. `all`: distil all
-    samples of the group's classes, as its Table III implies for clients with one class."""
+    samples of the group's classes, as the paper's Table III implies for clients with one class."""
 
     sends = "class-to-class mean probabilities once"
     reveals: ClassVar[Reveals] = "label counts"
@@ -181,9 +181,9 @@ class PKD(Schedule):
 def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: int = 10) -> Groups:
     """Return up to `most` groups of confused classes: the maximal cliques of pairs that are confused unusually often.
 
-    Connected components would be too large: Shirt is confused with T-shirt and with Coat, which are not confused with
-    each other. If no pair stands out, the most confused pair is the only group. If no pair has a finite probability
-    (a single class, or a model that diverged), there is no group.
+    Connected components would be too large: in Fashion-MNIST, Shirt is confused with T-shirt and with Coat, which are
+    not confused with each other. If no pair stands out, the most confused pair is the only group. If no pair has a
+    finite probability (a single class, or a model that diverged), there is no group.
     """
     mutual, classes = mutual_probability(probability), len(probability)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes) if np.isfinite(mutual[i, j])]

@@ -7,7 +7,7 @@ Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated lea
 
 J is the number of local steps or, with momentum, the number of steps without momentum that would move as far.
 
-Sent to the server: the model and the change of its control variate.
+Sent to the server: the model and the change of the client's control variate.
 Extra compute: negligible.
 """
 
@@ -32,7 +32,7 @@ from fedskew.methods.parts import (
 )
 
 
-def _zeros(params: Tensors) -> Tensors:
+def _zero_control(params: Tensors) -> Tensors:
     return pack("control", {name: torch.zeros_like(p) for name, p in params.items()})
 
 
@@ -44,7 +44,7 @@ class ControlVariates(Solver):
     needs_sgd = True
 
     def client_state(self, params: Tensors) -> Tensors:
-        return _zeros(params)
+        return _zero_control(params)
 
     def downlink(self, server_state: Tensors) -> Tensors:
         return pack("control", unpack("control", server_state))
@@ -76,7 +76,7 @@ class ControlledMean(ServerRule):
         expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
 
     def server_state(self, params: Tensors) -> Tensors:
-        return _zeros(params)
+        return _zero_control(params)
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         mean, control = updates.mean(), unpack("control", state)

@@ -74,7 +74,7 @@ def mean_of_last(curve: Curve, rounds: int) -> MeanOfLast:
 
 
 def first_round_reaching(curve: Curve, target: float) -> int | None:
-    """Return the first evaluated round with at least the target accuracy."""
+    """Return the first evaluated round with at least the target accuracy, or None."""
     return next((round_ for round_, accuracy in curve if accuracy >= target), None)
 
 

@@ -17,7 +17,7 @@ from fedskew.randomness import fold, integer_key, permutation
 
 @dataclass(frozen=True)
 class RoundKey:
-    """The key of a round's randomness: the run's seed, the number of the trained model, and its round."""
+    """The key of a round's randomness: the run's seed, which model is trained (`model_number`), and its round."""
 
     seed: int
     model: int
@@ -51,7 +51,7 @@ class BatchPlan:
 
     @property
     def _kept(self) -> int:
-        """Samples per epoch."""
+        """Samples per epoch, without those of a dropped batch."""
         return min(len(self.samples), self.per_epoch * self.width)
 
     @property
@@ -63,7 +63,7 @@ class BatchPlan:
 
     @cached_property
     def client_key(self) -> int:
-        """The key of the client's dropout."""
+        """The key of everything that the client draws in its steps and passes, such as dropout masks."""
         return integer_key(self.key.seed, "dropout", *self._key_parts)
 
     @cached_property
@@ -102,7 +102,7 @@ class BatchPlan:
         self.epoch_keys_between(0, end)
 
     def indices_between(self, first: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the indices of the steps from `first` to `end`, without `end`."""
+        """Return the sample indices of the steps from `first` to `end`, without `end`."""
         if end <= first:
             return np.empty((0, self.width), dtype=np.int64)
         epochs = range(first // self.per_epoch, -(-end // self.per_epoch))
@@ -135,9 +135,9 @@ class BatchPlan:
 def plan_batches(
     samples: npt.NDArray[np.int64], client: int, epochs: int, batch_size: int, smallest: int, key: RoundKey
 ) -> BatchPlan:
-    """Shuffle the client's samples in each epoch and cut them into batches. The last batch may be short.
+    """Plan a client's batches: in each epoch, its samples are shuffled and cut into batches. The last may be short.
 
-    Batches of fewer than `smallest` samples are dropped, because BatchNorm cannot train on a single value.
+    A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:

@@ -81,7 +81,7 @@ class DeviceSamples:
         return self._normalised(self._rows(indices))
 
     def some_inputs(self) -> Tensor:
-        """Return a few inputs, always the same ones, so that a resumed run makes the same choices."""
+        """Return a few inputs to test a model on, always the same ones, so that a resumed run gets the same answers."""
         rows = torch.linspace(0, len(self) - 1, 8, device=self.y.device)
         return self.inputs(rows.long())
 

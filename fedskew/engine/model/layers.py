@@ -1,7 +1,7 @@
 """Layers in the forms that the engines use for one client.
 
-Dropout draws from a global stream, so every engine uses a keyed dropout instead. BatchNorm would see the padding of
-short batches, so padded batches use a BatchNorm that counts valid rows only.
+PyTorch's dropout draws from a global generator, so every engine uses a keyed dropout instead. BatchNorm would see the
+padding of short batches, so padded batches use a BatchNorm that counts valid rows only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold, uniform
 
 Between = Callable[[Tensor], Tensor]
-"""A change of the features between the encoder and the head."""
+"""A function that changes the features between the encoder and the head."""
 
 
 @dataclass
 class LayerContext:
-    """What the replaced layers need to know about the current forward pass."""
+    """What these layers need to know about the current forward pass."""
 
     key: Tensor | None = None
     dropouts: int = 0
@@ -58,8 +58,8 @@ class KeyedDropout(nn.Module):
 class ValidBatchNorm:
     """The forward pass of a BatchNorm layer over the valid rows of a padded batch, without side effects.
 
-    It replaces the layer's own method, so that a model can still find its BatchNorm layers by class, for instance to
-    freeze them.
+    It replaces the layer's `forward`, not the layer, so that a model can still find its BatchNorm layers by class, for
+    instance to freeze them.
     """
 
     def __init__(self, layer: _BatchNorm, context: LayerContext, name: str) -> None:

@@ -73,7 +73,7 @@ def _lift(module: nn.Module) -> StackedModel:
         raise ValueError("the model returns nothing")
     activations, fused = _activations_after_norms(graph, module)
     operations = {
-        node: _Unchanged(node) if node in fused else _operation(node, module, activations.get(node, "none"))
+        node: _AlreadyApplied(node) if node in fused else _operation(node, module, activations.get(node, "none"))
         for node in nodes
     }
     return StackedModel(module, operations, output.args[0], _canonical_names(module))
@@ -95,8 +95,8 @@ def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Oper
 
 
 @dataclass(frozen=True)
-class _Unchanged:
-    """The operation of an activation that the BatchNorm before it applies."""
+class _AlreadyApplied:
+    """An activation that the BatchNorm before it has already applied. It returns its input."""
 
     node: fx.Node
 
@@ -147,7 +147,7 @@ def _is_norm(node: fx.Node, module: nn.Module) -> bool:
     return node.op == "call_module" and RULES.get(type(module.get_submodule(str(node.target)))) is batch_norm
 
 
-# -- functions, and what has no rule -----------------------------------------------------------------------
+# -- operations without a rule -----------------------------------------------------------------------------
 
 _ELEMENTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul, torch.relu, F.relu}
 
@@ -156,7 +156,8 @@ def _function(function: Any, args: Any, kwargs: Any) -> Any:
     given = [a for a in args if isinstance(a, Stacked)]
     if function in (getattr, Tensor.size, Tensor.dim) and given:
         one = function(args[0].tensor[0], *args[1:])
-        return _by_vmap(function, args, kwargs) if isinstance(one, Tensor) else one  # `x.mT` is a value
+        # `x.mT` differs from client to client, but `x.shape` is the same for all of them.
+        return _by_vmap(function, args, kwargs) if isinstance(one, Tensor) else one
     if not given and not any(isinstance(v, Stacked) for v in kwargs.values()) and not _holds_stacked(args):
         return function(*args, **kwargs)
     if function in _ELEMENTWISE and not kwargs and _alike(args):

@@ -160,10 +160,9 @@ class Network:
         key: Tensor | None,
         valid: Tensor | None,
     ) -> Outputs:
-        if module.training != (
-            mode == "train"
-        ):  # changing the mode visits every layer, which takes longer than a small layer
-            module.train(mode == "train")
+        training = mode == "train"
+        if module.training != training:  # setting it anyway would visit every layer, which is slow for a small model
+            module.train(training)
         self._context.key, self._context.dropouts = key, 0
         self._context.valid, self._context.buffers = valid, {}
         with self._precision(x.device):
@@ -227,7 +226,10 @@ class Network:
 
 
 def _has_ties(model: nn.Module) -> bool:
-    """Return whether a tensor has two names. Checking at every call would take longer than a small layer."""
+    """Return whether a tensor has two names.
+
+    `functional_call` would otherwise look for such tensors at every call, which is slow for a small model.
+    """
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return len({id(tensor) for _, tensor in tensors}) < len(tensors)
 

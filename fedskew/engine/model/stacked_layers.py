@@ -55,11 +55,13 @@ RULES: dict[type[nn.Module], Rule] = {}
 
 
 def rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
-    def enter(function: Rule) -> Rule:
+    """Make the decorated function the rule for these classes of layers."""
+
+    def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(kinds, function))
         return function
 
-    return enter
+    return add
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class StackedLayer:
     source: fx.Node
     activation: Activation
     otherwise: Operation
-    """For a value that is the same for all clients."""
+    """Used in place of the rule for an input that is the same for all clients."""
 
     def __call__(self, forward: StackedForward, values: Values) -> Any:
         value = values[self.source]
@@ -226,9 +228,8 @@ def _embedding(forward: StackedForward, name: str, layer: nn.Embedding, tokens: 
     size = layer.num_embeddings
     first = (torch.arange(forward.clients, device=tokens.device) * size).view(-1, *(1,) * (tokens.dim() - 1))
     known = (tokens >= 0) & (tokens < size)
-    outside = (
-        forward.clients * size
-    )  # an unknown token must fail as it does in one table, not read another client's row
+    # An unknown token must raise an error, as with a single table, instead of reading another client's row.
+    outside = forward.clients * size
     return F.embedding(torch.where(known, tokens + first, outside), weight.flatten(0, 1))
 
 

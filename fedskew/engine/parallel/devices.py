@@ -32,9 +32,9 @@ class DevicesEngine(Engine):
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), len(self._devices))
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # threads that set and restore torch's global stream would disturb each other
+        # Threads may set and restore torch's global random state at the same time, and so leave another thread's seed
+        # behind. Therefore it is restored once more here.
+        with torch.random.fork_rng(devices=[]):
             results = self._results(work, shares)
         for engine in self._engines:
             fresh = [line for line in engine.notices if line not in self._noticed]
@@ -46,7 +46,8 @@ class DevicesEngine(Engine):
     def _results(self, work: RoundWork, shares: Sequence[Share]) -> list[RoundResult]:
         """Train the shares in parallel, except in the first round of a kind of work.
 
-        In that round, engines trace the model. Torch patches its modules meanwhile, which would disturb other threads.
+        In that round, engines trace the model. Torch patches its own modules while it traces, which would disturb
+        other threads.
         """
         kinds = {(place, repr(work.parts)) for place in range(len(shares))}
         if not kinds <= self._trained_kinds:

@@ -35,10 +35,10 @@ def usable_cores() -> int:
 
 
 class PoolEngine(Engine):
-    """Trains one client per worker at a time. Each worker has its own engine."""
+    """Trains a share of the round's clients in each worker process, with an engine of its own."""
 
     def __init__(self, inner: Engine, workers: int | None = None) -> None:
-        """Each worker has a copy of the `inner` engine. The original never trains."""
+        """Each worker inherits a copy of the `inner` engine. The original never trains."""
         self._engine = inner
         self.name = "pool" if inner.name == "plain" else f"pool-{inner.name}"
         self.notices: list[str] = []
@@ -92,9 +92,8 @@ class PoolEngine(Engine):
                 "choose --engine plain or stacked"
             )
         about, tensors = reply
-        fresh = [
-            line for line in about.get("notices", ()) if line not in self._noticed
-        ]  # every worker reports its notices
+        # Several workers may report the same notice.
+        fresh = [line for line in about.get("notices", ()) if line not in self._noticed]
         self.notices += fresh
         self._noticed.update(fresh)
         if "refused" in about:

@@ -44,7 +44,7 @@ def work_tensors(work: RoundWork) -> Mapping[str, Tensor | Sequence[Tensor]]:
 
 
 def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWork:
-    """Return the clients' work that `facts["share"]` lists."""
+    """Return the round's work, with the assignments of only those clients that `facts["share"]` lists."""
     objective, solver, server = parts
     starts = [0, *facts["ends"]]
     samples, counts = tensors["samples"].numpy(), tensors["label_counts"].numpy()

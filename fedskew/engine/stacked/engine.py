@@ -36,12 +36,14 @@ from fedskew.methods.parts import Part, Tensors
 
 T = TypeVar("T")
 
-_CPU_CACHE, _MIN_ON_CPU = 8 << 20, 4
-"""On a CPU, stack as many clients as have this many bytes of parameters, but at least this many clients."""
+_CPU_CACHE = 8 << 20
+"""On a CPU, the bytes that the parameters of the clients that train at a time may take together."""
+_MIN_ON_CPU = 4
+"""On a CPU, the number of clients that train at a time even if their parameters take more than that."""
 
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what fits in a cache; what keeps a GPU busy
 STAGED_STEPS = 16
-"""Steps staged at a time. They are few, so that the device does not wait long for the first one."""
+"""The maximum number of steps staged at a time. It is small, so that the device does not wait long for the first."""
 
 _WINDOWS = {"cpu": 1, "cuda": 2}
 """Windows of staged batches in memory. A GPU stages one while it steps through the other."""
@@ -263,7 +265,7 @@ class StackedEngine(Engine):
             ability = self._find_ability(work, plans)
             most = min(ability.max_clients, ability.fitting, len(plans))
             number = choose_slots(steps, most, coarse=self._compile)
-            with contextlib.suppress(torch.OutOfMemoryError):  # a caught error would keep the memory alive
+            with contextlib.suppress(torch.OutOfMemoryError):  # within `except`, the error would keep the memory alive
                 width = self._width(work, plans, ability)
                 return do(self._slots_for(work, ability, most), make_schedule(steps, number), width)
             if number == 1:
@@ -311,7 +313,7 @@ class StackedEngine(Engine):
             self._abilities[kind] = work.parts, ability
         if ability.stackable and not ability.paddable and _pads(plans):
             self._notice(
-                "this model or method counts rows of padding, so clients with short batches run one after another"
+                "this model or method counts rows of padding, so clients run one after another in rounds with short batches"
             )
         if ability.stackable and ability.fitting < min(ability.max_clients, len(plans)):
             self._notice(f"the round's clients do not all fit in memory; they train {ability.fitting} at a time")
@@ -369,4 +371,5 @@ def _kind(work: RoundWork) -> str:
 
 
 def _pads(plans: Sequence[BatchPlan]) -> bool:
+    """Return whether any client has a short batch, which must be padded."""
     return any(plan.visits < plan.steps * plan.width for plan in plans)

@@ -1,7 +1,7 @@
 """Ways to run a step over static memory: as a CUDA graph, and compiled.
 
-On a GPU, a small network's step takes a hundred launches of a few microseconds each. A graph launches them at once.
-Compiling also fuses neighbouring operations into one pass over memory.
+On a GPU, a small network's step takes a hundred launches of a few microseconds each. A graph launches all of them at
+once. Compiling also fuses neighbouring operations into one pass over memory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _ONE_CAPTURE_AT_A_TIME = threading.Lock()
 def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "training") -> Callable[[], None]:
     """Capture the step as one CUDA graph, and return a function that replays it.
 
-    Graphs with the same pool share temporary memory. Graphs of one purpose must not run at the same time. The step runs
-    before it is captured, because libraries allocate on first use. The caller must reset what it wrote.
+    Graphs with the same pool share temporary memory. Graphs of one purpose must not run at the same time. The step
+    runs a few times before it is captured, because libraries allocate memory on first use. The caller must reset what
+    these runs wrote.
     """
     device = next(iter(memory["params"].values())).device
     with _ONE_CAPTURE_AT_A_TIME, torch.cuda.device(device), torch.no_grad():
@@ -52,8 +53,8 @@ def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "tra
 def compiled(step: StaticStep, memory: Memory, longest_expression: int | None = None) -> StaticStep:
     """Compile the step, forward and backward, as one program.
 
-    The step is first recorded as tensor operations, so that no Python code of a user is compiled. After
-    `longest_expression` operations a value is stored in memory instead of being computed for each of its uses.
+    The step is first recorded as tensor operations, so that no user's Python code is compiled. After
+    `longest_expression` operations a value is stored in memory instead of being computed anew for each use.
     """
     leaves, structure = tree_flatten(memory)
 
@@ -76,7 +77,7 @@ def compiled(step: StaticStep, memory: Memory, longest_expression: int | None = 
 def _expect_no_copies_from_the_host(recorded: torch.fx.GraphModule, device: torch.device) -> None:
     """Raise an error if the step makes tensors from Python numbers.
 
-    They are in host memory, and a graph would copy from their old address.
+    Such tensors are in host memory, and a replayed graph would copy from where they were during the capture.
     """
     made = [value for value in vars(recorded).values() if isinstance(value, Tensor)]
     made += [*recorded.buffers(), *recorded.parameters()]

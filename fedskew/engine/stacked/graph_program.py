@@ -1,4 +1,4 @@
-"""The program on a GPU: staging and steps are CUDA graphs, may be compiled, and run in parallel."""
+"""`Program` on a GPU: staging and steps are CUDA graphs, which may be compiled and run in parallel with each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from fedskew.engine.stacked.execution import Memory, StaticStep, captured, compi
 from fedskew.engine.stacked.local_step import Program, SlotStep, Staging
 
 _LONGEST_EXPRESSION = 15
-"""In operations. A keyed draw has more, so a compiler does not repeat a sample's draw for each pixel."""
+"""The number of operations after which compiled code stores a value instead of computing it anew for each use.
+
+A keyed draw has more operations, so a sample's draw is computed once and not for each pixel.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,10 @@ class GraphProgram(Program):
         self._pools, self._compile, self._notices = pools, compile_steps, notices
         self._device = memory["inputs"]["at"].device
         self._launched: torch.cuda.Event | None = None
-        """Fires when the device has finished all work from before the last window was staged."""
+        """Fires when the device has finished all work that was launched before the last window was staged."""
 
     def prepare(self, forms: set[bool]) -> None:  # noqa: ARG002
-        """Prepare only the form with padding. GPU kernels mask padding at no cost, and each form would need a graph."""
+        """Prepare only the form with padding. GPU kernels mask padding at no cost, so a second graph would not pay."""
         super().prepare({False})
 
     def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
@@ -70,7 +73,7 @@ class GraphProgram(Program):
         try:
             with torch.cuda.stream(staging):
                 yield
-        finally:  # also if memory runs out, because the next attempt reuses it
+        finally:  # also if the device runs out of memory, because the next attempt reuses the same memory
             steps.wait_stream(staging)
 
     def run(self, position: int, full: bool) -> None:  # noqa: ARG002
@@ -110,7 +113,7 @@ class GraphProgram(Program):
             return [self._captured_staging(self._staging, window) for window in windows]
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError:  # an augmentation may wait for the device
+        except RuntimeError:  # an augmentation that synchronises with the device cannot be captured
             torch.cuda.synchronize()
         return super()._prepare_staging()
 

@@ -1,7 +1,7 @@
 """The memory layout of the stacked engine: the named tensors of several clients, with one row per client.
 
-One copy moves a client into or out of a slot, however many tensors it has. An optimiser's step is one operation on all
-of them.
+A row holds all tensors of a client, so one copy moves the client into or out of a slot. On a GPU, an optimiser's step
+is one operation on all rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedskew.engine.stacked.execution import Memory
 from fedskew.methods.parts import Tensors
 
 _ALIGNMENT = 16
-"""In elements. Matrix products are fastest if tensors start at multiples of 64 bytes."""
+"""In elements. Matrix products are fastest if tensors start at multiples of 64 bytes, which are 16 float32 numbers."""
 
 Flats = dict[str, Tensor]
 """Arrays [rows, width] by the name of their dtype."""
@@ -43,9 +43,8 @@ class RowLayout:
         self._places: dict[str, _Place] = {}
         self._widths: dict[str, int] = {}
         self._dtypes = {_dtype_name(t): t.dtype for t in tensors.values()}
-        for name in sorted(
-            tensors, key=lambda n: tensors[n].numel() % _ALIGNMENT != 0
-        ):  # aligned tensors first, so that all of them stay aligned
+        # Tensors whose size is a multiple of the alignment come first. So each of them starts aligned.
+        for name in sorted(tensors, key=lambda n: tensors[n].numel() % _ALIGNMENT != 0):
             tensor, kind = tensors[name], _dtype_name(tensors[name])
             self._places[name] = _Place(kind, self._widths.get(kind, 0), tensor.shape)
             self._widths[kind] = self._widths.get(kind, 0) + tensor.numel()
@@ -136,9 +135,9 @@ class Layouts:
         """Return the work, with everything that clients receive read from memory."""
 
         def model(kind: str, params: RowLayout, buffers: RowLayout) -> ModelState:
-            head, _, name = kind.partition(" ")
-            statistics = f"{head} buffers {name}".strip()
-            return ModelState(_first_row(params.views(memory[kind])), _first_row(buffers.views(memory[statistics])))
+            role, _, name = kind.partition(" ")
+            buffer_kind = f"{role} buffers {name}".strip()
+            return ModelState(_first_row(params.views(memory[kind])), _first_row(buffers.views(memory[buffer_kind])))
 
         return replace(
             work,

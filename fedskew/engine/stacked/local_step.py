@@ -158,7 +158,7 @@ class _Descent:
             leaves, self._buffers, batches.x, batches.valid, "train", batches.keys, self._perturbation(y)
         )
         losses, tally = self._losses(out, y)
-        if self._recorded is None:  # for the whole batch, even if a solver begins with half of it
+        if self._recorded is None:  # record the whole batch's loss, even if the solver's first gradient is of one half
             whole, tally = (losses, tally) if half is None else self._losses(out, batches.y)
             self._recorded = whole.detach(), {name: t.detach() for name, t in tally.items()}
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
@@ -237,7 +237,7 @@ class SlotStep:
     """Whether the optimiser may use PyTorch's fused kernels. Without them, a compiler can fuse more operations."""
 
     def __call__(self, memory: Memory) -> None:
-        """Take the step whose position is in memory, without the host."""
+        """Take the step at the position `inputs["at"]`, and advance the position, without help from the host."""
         inputs = memory["inputs"]
         at = inputs["at"]
         now = {name: t.index_select(0, at).squeeze(0) for name, t in inputs.items() if name != "at"}

@@ -1,8 +1,8 @@
 """One round on the slots: which slot trains which client, and how clients enter, train, leave and finish.
 
-A slot is memory for one client. Clients have unequal numbers of steps. The longest client decides how long a round
-takes, and the others share the remaining slots, one after another, so that no client waits for another. If a round has
-more clients than fit in memory, there are fewer slots.
+A slot is memory for one client. Clients have unequal numbers of steps. The longest client, which has the most steps,
+decides how long a round takes. Meanwhile, the other clients take turns in the remaining slots, so that few slots are
+idle. If a round has more clients than fit in memory, there are fewer slots.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class SlotChange:
 
 @dataclass(frozen=True)
 class SlotSchedule:
-    """The steps of a round in order. Times count from 0."""
+    """The steps of a round in order. At each time, counted from 0, all busy slots take one step."""
 
     client: npt.NDArray[np.int64]
     """[times, slots]: the client that trains, or −1 in an idle slot."""
     step: npt.NDArray[np.int64]
     """[times, slots]: the number of that client's local step."""
     arrivals: dict[int, SlotChange]
-    """Clients that enter before the step of that time."""
+    """By time: the clients that enter before the step."""
     departures: dict[int, SlotChange]
-    """Clients that leave after the step of that time."""
+    """By time: the clients that leave after the step."""
 
     @cached_property
     def turns(self) -> list[tuple[int, int, int]]:
@@ -73,7 +73,7 @@ class SlotSchedule:
 def make_schedule(steps: Sequence[int], slots: int) -> SlotSchedule:
     """Assign each client with steps to a slot: the longest client first, each to the slot that is free first.
 
-    If all clients have the same number of samples, all rounds share one schedule.
+    Schedules are cached: if all clients have the same number of samples, every round has the same one.
     """
     return _make_schedule(tuple(steps), slots)
 
@@ -114,7 +114,7 @@ def _changes(moves: list[tuple[int, int, int]]) -> dict[int, SlotChange]:
 def choose_slots(steps: Sequence[int], max_slots: int, coarse: bool = False) -> int:
     """Return the smallest number of slots that hardly lengthens the round.
 
-    Only a few numbers are used, because each is captured or compiled separately.
+    Only a few numbers are used, and with `coarse` even fewer, because each is captured or compiled separately.
     """
     busy = [n for n in steps if n]
     longest, limit = max(busy), min(max_slots, len(busy))
@@ -187,20 +187,21 @@ class SlotRound:
         return self._finish()
 
     def begin(self) -> None:
-        """Put the first clients into their slots, and stage their batches."""
+        """Put the first clients into their slots and stage their batches, to take bare steps without `train`."""
         self._program.rewind()
         self._enter(*self._moves.arrivals[0], self._schedule.arrivals[0].clients)
         for window in range(self._program.windows):
             self._stage(window, again=True)
 
     def _stage(self, window: int, again: bool = False) -> None:
-        """Prepare the batches of a window. With `again`, the first window follows the last."""
+        """Prepare the batches of a window. With `again`, a window after the round's end repeats the first one."""
         size = self._program.window
         first = window * size
         first = 0 if again and first >= self._schedule.times else first
         self._program.stage(window, _batches_per_slot(self._plans, self._schedule, self._width, first, size))
 
     def _enter(self, slots: Rows, clients: Rows, numbers: npt.NDArray[np.int64]) -> None:
+        """Write clients into slots. `clients` (on the device) and `numbers` (on the host) are the same clients."""
         memory = self._program.memory
         self._start(memory, slots, numbers)
         for kind in (*self._work.local.optimiser.state_names, "sums"):
@@ -264,7 +265,10 @@ class SlotRound:
         )
 
     def _finish_clients(self, params: Tensors, buffers: Tensors) -> tuple[Tensors, Tensors]:
-        """Return what the clients send besides their models, and their next states, for as many at a time as slots."""
+        """Return what the clients send besides their models, and their next states.
+
+        At most as many clients finish at a time as there are slots, so that memory suffices.
+        """
         dtype = next(iter(params.values())).dtype
         steps = self._steps.to(dtype)
         uplinks, states = [], []
@@ -286,7 +290,7 @@ class SlotRound:
         return stacked_sums(self._network, self._data, DataPass(self._work, "closing"), stack)
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
-        """Return the clients' states: from the slots if each client has its own, else copied to the device again."""
+        """Return the clients' states: from the slots if each client had its own, else copied to the device again."""
         state = self._layouts.state
         if len(self._first_slots) < len(self._plans):
             return state.views(self._states(numbers))

@@ -1,4 +1,4 @@
-"""Trial steps show whether a model and a method can be stacked, ignore padding, and how much memory they take."""
+"""Trial steps: can a model and a method be stacked, do they ignore padding, and how much memory do they take?"""
 
 from __future__ import annotations
 
@@ -110,9 +110,8 @@ class Trial:
 
         def results(count: int) -> Tensors:
             leaves = {kind: t[:count].clone().requires_grad_() for kind, t in out.items()}
-            others = {
-                kind: t[:count].roll(1, dims=-1) for kind, t in out.items()
-            }  # outputs that differ from the student's
+            # The frozen models' outputs must differ from the student's.
+            others = {kind: t[:count].roll(1, dims=-1) for kind, t in out.items()}
             frozen = {name: Outputs.from_tensors(others) for name in work.objective.companions()}
             loss = work.objective.loss(replace(Outputs.from_tensors(leaves), companions=frozen), y[:count], client)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -139,7 +138,7 @@ def _copies(tensor: Tensor, clients: int) -> Tensor:
 
 
 def _close(a: Tensors, b: Tensors, tolerance: float) -> bool:
-    """Return whether tensors differ only by rounding. Entries that are not finite count as zero."""
+    """Return whether tensors differ only by rounding. NaN counts as zero, and infinity as the largest finite number."""
     return _norm({n: a[n].nan_to_num() - b[n].nan_to_num() for n in a}) <= tolerance * _norm(a) + 1e-20
 
 
