@@ -313,7 +313,8 @@ class StackedEngine(Engine):
             self._abilities[kind] = work.parts, ability
         if ability.stackable and not ability.paddable and _pads(plans):
             self._notice(
-                "this model or method counts rows of padding, so clients run one after another in rounds with short batches"
+                "this model or method counts rows of padding, "
+                "so clients run one after another in rounds with short batches"
             )
         if ability.stackable and ability.fitting < min(ability.max_clients, len(plans)):
             self._notice(f"the round's clients do not all fit in memory; they train {ability.fitting} at a time")
