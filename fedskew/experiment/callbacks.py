@@ -34,7 +34,7 @@ class Callback:
 class EarlyStopping(Callback):
     """Stops a run when its test metric no longer improves.
 
-    Only evaluations of the global model count. The metric is measured on the test set, so the final accuracy of a
+    Only evaluations of the global model count. The test set decides when the run stops, so the final accuracy of a
     stopped run is slightly optimistic, like the best accuracy of any run.
     """
 

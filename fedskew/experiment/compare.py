@@ -1,4 +1,4 @@
-"""Run several methods. With the same seed, all have the same split, initial model, clients and batches."""
+"""Run several methods. For one seed, all methods have the same split, initial model, clients and batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedskew.experiment.run import run_prepared
 
 
 def prepare_comparison(config: Config, methods: Sequence[Config], seeds: Sequence[int]) -> list[Prepared]:
-    """Prepare all runs, seed by seed, so that errors show before any run starts. `methods` has one `Config` each."""
+    """Prepare all methods, one `Config` each, seed by seed, so that errors show before any run starts."""
     runs = []
     for seed in seeds:
         federation = build_federation(replace(config, seed=seed))
@@ -25,6 +25,6 @@ def prepare_comparison(config: Config, methods: Sequence[Config], seeds: Sequenc
 def run_comparison(
     runs: Sequence[Prepared], out: str | Path | None = None, callbacks: Sequence[Callback] = ()
 ) -> list[Result]:
-    """Run all. With `out`, each run has its own folder there, and finished runs are not repeated."""
+    """Run them all. With `out`, each run has its own folder there, and finished runs are not repeated."""
     folders = [None if out is None else run_folder(out, prepared.config) for prepared in runs]
     return [run_prepared(prepared, folder, callbacks) for prepared, folder in zip(runs, folders, strict=True)]

@@ -45,7 +45,8 @@ class OptimisticOutcome:
 
     model: ServerModel
     after: RunState | None
-    """The state after the round. None if something must be fetched from the device first."""
+    """The state after the round. None if it must wait for the training, because the round changes client
+    states, ends its stage, or evaluates clients' models."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class OverlappingRounds:
         began = time.perf_counter()
         launched = self._launch(self._take_plan(stage, state), began)
         self._record_settled(during_next_round=True)
-        if self._recorder.stopped:  # by the previous round's row, so this round is dropped
+        if self._recorder.stopped:  # a callback stopped the run after the previous round, so this one is dropped
             return state
         short = self._last_seconds <= _SHORT
         if short:

@@ -89,13 +89,13 @@ def prepare(
         model=name if model is None else type(model).__name__,
         method=chosen.name,
         method_params=_with_lists(chosen.params),
-        engine=choose_engine(config.engine, module, devices[0], _seconds(config, fed, module)),
+        engine=choose_engine(config.engine, module, devices[0], _cpu_seconds(config, fed, module)),
         device=",".join(map(str, devices)),
     )
     return Prepared(resolved, fed, chosen, module)
 
 
-def _seconds(config: Config, fed: Federation, module: nn.Module) -> float:
+def _cpu_seconds(config: Config, fed: Federation, module: nn.Module) -> float:
     """Estimate how long the run takes on a CPU."""
     participants = min(config.clients_per_round or fed.clients, fed.clients)
     passes = config.rounds * config.local_epochs * participants
@@ -120,7 +120,9 @@ def suitable_model(dataset: Dataset) -> str:
 
 
 def default_threads(config: Config) -> int | None:
-    """One CPU thread for the stacked engine on a CPU, unless OMP_NUM_THREADS is set. None for torch's default.
+    """The number of CPU threads: 1 for the stacked engine on a CPU, unless OMP_NUM_THREADS is set.
+
+    Otherwise None, which means torch's default.
 
     Stacked small networks gain nothing from a second thread, and lose much if the other cores are busy. The number is
     fixed, not measured: it decides the order of sums, and a resumed run must repeat them bit for bit.

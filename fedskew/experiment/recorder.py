@@ -43,7 +43,7 @@ class Recorder:
                 self.stopped = True
 
     def snapshot(self, state: RunState) -> Fetch | None:
-        """Start to copy this state's tensors for a checkpoint. Returns None if no checkpoint is due."""
+        """Start copying this state's tensors for a checkpoint. Returns None if no checkpoint is due."""
         left, every = self._server.rounds_left(state), self._prepared.config.checkpoint_every
         if self._folder is None or (left and state.round % every):
             return None
@@ -54,7 +54,7 @@ class Recorder:
         self._append(row)
         snapshot = snapshot or self.snapshot(state)
         if self._folder is not None and snapshot is not None:
-            meta = state.meta() | self._circumstances()
+            meta = state.meta() | self._fixed_on_resume()
             self._folder.save_checkpoint(state.round, snapshot.read(), meta, state.clients.versions, wait=False)
         self.notify(self._server.notices)
         left = self._server.rounds_left(state)
@@ -79,10 +79,10 @@ class Recorder:
         result = self.result(module, self.rows, self._server.engine_name, self.stopped, auroc)
         if self._folder is not None:
             tensors, encoders = {**state.model.params, **state.model.buffers}, self._server.encoder_count(state)
-            about: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
+            meta: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
             if encoders:
-                tensors, about = {**dict(module.named_parameters()), **tensors}, {**about, "encoders": encoders}
-            self._folder.save_model(tensors, about)
+                tensors, meta = {**dict(module.named_parameters()), **tensors}, {**meta, "encoders": encoders}
+            self._folder.save_model(tensors, meta)
             self._folder.write_summary(result.summary())
         for callback in self._callbacks:
             callback.on_end(result)
@@ -109,7 +109,7 @@ class Recorder:
         if self._folder is not None:
             self._folder.append_round(row)
 
-    def _circumstances(self) -> dict[str, Any]:
+    def _fixed_on_resume(self) -> dict[str, Any]:
         """Settings that a resumed run must keep, so that its result is the same to the last bit."""
         return {
             "split": self._prepared.federation.hash,

@@ -1,7 +1,7 @@
 """The result of a run, which `fedskew.run` returns and `fedskew.load_run` reads from a folder.
 
 Metrics and totals are derived from the rows. So a new metric per round is one field of `RoundRow` (`round/record.py`),
-and at most one property here.
+at most one property here, and its name in `_line` if `to_frame` should show it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Result:
     stopped_early: bool = False
     """Whether a callback stopped the run before its last round."""
     auroc: float | None = None
-    """Mean AUROC of each class against the rest, of the final model on the test set. None if the run is unfinished,
-    if the sites of a federation evaluated the model, and in runs of versions that did not compute it."""
+    """Mean AUROC of each class against the rest, of the final model on the test set. None if the run is unfinished
+    or was written by a version that did not compute it, if there is no global model or was too little memory, or if the
+    model was evaluated at sites on other machines."""
     warnings: tuple[str, ...] = ()
     """One line for each damaged file in the folder."""
 
@@ -82,7 +83,8 @@ class Result:
 
     @cached_property
     def federation(self) -> Mapping[str, Any] | None:
-        """Classes, label counts and hash of the split, as recorded or computed from the data. None without either."""
+        """Classes, label counts and hash of the split, as recorded, or else computed from the data. None if
+        there is neither a record nor the data."""
         if "federation" in self.about:
             found: Mapping[str, Any] = self.about["federation"]
             return found
@@ -100,7 +102,7 @@ class Result:
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64] | None:
-        """Samples as [clients, classes]. None if unknown, for example because the sites keep them secret."""
+        """Number of samples, [clients, classes]. None if unknown, for example because the sites keep them secret."""
         counts = (self.federation or {}).get("label_counts")
         return None if counts is None or self.sites else np.array(counts, np.int64)
 
@@ -132,7 +134,8 @@ class Result:
 
     @cached_property
     def evaluations(self) -> dict[int, Evaluation]:
-        """Evaluations by round of the global model. As in the papers, rounds of experts do not count."""
+        """Evaluations of the global model, by the number of its round. As in the papers, only rounds that train the
+        global model are counted."""
         return {row.model_round: row.tested for row in self.evaluated}
 
     @property
@@ -290,7 +293,7 @@ class Result:
 
 
 def _line(row: RoundRow) -> dict[str, Any]:
-    """The values of a row that are not nested."""
+    """The line of `to_frame` for one row: plain values, counts, and the metrics of the evaluation."""
     plain = ("round", "stage", "model", "model_round", "lr", "loss", "visits", "compute", "drift_diversity", "seconds")
     values: dict[str, Any] = {name: getattr(row, name) for name in plain}
     values |= {"clients": len(row.clients), "diverged": len(row.diverged), "bytes": row.bytes_moved}

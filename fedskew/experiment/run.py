@@ -40,9 +40,9 @@ def run(
 ) -> Result:
     """Run a method on a federation. `settings` are configuration keys such as `rounds` and `lr`.
 
-    They override `config`. By default, the method is `fedvls`, the model is `auto`, and the seed is the federation's.
-    Data and partition are always the federation's. With `out`, the run is saved in that folder, and a repeated call
-    resumes it there.
+    The settings override `config`. By default, the method is `fedvls`, the model is `auto`, and the seed is the
+    federation's. Data and partition are always the federation's. With `out`, the run is saved in that folder, and a
+    repeated call resumes it there.
     """
     if not isinstance(federation, Federation):
         raise UserError(
@@ -70,17 +70,17 @@ def run_prepared(
     out: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     server: Server | None = None,
-    rounds: RunRounds | None = None,
+    loop: RunRounds | None = None,
 ) -> Result:
     """Run a prepared experiment. It is simulated, unless another server with its own loop is given."""
     # The server is made first, so that no folder is left behind if it refuses the run.
     server = server or Server(prepared.federation, prepared.method, prepared.model, prepared.config)
-    rounds = rounds or _choose_loop(server)
+    loop = loop or _choose_loop(server)
     with contextlib.closing(server), arithmetic(prepared.config.precision):
         if out is None:
-            return _run(prepared, server, rounds, None, callbacks)
+            return _run(prepared, server, loop, None, callbacks)
         with RunFolder(out).open(prepared.config, server.repeated_by) as folder:
-            return _run(prepared, server, rounds, folder, callbacks)
+            return _run(prepared, server, loop, folder, callbacks)
 
 
 def _choose_loop(server: Server) -> RunRounds:
@@ -89,7 +89,7 @@ def _choose_loop(server: Server) -> RunRounds:
 
 
 def _run(
-    prepared: Prepared, server: Server, rounds: RunRounds, folder: RunFolder | None, callbacks: Sequence[Callback]
+    prepared: Prepared, server: Server, loop: RunRounds, folder: RunFolder | None, callbacks: Sequence[Callback]
 ) -> Result:
     recorder = Recorder(prepared, server, folder, callbacks)
     if folder is not None and folder.finished:
@@ -100,5 +100,5 @@ def _run(
         return result
     state = begin_or_resume(prepared, server, folder, recorder)
     if not recorder.stopped:
-        state = rounds(state, recorder)
+        state = loop(state, recorder)
     return recorder.finish(state)

@@ -42,6 +42,7 @@ def shared_federation(config: Config, validation: float | None = None) -> Federa
 
 @lru_cache(maxsize=4)
 def _dataset(data: str, data_dir: str | None, validation: float | None) -> Dataset:
+    """Load a dataset. `data` has its name and parameters as JSON, because a cache needs hashable arguments."""
     named = json.loads(data)
     dataset = load(named.pop("name"), data_dir, **named)
     return dataset if validation is None else hold_out_validation(dataset, validation)
@@ -54,12 +55,12 @@ def hold_out_validation(dataset: Dataset, fraction: float) -> Dataset:
 
 
 _recent: dict[str, Federation] = {}
-_RECENT = 8
+_MAX_RECENT = 8
 
 
 def _federation(key: str, dataset: Dataset, config: Config) -> Federation:
     if key not in _recent:
-        while len(_recent) >= _RECENT:
+        while len(_recent) >= _MAX_RECENT:
             del _recent[next(iter(_recent))]
         _recent[key] = _read_or_draw(key, dataset, config)
     return _recent[key]

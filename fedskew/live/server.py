@@ -1,4 +1,4 @@
-"""The web server of the live page. It is read-only, listens on loopback only, and refuses requests from other sites."""
+"""The web server of the live page. It is read-only, listens on loopback only, and refuses other web pages."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class LiveServer:
         self.ended = threading.Event()
         """Set when the runs have ended. The browser then fetches the state once more and stops."""
         self._waiting = threading.Event()
+        """Set while a browser shows the page and has not fetched the last state."""
         self._server = _listen(port, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -79,7 +80,7 @@ def _listen(port: int | None, handler: type[BaseHTTPRequestHandler]) -> Threadin
 
 def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET requests. It refuses other host names, so that other sites' pages cannot read the state."""
+        """Answers GET requests. It refuses other host names, so that no web page from elsewhere can read the state."""
 
         def do_GET(self) -> None:
             if _host(self.headers.get("Host", "")) not in (ADDRESS, "localhost"):
@@ -108,7 +109,7 @@ def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Keep the terminal free of one line per request."""
+            """Print nothing. By default, each request would print a line."""
 
     return Handler
 

@@ -46,6 +46,7 @@ class LiveState:
             return {"version": self._version, **self._content}
 
     def _written(self) -> tuple[object, ...]:
+        """The size and time of each followed file, which change when a run writes something."""
         found = []
         for folder in self._folders():
             for path in (folder / name for name in FILES):
@@ -76,7 +77,7 @@ class LiveState:
             ranked = document(loaded, with_features=False)
             shown = replace(ranked, problems=[*ranked.problems, f"ranked by accuracy: {error}"])
         done = sum(run.finished for run in loaded.runs)
-        going = [f"{run.config.method} seed {run.seed}: round {run.history[-1].round}"
-                 for run in loaded.runs if not run.finished and run.history]  # fmt: skip
+        running = [f"{run.config.method} seed {run.seed}: round {run.history[-1].round}"
+                   for run in loaded.runs if not run.finished and run.history]  # fmt: skip
         status = f"{done} of {len(loaded.runs)} runs finished" if len(loaded.runs) > 1 else ""
-        return shown, ", ".join(filter(None, [status, *going[:3]])) or "finished"
+        return shown, ", ".join(filter(None, [status, *running[:3]])) or "finished"

@@ -1,4 +1,4 @@
-"""What came out of runs: one typed model that reports, figures, tables, trackers, exports and commands read.
+"""The results of runs, in types that reports, figures, tables, trackers, exports and commands share.
 
 - A round: `RoundRow` (`experiment/round/record.py`). A new metric per round is one field there.
 - A run: `Result` (`experiment/result.py`), just ended or read by `load_run`. Its model is loaded when first used.

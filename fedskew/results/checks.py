@@ -1,4 +1,4 @@
-"""Checks before finished runs from anywhere are put into one table."""
+"""Check whether finished runs from any folders can be put into one table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedskew.results.ranking import DEFAULT_METRIC
 
 
 def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> Comparison:
-    """Refuse runs that are unfinished, on other classes, or with other seeds than the rest."""
+    """Compare these runs. Refuse any that is unfinished, repeated, or has other classes or seeds than the rest."""
     if unfinished := next((run for run in runs if not run.finished), None):
         raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
     if other := next((run for run in runs if run.classes != runs[0].classes), None):
@@ -34,7 +34,7 @@ def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) ->
 
 
 def setting_differences(runs: Sequence[Result]) -> list[str]:
-    """One line that names the keys, other than method and seed, in which the runs differ."""
+    """One line that names the keys, other than method and seed, in which the runs differ. No line if there are none."""
     keys = {key for run in runs for key in differing_keys(runs[0].config, run.config)}
     named = sorted(key for key in keys if key != "seed" and key.partition(".")[0] != "method")
     return [f"besides their methods, the runs differ in {', '.join(named)}"] if named else []

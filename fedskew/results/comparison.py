@@ -126,7 +126,7 @@ class Comparison:
         return find_metric(self.rank_by)
 
     def score(self, method: MethodRuns) -> MeanStd:
-        """The method's value of that metric."""
+        """Mean and standard deviation of `metric` over the method's seeds."""
         return method.over_seeds(self.metric.value)
 
     @property
@@ -178,7 +178,7 @@ class Comparison:
 
     @property
     def best(self) -> MethodRuns | None:
-        """The first of the methods that compete; None if nothing stands beside it."""
+        """The best of `competing`; None if there is none, or nothing to compare it with."""
         return self.competing[0] if self.competing and len(self.ranking) > 1 else None
 
     @property
@@ -230,7 +230,7 @@ class Comparison:
         ]
 
     def to_frame(self) -> pandas.DataFrame:
-        """One line per run, as a pandas DataFrame."""
+        """One line per run in `MethodRuns.tested`, as a pandas DataFrame."""
         lines = [
             {
                 "method": method.label,
@@ -256,7 +256,7 @@ class Comparison:
         return frame
 
     def table(self, format: str = "markdown") -> str:
-        """The methods with mean ± sample standard deviation, the best bold: `markdown`, `latex` or `csv`."""
+        """The methods with mean ± sample standard deviation, the best in bold, as `markdown`, `latex` or `csv`."""
         from fedskew.results.table import table_text
 
         return table_text([self], format)
@@ -289,7 +289,7 @@ def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str 
     """
     grouped: dict[str, list[Result]] = {}
     for run in runs:
-        grouped.setdefault(key_of(_split(run.config)[1]), []).append(run)
+        grouped.setdefault(key_of(_setting_and_method(run.config)[1]), []).append(run)
     groups = [_one_per_seed(group) for group in grouped.values()]
     named = labels([group[0].config for group in groups])
     methods = tuple(MethodRuns(name, group, i) for i, (name, group) in enumerate(zip(named, groups, strict=True)))
@@ -301,7 +301,7 @@ def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[C
     """One comparison per setting: runs that differ in more than method and seed are kept apart."""
     grouped: dict[str, list[Result]] = {}
     for run in runs:
-        grouped.setdefault(key_of(_split(run.config)[0]), []).append(run)
+        grouped.setdefault(key_of(_setting_and_method(run.config)[0]), []).append(run)
     configs = [run.config for run in runs]
     varied = varied_keys(configs)
     shown = naming_keys(configs, varied)
@@ -326,7 +326,7 @@ def _one_per_seed(group: Sequence[Result]) -> tuple[Result, ...]:
     return tuple(sorted(best.values(), key=lambda run: run.seed))
 
 
-def _split(config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _setting_and_method(config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The configuration without the method, and the method with its parameters."""
     values = flat(config)
     method = {key: value for key, value in values.items() if key.startswith("method.")}

@@ -88,7 +88,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _may_have_runs(path: Path) -> bool:
-    """Whether it is a folder with runs, or one that `find_runs` refuses."""
+    """Whether to pass it to `find_runs`: it has runs, or it is not a folder, which `find_runs` reports as an error."""
     return not path.is_dir() or _is_run(path) or bool(_runs_in(path, DEPTH))
 
 

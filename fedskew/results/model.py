@@ -20,11 +20,11 @@ from fedskew.models.concatenation import with_encoders
 def load_model(folder: Path, own: nn.Module | None = None) -> nn.Module:
     """The model in float32, on the CPU and in eval mode; `own` is the user's module, if the run was given an object."""
     files = RunFolder(folder)
-    tensors, noted = files.load_model()
+    tensors, meta = files.load_model()
     inputs = _inputs(files)
     module = _fresh(files.config, inputs, folder) if own is None else copy.deepcopy(own)
     check_model(module, inputs)
-    module = with_encoders(module, noted.get("encoders", 0)).to("cpu", torch.float32)
+    module = with_encoders(module, meta.get("encoders", 0)).to("cpu", torch.float32)
     _fill(module, tensors, files.model_path)
     module.eval()
     return module
@@ -47,11 +47,11 @@ def _fresh(config: Config, inputs: Inputs, folder: Path) -> nn.Module:
 
 def _fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Copy the tensors into the module. Parameters that the user froze are not in the file and keep their values."""
-    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    targets = dict(module.named_parameters()) | dict(module.named_buffers())
     frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
-    for name in sorted((own.keys() - frozen) | tensors.keys()):
-        if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
+    for name in sorted((targets.keys() - frozen) | tensors.keys()):
+        if name not in targets or name not in tensors or targets[name].shape != tensors[name].shape:
             raise UserError(f"{path} does not fit model {type(module).__name__}: they differ in {name!r}")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            targets[name].copy_(tensor)

@@ -35,7 +35,7 @@ def varied_keys(configs: Sequence[Config]) -> list[str]:
 def labels(configs: Sequence[Config]) -> list[str]:
     """One label per configuration: the method's name, with parameters if the method occurs several times.
 
-    If several parameters differ, only those are shown that are not at their defaults.
+    If several parameters differ, only those that are not at their defaults are shown.
     """
     found = []
     for config in configs:
@@ -58,7 +58,7 @@ def _defaults(method: str) -> dict[str, object]:
 
 
 def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
-    """The varied keys that name a setting: a partition's parameter only if it varies within that partition."""
+    """The varied keys that name a setting: a parameter of a partition rule only if it varies within that rule."""
     kept = []
     for key in varied:
         by_rule: dict[str, set[str]] = {}
@@ -102,5 +102,5 @@ _STRENGTHS = ("beta", "shards", "labels_per_client")
 
 
 def key_of(value: Any) -> str:
-    """A key for dictionaries; equal for equal values, also for lists."""
+    """Turn a value, even a list or a mapping, into a dictionary key. Equal values have equal keys."""
     return json.dumps(value, sort_keys=True, default=str)

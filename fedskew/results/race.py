@@ -27,7 +27,7 @@ class Standing:
     lr: float
     params: Mapping[str, Any]
     scores: Mapping[int, float]
-    """By seed; every seed is a split."""
+    """By seed; each seed has its own split."""
     kept: bool
     """Whether the candidate goes on to the next rung."""
 
@@ -52,7 +52,7 @@ class Finalist:
     overall: float
     """Mean over all splits on which the candidate was trained to the end, those of the race included."""
     difference: Difference | None
-    """From tuned FedAvg, corrected by Holm's method; None for FedAvg itself."""
+    """This method minus tuned FedAvg, corrected by Holm's method; None for FedAvg itself."""
     compute: float
     """Local computation, as a multiple of FedAvg's."""
     traffic: float
@@ -77,7 +77,7 @@ class RaceRecord:
     plan: Mapping[str, int] | None = None
     """How thorough the race is."""
     final_plan: Mapping[str, int] | None = None
-    """The plan with the final that still fitted into the budget."""
+    """The plan, with its final reduced to what was left of the budget. None before the final."""
     rungs: tuple[Rung, ...] = ()
     final: tuple[Finalist, ...] = ()
     """The best over all splits first."""
@@ -148,7 +148,7 @@ def save_race(folder: Path, race: RaceRecord) -> None:
 
 
 def find_races(paths: Sequence[str | Path]) -> list[Path]:
-    """The folders of races among these paths and their subfolders."""
+    """The folders of races among these paths and directly below them."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         inside = [path, *sorted(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []

@@ -15,16 +15,16 @@ DEFAULT_METRIC = "accuracy"
 
 @dataclass(frozen=True)
 class RankingMetric:
-    """A number of a run, from 0 to 1. The method with the highest mean over the seeds is best."""
+    """A metric of a run, from 0 to 1. The method with the highest mean over the seeds is best."""
 
     name: str
     """As users write it."""
     label: str
     measure: str | None
-    """The property of an `Evaluation`; None for AUROC, which is known only after the last round."""
+    """The property of an `Evaluation` that has the value; None for AUROC, which is known only after the last round."""
 
     def value(self, run: Result) -> float:
-        """After the last round; NaN if the run does not have it."""
+        """The run's value after its last round; NaN if it has none."""
         if self.measure is None:
             return math.nan if run.auroc is None else run.auroc
         return float(getattr(run.evaluation, self.measure))

@@ -40,7 +40,7 @@ def compare(
 ) -> Comparison:
     """Run every method with every seed; `settings` are keys of a configuration, for example `rounds` and `lr`.
 
-    They override `config`, of which everything but data, method and seed counts.
+    The settings override `config`, whose data, method and seed are ignored.
 
     `data` is a federation, or anything that `load` takes, which `partition` then splits. Each seed has its own split
     by the same rule, as in `fedskew compare`; `same_split` keeps the federation's split for all seeds. Within a seed,

@@ -1,9 +1,9 @@
 """Significance of the difference between the best method and each other one, paired over seeds.
 
-With one seed both methods get the same split, clients and batches, so their differences on several seeds are
-independent draws. They are tested with Student's t, which assumes that they are roughly normal; a few seeds can neither
-show nor refute that. With fewer than three seeds nothing is tested. The comparisons with the best method are corrected
-together by Holm's method.
+For each seed, both methods get the same split, clients and batches, so their results can be subtracted seed by seed.
+Different seeds give independent differences. They are tested with Student's t, which assumes that they are roughly
+normal; a few seeds can neither show nor refute that. With fewer than three seeds nothing is tested. The comparisons
+with the best method are corrected together by Holm's method.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 LEVEL = 0.05
 POWER = 0.8
 MIN_SEEDS = 3
-"""With fewer seeds nothing is tested: an interval from two differences is wider than all possible values."""
+"""With fewer seeds nothing is tested: an interval from two differences, mean ± 9 standard deviations, says next
+to nothing."""
 MAX_SEEDS = 30
 """The most seeds that are ever recommended."""
 NO_SPREAD = 1e-12
@@ -24,7 +25,7 @@ NO_SPREAD = 1e-12
 
 @dataclass(frozen=True)
 class Difference:
-    """First minus second, over the seeds that both have; shares of 1."""
+    """First minus second, over the seeds that both have; in fractions, not percent."""
 
     seeds: int
     mean: float
@@ -34,10 +35,10 @@ class Difference:
     """Sample standard deviation of the differences; None with fewer than three seeds."""
     low: float | None = None
     """Lower end of the interval, at the level that Holm's method uses for this comparison. The interval excludes 0
-    exactly if the difference is significant. None if nothing was tested."""
+    exactly if the difference is significant. None if nothing was tested, or if all differences are equal."""
     high: float | None = None
     p: float | None = None
-    """Two-sided; after `holm`, corrected. None if nothing was tested, or if all differences are equal."""
+    """Two-sided; after `holm`, corrected. None if nothing was tested, or if all differences are equal but not 0."""
     comparisons: int = 1
     """The number of comparisons that p is corrected for."""
     divisor: int = 1
@@ -58,7 +59,7 @@ class Difference:
 
     @property
     def seeds_to_settle(self) -> int | None:
-        """How many seeds would make the difference significant with a probability of 80 %, at least as many as now + 1.
+        """How many seeds would make the difference significant with a probability of 80 %; always more than now.
 
         It assumes that the mean and the spread stay as they are. None if the difference is significant or was not
         tested, or if it takes more than 30 seeds.
@@ -111,7 +112,7 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
 
 
 def _with_interval(difference: Difference) -> Difference:
-    """Add the interval at this comparison's level. A difference of shares is between -1 and 1."""
+    """Add the interval at this comparison's level. Metrics are between 0 and 1, so a difference is between -1 and 1."""
     if not difference.spread:
         return difference
     from scipy.stats import t

@@ -23,7 +23,7 @@ DIGITS = 2
 
 
 def check_format(format: str) -> None:
-    """Refuse an unknown format, also before anything runs."""
+    """Refuse an unknown format. Commands call this before anything runs."""
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
 

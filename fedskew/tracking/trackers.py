@@ -19,6 +19,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.metrics.confusion import MEASURES
 
 FolderOf = Callable[[Prepared], Path]
+"""Returns the folder of a run."""
 EXPERIMENT = "fedskew"
 
 
@@ -62,7 +63,7 @@ class Tracker(Callback):
             self._open = False
 
     def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
-        """Open the log of a run that starts or resumes after `round`."""
+        """Open the log of a run that resumes after `round`, or starts if that is 0."""
         raise NotImplementedError
 
     def log(self, numbers: dict[str, float], round: int) -> None:
@@ -168,7 +169,7 @@ class WandB(Tracker):
 
 
 def _flat(prepared: Prepared) -> dict[str, str]:
-    """The configuration with dotted keys and values cut to 250 characters, which the tools accept."""
+    """The configuration with dotted keys and values cut to 250 characters, a length that all tools accept."""
     values: dict[str, str] = {}
     for key, value in prepared.config.to_mapping().items():
         if isinstance(value, dict):

@@ -104,7 +104,7 @@ def test_a_round_s_clients_are_freed_before_those_of_the_next_one_are_trained(
 ) -> None:
     """All their models at once are most of what a device holds."""
     ready, this = serving(Frugal, method)
-    run_prepared(ready, server=this, rounds=partial(loop, this))
+    run_prepared(ready, server=this, loop=partial(loop, this))
     assert this.seen  # type: ignore[attr-defined]
 
 
@@ -142,7 +142,7 @@ def test_all_time_belongs_to_some_round_and_none_to_two(
     monkeypatch.setattr(TestSet, "measure", slow_test)
     monkeypatch.setattr(TestSet, "begin_to_measure", slow_pending_test)
     ready, this = serving(Slow)
-    rows = run_prepared(ready, server=this, rounds=partial(loop, this)).history[1:]
+    rows = run_prepared(ready, server=this, loop=partial(loop, this)).history[1:]
     assert sum(row.seconds for row in rows) == clock[0] == 5 * 17.0
     assert all(row.time["evaluate"] == 16.0 for row in rows)
     assert all(row.seconds > 0 for row in rows)
@@ -157,7 +157,7 @@ def test_a_run_ends_with_the_round_after_which_a_callback_stops_it(loop: Callabl
             return row.round == 3
 
     ready, this = serving(Server)
-    result = run_prepared(ready, callbacks=[Enough()], server=this, rounds=partial(loop, this))
+    result = run_prepared(ready, callbacks=[Enough()], server=this, loop=partial(loop, this))
     assert [row.round for row in result.history] == [0, 1, 2, 3]
     assert result.stopped_early
 

@@ -72,7 +72,7 @@ def test_checkpoints_are_written_every_n_rounds_and_after_the_last(
     ready = prepared()
     ready = replace(ready, config=replace(ready.config, checkpoint_every=3))
     this = Server(ready.federation, ready.method, ready.model, ready.config)
-    run_prepared(ready, tmp_path / "run", server=this, rounds=partial(loop, this))
+    run_prepared(ready, tmp_path / "run", server=this, loop=partial(loop, this))
     assert {path.stem for path in (tmp_path / "run" / "checkpoint").iterdir()} == {"round-000003", "round-000005"}
 
 

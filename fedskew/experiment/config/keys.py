@@ -1,4 +1,4 @@
-"""The configuration of a run, which defines the flags, YAML files, saved runs and documentation.
+"""The configuration of a run. Flags, YAML files, saved runs and the documentation take their keys from it.
 
 A new key needs a field of `Config`, and an entry in `_LATER_KEYS`, so that existing runs keep their hash. Its flag is
 one line of `FLAGS` in `cli/commands.py`, which takes the help and the default from here.
@@ -11,7 +11,8 @@ written beside its name:
     method: {name: fedvls, distill_weight: 0.5}
     rounds: 60
 
-The catalogues check that these names and parameters exist; everything else is checked here.
+The catalogues of datasets, partitions, models and methods check that such names and parameters exist; everything else
+is checked here.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _parameters_of(section: str) -> dict[str, Any]:
 
 
 def _method_name(key: str, value: Any) -> str:
-    """Check a method name. A combination gets its canonical order, so that every order is the same run."""
+    """Check a method name. A combination is put into one order, so that `a+b` and `b+a` are the same run."""
     name = text(key, value)
     if "+" not in name or ":" in name:  # a user-defined method is imported when the run is prepared
         return name
@@ -87,7 +88,7 @@ class PartitionConfig:
 
     @classmethod
     def from_mapping(cls, value: Any) -> PartitionConfig:
-        """Read the name of a rule, or a mapping of these keys and the rule's parameters."""
+        """Read the name of a rule, or a mapping with `rule`, `clients`, `seed` and the rule's parameters."""
         if isinstance(value, str):
             return cls(rule=value)
         section = _as_mapping("partition", value, "a rule's name or a mapping such as {rule: iid}")
@@ -182,7 +183,7 @@ class Config:
         return cls(**values)
 
     def to_mapping(self) -> dict[str, Any]:
-        """All keys and values, as types of YAML and JSON."""
+        """All keys and values, in types that YAML and JSON have."""
         plain = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name in KEYS}
         return plain | {
             "data": {"name": self.data, **self.data_params},
@@ -195,7 +196,7 @@ class Config:
 KEYS: dict[str, Field[Any]] = {
     spec.name: spec for spec in fields(Config) if spec.name not in ("data_params", "method_params")
 }
-"""The keys of a configuration file. Each field has a default, and `help` in its metadata."""
+"""The keys of a configuration file. All have a default, and all but `partition` have `help` in their metadata."""
 
 _CHANGEABLE = ("data_dir", "checkpoint_every")
 """Keys that may change when a run is resumed. All others identify the run."""
@@ -230,10 +231,10 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_method(text: str) -> dict[str, Any]:
-    """Read a method with settings, such as `fedvls:distill_weight=0.5`, as the mapping that YAML has.
+    """Read a method with settings, such as `fedvls:distill_weight=0.5`, into the mapping that YAML would have.
 
-    Several settings follow each other: `fedvls:distill_weight=0.5:suppress_weight=0`. A colon before the first setting
-    belongs to the name, as in `package.module:Class`.
+    Several settings are separated by colons: `fedvls:distill_weight=0.5:suppress_weight=0`. A colon before the
+    first setting belongs to the name, as in `package.module:Class`.
     """
     words = text.split(":")
     first = next((i for i, word in enumerate(words) if "=" in word), len(words))
@@ -257,10 +258,10 @@ _CHOICES = ("data.name", "partition.rule", "method.name")
 
 
 def config_hash(config: Config) -> str:
-    """Hash all keys that may not change when a run is resumed into twelve hex digits, which identify the run.
+    """Twelve hex digits that identify a run: a hash of all keys that may not change when it is resumed.
 
-    The engine and the device are among them: their results agree only to float tolerance, and a resumed run must end
-    with the same bits as an uninterrupted one.
+    The engine and the device are among these keys: results of different ones agree only to float tolerance, and a
+    resumed run must end with the same bits as an uninterrupted one.
     """
     text = json.dumps(_identity(config), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -274,7 +275,7 @@ def differing_keys(one: Config, other: Config) -> list[str]:
 
 
 def run_name(config: Config, settings: str = "") -> str:
-    """A readable name, such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`; `settings` are added to the method."""
+    """A readable name, such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`; `settings` follow the method's name."""
     strength = next((config.partition.params[key] for key in _STRENGTHS if key in config.partition.params), "")
     words = [
         Path(config.data).stem if _is_path(config.data) else config.data,
@@ -290,7 +291,7 @@ def run_folder(parent: str | Path, config: Config) -> Path:
     """The folder of a run, such as `digits-dirichlet0.1-fedvls_distill_weight0.5-s0-1a2b3c`.
 
     Settings of the method that are not its defaults are in the name, so that runs of one method can be told apart.
-    Folders of older versions do not have them, and stay in use.
+    Folders of older versions have no settings in their names, and stay in use.
     """
     older = Path(parent) / run_name(config)
     settings = "_".join(f"{name}{value}" for name, value in _changed_settings(config).items())
@@ -300,7 +301,7 @@ def run_folder(parent: str | Path, config: Config) -> Path:
 
 
 _LONGEST_SETTINGS = 60
-"""Characters of a method's settings in the name of a folder."""
+"""The most characters that a method's settings take up in the name of a folder."""
 
 
 def _changed_settings(config: Config) -> dict[str, Any]:

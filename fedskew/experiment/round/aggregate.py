@@ -29,7 +29,7 @@ class TrainingReport:
     """The results of a round's training that the host needs."""
 
     finite: BoolArray
-    """[K]: whether all numbers of a client are finite. A buffer may keep a non-finite constant that was sent."""
+    """[K]: whether all numbers of a client are finite. An infinity in a buffer is allowed if the server sent it."""
     loss: npt.NDArray[np.float64]
     tally: dict[str, float]
 
@@ -56,8 +56,8 @@ class PendingReport:
         """Wait for the report."""
         numbers, clients = self._numbers.read()[""].numpy(), len(self._result.loss)
         loss, magnitudes, tally = np.split(numbers, [clients, clients + 3])
-        all_finite = np.isfinite(magnitudes[:2]).all()
-        finite = np.isfinite(loss) if all_finite else _finite_by_client(self._result, self._sent)
+        updates_finite = np.isfinite(magnitudes[:2]).all()
+        finite = np.isfinite(loss) if updates_finite else _finite_by_client(self._result, self._sent)
         return TrainingReport(finite, loss, dict(zip(self._result.tally, tally.tolist(), strict=True)))
 
     def server_update_is_finite(self) -> bool:
@@ -115,7 +115,7 @@ class Aggregator:
         return self.combine(plan, result, none), none
 
     def _representative(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ModelState:
-        """If clients train alone, the model of the client with most samples represents all.
+        """If clients train alone, the model of the client with the most samples stands for all models.
 
         It is a copy, because a row of the stack would keep all clients' models in memory.
         """

@@ -35,7 +35,10 @@ class RoundEvaluation:
         self._federation, self._config, self._initial, self._device = federation, config, initial, device
 
     def is_due(self, plan: RoundPlan, after: RunState) -> bool:
-        """Whether this round ends with an evaluation: every `eval_every` rounds, and at the end of each stage."""
+        """Whether this round ends with an evaluation: every `eval_every` rounds, and at the end of each stage.
+
+        Never if the test set has no samples with the stage's labels.
+        """
         labels = plan.stage.labels
         if labels is not None and not np.isin(self._federation.dataset.test.y, labels).any():
             return False

@@ -55,7 +55,7 @@ class RoundPlanner:
         return (*stage.objective.members, *self._method.solver.members, *self._method.server.members)
 
     def new_model(self, model: ModelState) -> ServerModel:
-        """Make the server's state of a model before its first round."""
+        """Add to an untrained model what the method keeps for it on the server."""
         state: Tensors = {}
         for part in self._method.members:
             state |= part.server_state(model.params)

@@ -2,7 +2,8 @@
 
 A new metric per round is one field of `RoundRow`, set in `RoundRecord.row`, or in `evaluate.py` if it comes from an
 evaluation. Give it a default that means "not recorded", so that older runs stay readable. It is then in
-`rounds.jsonl`, in `result.history`, in `Result.to_frame()` and available to every reader of `fedskew.results`.
+`rounds.jsonl`, in `result.history` and available to every reader of `fedskew.results`. To show it in
+`Result.to_frame()`, also add its name to `_line` in `result.py`.
 """
 
 from __future__ import annotations
@@ -157,13 +158,14 @@ class RoundRecord:
         """Local computation, in units of a FedAvg round."""
         forwards = plan.stage.objective.extra_forwards(visits, tally) if visits else 0.0
         passes = data_pass_cost(plan.parts) * sum(map(len, plan.participants.samples))
+        # In units of a training step on one sample, of which a forward pass is a third.
         spent = visits * plan.stage.cost * plan.work.solver.gradients() + forwards / 3 + passes
         return spent / self._fedavg_visits(plan)
 
     def _fedavg_visits(self, plan: RoundPlan) -> float:
         """Samples that a FedAvg round with the same clients would train on.
 
-        If the stage leaves clients out, the expected number for a round of all clients.
+        If the stage leaves out clients or classes, the expected number if it did not.
         """
         sizes = self._federation.sizes
         if plan.stage.labels is None and plan.stage.clients is None:

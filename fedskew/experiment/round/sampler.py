@@ -30,7 +30,7 @@ class Participants:
 
     @property
     def sizes(self) -> IntArray:
-        """Number of samples of each participant, including those that this round does not use."""
+        """Number of samples of each participant, including those not in this round's batches."""
         return self.federation.sizes[self.clients]
 
 
@@ -74,7 +74,7 @@ class ClientSampler:
         return np.sort(eligible[sample(number, len(eligible), *key)])
 
     def _pool(self, stage: Stage, model_round: int, drawn: IntArray) -> Participants:
-        """Make one client with as many samples as the drawn clients have together, drawn anew from all clients."""
+        """Make one client with random samples of all clients, as many as the drawn clients have together."""
         everything = np.concatenate(self._federation.indices)
         budget = int(self._federation.sizes[drawn].sum())
         key = (self._config.seed, "pooled samples", model_number(stage.model), model_round)

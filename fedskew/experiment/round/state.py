@@ -96,7 +96,7 @@ class RunState:
         return replace(self, models={**self.models, name: model})
 
     def meta(self) -> dict[str, Any]:
-        """The JSON part of a checkpoint, without the clients' states."""
+        """The JSON part of a checkpoint, without the clients' states. It calls the models `trainees`."""
         return {
             "round": self.round,
             "stage": self.stage,
@@ -124,10 +124,10 @@ class RunState:
         models = {
             name: ServerModel(
                 model=ModelState(unpack(f"{name}:params", placed), unpack(f"{name}:buffers", placed)),
-                rounds=about["rounds"],
+                rounds=saved["rounds"],
                 server_state=unpack(f"{name}:server", placed),
             )
-            for name, about in meta["trainees"].items()
+            for name, saved in meta["trainees"].items()
         }
         place = (meta["round"], meta["stage"], meta["stage_round"])
         return cls(models, *place, notes=dict(meta["notes"]), clients=clients)
@@ -205,7 +205,7 @@ def model_as_state(model: ModelState) -> Tensors:
 
 
 def model_from_state(state: Tensors, initial: ModelState, device: torch.device) -> ModelState:
-    """Turn such a state into a model on `device`. An empty state gives the initial model."""
+    """Turn what `model_as_state` returned into a model on `device`. An empty state gives the initial model."""
     own = ModelState(unpack("params", state), unpack("buffers", state)) if state else initial
     return ModelState(
         {n: t.to(device) for n, t in own.params.items()}, {n: t.to(device) for n, t in own.buffers.items()}
@@ -223,5 +223,5 @@ def state_bytes(stage: Stage, parts: Sequence[Part], model: ModelState) -> int:
 def most_states(config: Config, clients: int, rounds: int) -> int:
     """The largest number of states on disk after this many rounds, including older ones that checkpoints need."""
     per_round = config.clients_per_round or clients
-    replaced = 2 * config.checkpoint_every * per_round  # newer states exist, but two checkpoints are kept
+    replaced = 2 * config.checkpoint_every * per_round  # older states, which the two kept checkpoints may need
     return min(rounds * per_round, clients + replaced)

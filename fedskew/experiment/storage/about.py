@@ -38,7 +38,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
 
 
 def describe_federation(federation: Federation) -> dict[str, Any]:
-    """Describe a federation as JSON. Sites on other machines have no label counts here, because only they know them."""
+    """Describe a federation as JSON. Label counts of sites on other machines are left out: only the sites know them."""
     names = federation.partition.get("names")
     clients: dict[str, Any] = {"sites": names} if names else {"label_counts": federation.label_counts.tolist()}
     if federation.client_names:
@@ -62,7 +62,7 @@ def inputs(dataset: Dataset) -> dict[str, Any]:
 
 
 def recorded_inputs(federation: Mapping[str, Any] | None, folder: Path | None) -> dict[str, Any]:
-    """The description of inputs in a run's folder."""
+    """The description of a model's inputs, as recorded in a run's folder."""
     if federation is None or "inputs" not in federation:
         raise UserError(f"{folder} was written by an earlier version, which did not record the inputs; repeat the run")
     form: dict[str, Any] = federation["inputs"]
@@ -94,15 +94,15 @@ def versions() -> Mapping[str, str]:
 
 
 def machine(device: str) -> Mapping[str, str]:
-    about = {
+    found = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _processor(),
         "cores": str(os.cpu_count() or 0),
         "device": device,
     }
     if device.startswith("cuda") and torch.cuda.is_available():
-        about["gpu"] = torch.cuda.get_device_name(torch.device(device.partition(",")[0]))
-    return about
+        found["gpu"] = torch.cuda.get_device_name(torch.device(device.partition(",")[0]))
+    return found
 
 
 def _processor() -> str:

@@ -1,7 +1,8 @@
 """Save and load checkpoints, from which a run can continue, and the states of its clients.
 
 `checkpoint/` has one safetensors file per checkpoint: the tensors of a `RunState`, and as JSON its format version, the
-run it belongs to, its round, the state's `meta`, and which client states belong to it. The last two are kept.
+run it belongs to, its round, the state's `meta`, and which client states belong to it. The two newest
+checkpoints are kept.
 
 `clients/MODEL.client-3.round-17.safetensors` holds one client's state after one round. A file is never changed. A round
 writes new files, and then its checkpoint, which names the states that belong to it. A state that a newer one has
@@ -25,7 +26,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.state import ClientStates, Versions
 from fedskew.experiment.storage.files import (
     Unreadable,
-    at_once,
+    in_parallel,
     read_tensors,
     reporting_os_errors,
     write_files,
@@ -102,11 +103,11 @@ class ClientFiles:
             self._replaced += replaced
 
     def remove_replaced(self, oldest: int) -> None:
-        """Remove the states that were replaced by round `oldest`, the oldest checkpoint."""
+        """Remove the states that were replaced up to round `oldest`. The oldest checkpoint is of that round."""
         with self._lock:
-            idle = [file for number, file in self._replaced if number <= oldest]
+            unneeded = [file for number, file in self._replaced if number <= oldest]
             self._replaced = [(number, file) for number, file in self._replaced if number > oldest]
-        for file in idle:
+        for file in unneeded:
             self._remove(file)
 
     def _identity(self, file: _File) -> dict[str, object]:
@@ -134,7 +135,7 @@ class StatesOnDisk:
     def read(self, model: str, clients: Sequence[int]) -> list[Tensors]:
         numbers = self.versions.get(model, {})
         kept = [client for client in clients if client in numbers]
-        states = at_once(lambda client: self._files.read(model, client, numbers[client]), kept)
+        states = in_parallel(lambda client: self._files.read(model, client, numbers[client]), kept)
         found = dict(zip(kept, states, strict=True))
         return [found.get(client, {}) for client in clients]
 
@@ -163,7 +164,7 @@ class Checkpoints:
         self._writing: Future[None] | None = None
 
     def save(self, checkpoint: Checkpoint, run: str) -> None:
-        """Start to write a checkpoint. The next call of `save` or `wait` raises an error if it failed."""
+        """Start writing a checkpoint. If that fails, the next call of `save` or `wait` raises the error."""
         self.wait()
         with reporting_os_errors("write", self._path):
             self._path.mkdir(exist_ok=True)
@@ -193,7 +194,7 @@ class Checkpoints:
             self._thread = None
 
     def newest(self, run: str, rounds: Collection[int], warn: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest checkpoint of this run that is intact and has its row among `rounds`."""
+        """Load the newest intact checkpoint of this run. It must be of one of `rounds`, which have rows."""
         for number, path in sorted(self._found().items(), reverse=True):
             try:
                 return self._read(path, number, run, rounds)
@@ -216,7 +217,10 @@ class Checkpoints:
         return Checkpoint(number, tensors, identity["meta"], clients)
 
     def _remove_others(self, newest: int) -> int:
-        """Keep the last two up to `newest`, and return the older one. Remove later ones, left by an interrupted run."""
+        """Remove all checkpoints but the last two up to round `newest`, and return the older of these rounds.
+
+        Checkpoints after `newest` were left behind by an interrupted run.
+        """
         found = self._found()
         kept = sorted(number for number in found if number <= newest)[-_KEPT:]
         with reporting_os_errors("write", self._path):

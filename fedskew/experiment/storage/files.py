@@ -31,7 +31,7 @@ from fedskew.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_AT_ONCE = 8
+_MAX_THREADS = 8
 
 _Item = TypeVar("_Item")
 _Done = TypeVar("_Done")
@@ -71,17 +71,17 @@ def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
                 draft.unlink(missing_ok=True)  # frees space on a full disk
                 raise
 
-    at_once(replace, list(writes))
+    in_parallel(replace, list(writes))
     for folder in {path.parent for path in writes}:
         with reporting_os_errors("write", folder):
             sync(folder)
 
 
-def at_once(do: Callable[[_Item], _Done], items: Sequence[_Item]) -> list[_Done]:
+def in_parallel(do: Callable[[_Item], _Done], items: Sequence[_Item]) -> list[_Done]:
     """Apply `do` to each item, several at a time, because most of the time is spent waiting for the disk."""
     if len(items) < 2:
         return [do(item) for item in items]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(items))) as pool:
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(items))) as pool:
         return list(pool.map(do, items))
 
 
@@ -164,7 +164,7 @@ _DTYPES = {
 
 
 class Unreadable(Exception):
-    """Raised if a file is damaged or was not written by fedskew. The message says which."""
+    """Raised if a file cannot be used, for example because it is damaged. The message says why."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -193,7 +193,7 @@ def _writer(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Callable[
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file of `write_tensors` to the CPU. Raises `Unreadable` if it is damaged."""
+    """Read a file that `write_tensors` wrote, into CPU memory. Raises `Unreadable` if that is not possible."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
@@ -233,6 +233,6 @@ def _digest(tensors: Mapping[str, Tensor], meta: str) -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    import torch  # imported late, as most files have no tensors
+    import torch  # imported late, because text files can be written without it
 
     return memoryview(b"") if tensor.numel() == 0 else tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -54,7 +54,7 @@ class RoundsFile:
         self.path = path
 
     def read(self) -> tuple[list[RoundRow], str | None]:
-        """Read the good rows. Also returns a warning if other rows than an incomplete last one are skipped."""
+        """Read the good rows. Also returns a warning if rows were skipped, except for an incomplete last one."""
         good, problem = self._good()
         return [row for row, _ in good], problem
 
@@ -119,7 +119,7 @@ class RunFolder:
         self.checkpoint_path = self.path / "checkpoint"
         self.clients_path = self.path / "clients"
         self.warnings: list[str] = []
-        """One line for each damaged file that was ignored."""
+        """One line for each problem, such as a damaged file that was ignored."""
         self._rounds = RoundsFile(self.rounds_path)
         self._clients = ClientFiles(self.clients_path)
         self._checkpoints = Checkpoints(self.checkpoint_path, self._clients)
@@ -247,7 +247,7 @@ class RunFolder:
             raise UserError(f"cannot use {self.model_path}: {error}") from error
 
     def client_states(self, versions: Versions | None = None) -> ClientStates:
-        """Return the client states at the start, or those of a checkpoint. Later ones are removed."""
+        """Return the client states of a checkpoint, or none for a new run. Later ones are removed from the folder."""
         self._require_open()
         return self._clients.resume(versions or {}, self._run)
 
@@ -262,8 +262,8 @@ class RunFolder:
     ) -> None:
         """Save the state after a round. Its row must exist. This checkpoint and the previous one are kept.
 
-        Without `wait`, it is written while the run continues. Then the next checkpoint, `write_summary` or `close`
-        raises an error if it failed.
+        Without `wait`, it is written while the run continues. If that fails, the next checkpoint, `write_summary` or
+        `close` raises the error.
         """
         self._require_open()
         if round < 0 or 0 < round != self._last_round:
