@@ -2,7 +2,7 @@
 
 python tools/build_reruns.py
 
-It also prints how many of the gains over FedAvg that papers print came out in the reruns.
+It also prints how many of the gains over FedAvg that papers print the reruns confirm.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def main() -> None:
 
 
 def outcomes_of_printed_gains() -> str:
-    """How many printed gains came out, were smaller, or changed sign."""
+    """How many printed gains were confirmed, were smaller, or changed sign."""
     everything = printed_gains([Neighbour(setting, 0.0) for setting in known_settings()])
     found = Counter(one.outcome for one in everything if one.score.gain > 0 and one.rerun is not None)
     return (
-        f"{found.total()} printed gains over FedAvg were rerun: {found['confirmed']} came out, {found['smaller']} were "
-        f"less than half as large, {found['refuted']} changed sign"
+        f"{found.total()} printed gains over FedAvg were rerun: {found['confirmed']} were confirmed, "
+        f"{found['smaller']} were less than half as large, {found['refuted']} changed sign"
     )
 
 

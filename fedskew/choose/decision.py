@@ -97,9 +97,9 @@ def _lead(difference: Difference) -> str:
         return f"{points} on every split"
     better = f"better on {difference.wins} of {difference.seeds} splits"
     interval = f"interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}".replace("-", "−")
-    verdict = "significant" if difference.significant else "not significant"
+    verdict = "significant at 5 %" if difference.significant else "not significant at 5 %"
     corrected = f", corrected for {difference.comparisons} comparisons" if difference.comparisons > 1 else ""
-    return f"{points} (95 % {interval}, {better}; {verdict}{corrected})"
+    return f"{points} ({interval}, {better}; {verdict}{corrected})"
 
 
 def _cost(one: Finalist) -> str:

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # once, when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     allow_any_encoding()
-    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, or that of typer's copy of click
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # UsageError, of click or of typer's copy of click
     try:
         status = get_command(app).main(args=arguments, prog_name="fedskew", standalone_mode=False)
         sys.stdout.flush()

@@ -47,7 +47,7 @@ def _command(
     ] = None,
     budget: Annotated[
         str | None,
-        option("--budget", "SECONDS", "start no new measurement after this time; the most important run first "
+        option("--budget", "SECONDS", "start no new measurement after this time; the most important come first "
                "(default: 600, or 420 on a GPU)"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="smoke test, under a minute")] = False,

@@ -91,7 +91,7 @@ def _show_methods(entries: list[Entry]) -> None:
     what.add_column("description, paper, parameters (--set method.NAME=VALUE)")
     cost = Table(title="data sent and revealed, and cost", title_justify="left")
     cost.add_column("method", no_wrap=True)
-    for heading in ("sets", "sent by clients", "labels revealed beside updates", "extra compute"):
+    for heading in ("parts", "sent by clients", "labels revealed besides updates", "extra compute"):
         cost.add_column(heading, overflow="fold")
     for entry in entries:
         name = Text(entry.name, style="bold")
@@ -121,10 +121,10 @@ def _show_method(entry: Entry) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = {
         "names": ", ".join((entry.name, *entry.aliases)),
-        "sets": ", ".join(entry.kinds) or "-",
+        "parts": ", ".join(entry.kinds) or "-",
         "paper": entry.paper,
         "sent by clients": entry.sends,
-        "labels revealed beside updates": entry.reveals,
+        "labels revealed besides updates": entry.reveals,
         "extra compute": entry.extra_compute,
         "parameters": _parameters(entry, "\n", " = ") or "none",
     }

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from fedskew.experiment.config import Config
 
 DEFAULT = "fedavg,fedlmd,fedvls"
-METHOD = "method."
+METHOD_PREFIX = "method."
+"""Starts the dotted keys of method parameters."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -53,8 +54,8 @@ def _command(
     ] = None,
     methods: Annotated[
         list[str] | None,
-        option("--methods", "A,B:NAME=VALUE", "methods to compare, also one with several settings, or all; repeatable "
-               f"(default: {DEFAULT})", TRAINING),
+        option("--methods", "A,B:NAME=VALUE", "methods to compare, or all; a method may be listed with "
+               f"several settings; repeatable (default: {DEFAULT})", TRAINING),
     ] = None,
     seeds: Annotated[
         str | None,
@@ -93,7 +94,7 @@ def _command(
         check_format(format)
     if folders:
         if methods or seeds or settings.file or settings.values:
-            raise UserError("finished runs are compared as they are; expected no settings beside the run folders")
+            raise UserError("finished runs are compared as they are; expected no settings besides the run folders")
         loaded = load_runs(folders)
         compared = require_comparable(loaded.runs, find_metric(rank_by or DEFAULT_METRIC).name)
         print_comparison(compared, as_json, format)
@@ -138,10 +139,10 @@ def read_comparison(
         raise UserError(f"{settings.file}: {error}") from error
     if "method" in settings.values:
         raise UserError("compare takes several methods; expected --methods a,b,c instead of method")
-    own = {key: value for key, value in settings.values.items() if key.startswith(METHOD)}
-    base = with_values(file, {key: value for key, value in settings.values.items() if key not in own})
+    params = {key: value for key, value in settings.values.items() if key.startswith(METHOD_PREFIX)}
+    base = with_values(file, {key: value for key, value in settings.values.items() if key not in params})
     chosen = [with_values(base, {"method": method}) for method in _listed(DEFAULT if listed is None else listed)]
-    return Comparison(base, _distinct(_with_parameters(chosen, own)), seed_range(base, wanted), metric.name)
+    return Comparison(base, _distinct(_with_parameters(chosen, params)), seed_range(base, wanted), metric.name)
 
 
 def _listed(methods: object) -> Sequence[Any]:
@@ -166,28 +167,33 @@ def _distinct(methods: list[Config]) -> list[Config]:
     for i, method in enumerate(made):
         if any((other.name, other.params) == (method.name, method.params) for other in made[:i]):
             raise UserError(
-                f"method {method.name!r} is listed twice with the same settings; expected each once, or other "
-                f"settings, such as {method.name}:{next(iter(method.params), 'NAME')}=VALUE"
+                f"method {method.name!r} is listed twice with the same settings; expected each once, or with "
+                f"different settings, such as {method.name}:{next(iter(method.params), 'NAME')}=VALUE"
             )
     return methods
 
 
-def _with_parameters(methods: list[Config], own: Mapping[str, Any]) -> list[Config]:
+def _with_parameters(methods: list[Config], params: Mapping[str, Any]) -> list[Config]:
     """Set each parameter on the methods that have it; refuse a parameter that no method has."""
     from fedskew.experiment.config import with_values
     from fedskew.methods import make_method
 
-    for key in own:
-        if not any(_has(config, key) for config in methods):
+    for key in params:
+        if not any(_has_parameter(config, key) for config in methods):
             known = sorted({name for config in methods for name in make_method(config.method).params})
             names = ", ".join(config.method for config in methods)
-            raise UserError(f"none of {names} has a parameter {key[len(METHOD) :]!r}; they have: {', '.join(known)}")
-    return [with_values(config, {key: value for key, value in own.items() if _has(config, key)}) for config in methods]
+            raise UserError(
+                f"none of {names} has a parameter {key.removeprefix(METHOD_PREFIX)!r}; they have: {', '.join(known)}"
+            )
+    return [
+        with_values(config, {key: value for key, value in params.items() if _has_parameter(config, key)})
+        for config in methods
+    ]
 
 
-def _has(config: Config, key: str) -> bool:
+def _has_parameter(config: Config, key: str) -> bool:
     from fedskew.methods import find, make_method
 
-    owner, _, name = key[len(METHOD) :].rpartition(".")
+    owner, _, name = key.removeprefix(METHOD_PREFIX).rpartition(".")
     owners = {n for part in config.method.split("+") for n in (find(part).name, *find(part).aliases)}
     return name in make_method(config.method).params and owner in ("", *owners)

@@ -40,7 +40,7 @@ def _command(
     ] = None,
     results: Annotated[
         str | None,
-        option("--results", "FOLDER", "also count your records of `reproduce` or `sweep` in this folder",
+        option("--results", "FOLDER", "also use your records of `reproduce` or `sweep` in this folder",
                CONFIGURATION),
     ] = None,
     save: Annotated[
@@ -80,7 +80,10 @@ def _command(
 
 
 def _choose_command(settings: Settings, counts: str | None, save: str | None, skew: Skew) -> str:
-    """The command that measures which method is best here. If classes differ in size, accuracy hides the small ones."""
+    """The command that measures which method is best here.
+
+    If classes differ in size, it ranks by macro F1, because accuracy hides the small ones.
+    """
     from shlex import quote
 
     from fedskew.lab.diagnosis.skew import UNEQUAL
@@ -146,9 +149,10 @@ def _print(diagnosis: Diagnosis, command: str) -> None:
     for table in tables:
         console.print(_rich_table(table))
     if others := len(diagnosis.printed) - len(refuted.rows):
-        console.print(f"{others} other printed gains came out or were not rerun; -o FILE.html and --json list them.",
+        console.print(f"{others} other printed gains were confirmed, were smaller, or were not rerun; -o FILE.html and "
+                      "--json list them.",
                       soft_wrap=True)  # fmt: skip
-    start = f"Start with {diagnosis.method}." if diagnosis.candidates else "Nothing near was rerun."
+    start = f"Start with {diagnosis.method}." if diagnosis.candidates else "No near setting was rerun."
     console.print(f"{start} To measure which method is best here: {command}", markup=False, soft_wrap=True)
 
 

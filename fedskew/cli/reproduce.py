@@ -53,7 +53,8 @@ def _reproduce(
                        help="a table such as fedlmd/table3, or a paper for all of its tables"),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--list", help="list tables, a table's cells or a plan, with the estimated cost here")
+        bool,
+        typer.Option("--list", help="list tables, a table's cells or a plan, with the estimated cost on this machine"),
     ] = False,
     dataset: Annotated[str | None, option("--dataset", "A,B", "only these datasets", DATA)] = None,
     split: Annotated[

@@ -86,7 +86,9 @@ def _command(
     if search not in (None, "optuna"):
         raise unknown("search", str(search), ("optuna",))
     if search and metric.name != DEFAULT_METRIC:
-        raise UserError(f"--rank-by is {metric.name!r} with --search; expected {DEFAULT_METRIC}, which selects trials")
+        raise UserError(
+            f"--rank-by is {metric.name!r} with --search; expected {DEFAULT_METRIC}, by which trials are selected"
+        )
     values = job_values(settings)
     requested = read_search(grid, values, seeds, metric) if search else read_grid(grid, values, seeds).points()
     folder = Path(out) if out else Path("runs") / Path(grid).stem

@@ -1,6 +1,6 @@
 """Datasets: arrays, class names and the publisher's train/test split.
 
-Loaders also find here the checks of samples and options, and the holdout for data without a test set.
+This module also has what loaders share: checks of samples and options, and the holdout for data without a test set.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
 
 
 def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int], str] = "row {}".format) -> None:
-    """Raise `UserError` for bad data, and name the first bad row. `row` turns an index into the user's words."""
+    """Raise `UserError` for bad data, and name the first bad row. `row` turns an index into words for the user."""
     x, y = samples.x, samples.y
     if len(x) != len(y):
         raise UserError(f"{where}: {len(x)} inputs but {len(y)} labels; expected equal lengths")

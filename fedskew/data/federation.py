@@ -154,8 +154,8 @@ def federation(
     if not isinstance(partition, Partition):
         raise UserError(f"partition is {partition!r}; expected a rule, for example fs.Dirichlet(clients=10, beta=0.1)")
     arranged = partition.arrange(load(data, data_dir, **options))
-    dataset, labels = arranged.dataset, arranged.dataset.train
-    indices = partition.split(labels.y, len(dataset.classes), seed, names=dataset.classes, domain=labels.domain)
+    dataset, train = arranged.dataset, arranged.dataset.train
+    indices = partition.split(train.y, len(dataset.classes), seed, names=dataset.classes, domain=train.domain)
     return Federation(dataset, tuple(indices), partition.describe(), seed, arranged.client_names, arranged.notes)
 
 

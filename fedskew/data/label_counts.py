@@ -113,8 +113,8 @@ def _cells(path: Path) -> list[_Row]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
             file.seek(0)
-            mark = max(_SEPARATORS, key=first.count)
-            reader = csv.reader(file, delimiter=mark)
+            separator = max(_SEPARATORS, key=first.count)
+            reader = csv.reader(file, delimiter=separator)
             rows = [_Row(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; {FORMS}") from error
@@ -176,7 +176,7 @@ class _Table:
 
 
 def _without_totals(path: Path, table: _Table) -> LabelCounts:
-    """Leave out a row and a column that are sums. Raise `UserError` if one is named so but is no sum."""
+    """Leave out a row and a column of sums. Raise `UserError` if one is named as a sum (`_TOTALS`) but is not."""
     clients, classes, counts, notes = list(table.clients), list(table.classes), table.counts, []
     column = _total(f"{path}: column", classes if table.names_classes else None, counts.T)
     if column is not None:
@@ -192,7 +192,7 @@ def _without_totals(path: Path, table: _Table) -> LabelCounts:
 
 
 def _total(where: str, names: Sequence[str] | None, counts: IntArray) -> int | None:
-    """Return which row of `counts` is the sum of the others: one that is called so, or a last row without a name."""
+    """Return which row of `counts` is the sum of the others: one with a name in `_TOTALS`, or an unnamed last row."""
     for row, name in enumerate(names or ()):
         if name.lower() in _TOTALS:
             if not _adds_up(counts, row):
@@ -243,7 +243,7 @@ def _histogram(path: Path) -> dict[str, int]:
 
 
 def _is_sum(path: Path, name: str, histogram: dict[str, int]) -> bool:
-    """Return whether an entry is the sum of the others. Raise `UserError` if it is named so but is no sum."""
+    """Return whether an entry is the sum of the others. Raise `UserError` if only its name says so (`_TOTALS`)."""
     if name.lower() not in _TOTALS:
         return False
     if histogram[name] != sum(histogram.values()) - histogram[name]:

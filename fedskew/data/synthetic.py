@@ -23,7 +23,7 @@ CLASSES, SAMPLES, FEATURES, SEPARATION = 10, 4000, 20, 4.0
 TEST_SHARE = 0.25
 """Test samples per training sample, unless the user gives their number."""
 _PATCHES = 4
-"""The number of random values along each side of an image, between which it is interpolated."""
+"""The number of random values along each side of an image. The pixels are interpolated between them."""
 _PIXEL_NOISE, _CONTRAST = 0.2, 40.0
 
 
@@ -93,7 +93,7 @@ def _image_shape(image: object) -> tuple[int, int, int] | None:
 
 
 def _normals(count: int, dimensions: int, key: tuple[int, ...]) -> Floats:
-    """Draw standard normal numbers [count, dimensions] by Box and Muller, from bits that are the same everywhere."""
+    """Draw standard normal numbers [count, dimensions] by Box and Muller, from machine-independent bits."""
     pairs = (count * dimensions + 1) // 2
     radius, angle = raw_uniforms(2 * pairs, key[0], "synthetic", *key[1:]).reshape(2, pairs)
     radius = np.sqrt(-2 * np.log1p(-radius))

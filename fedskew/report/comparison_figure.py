@@ -46,7 +46,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
 
 
 def draw_curves(comparison: Comparison, axes: Axes) -> None:
-    """Draw the mean accuracy over the rounds, with a band from the lowest to the highest seed."""
+    """Draw the mean accuracy over the rounds, with a band from the lowest to the highest accuracy of the seeds."""
     seeds = len(comparison.methods[0].tested)
     for method in comparison.methods:
         rounds, accuracies = _curves(method)

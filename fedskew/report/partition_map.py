@@ -30,7 +30,7 @@ COLOURS = ("", "color(24)", "color(31)", "color(38)", "bold color(45)")
 LEVELS = len(SHADES) - 1
 NAME_WIDTH = 12
 MAX_LINES = 120
-"""A larger map is cropped, and a note says so."""
+"""A map with more lines is cropped, and a note says so."""
 BUBBLES_UP_TO = 30
 """A figure shows bubbles up to this number of clients and of classes, otherwise a heat map."""
 
@@ -157,11 +157,11 @@ def _legend(largest: int, shades: str) -> str:
 
 
 def class_table(fed: Federation, most: int | None = None) -> Table:
-    """List the samples, the domain if there are any, and the vacant, minority and majority classes of each client.
+    """List each client's samples, domain (if the data has domains), and vacant, minority and majority classes.
 
     `most` limits the number of clients listed.
     """
-    table = Table(title="majority: more than samples / classes; minority: fewer, but some; vacant: none")
+    table = Table(title="majority: more than samples / classes; minority: some, but not more; vacant: none")
     table.add_column("client", justify="left" if fed.client_names else "right")
     table.add_column("samples", justify="right")
     for heading in (*(("domain",) if fed.domains else ()), "vacant", "minority", "majority"):

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from fedskew.results.race import Finalist, RaceRecord, Standing
 from fedskew.results.ranking import find_metric
+from fedskew.results.significance import INTERVAL_NOTE
 
 MAX_ROWS = 12
 
@@ -18,13 +19,19 @@ def final_table(race: RaceRecord) -> Table:
     """The finalists, the best mean over all splits first; they are compared with FedAvg on the fresh splits."""
     title = f"final: {find_metric(race.rank_by).label} on validation data"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("method", "lr", "mean %", "over FedAvg", "95 % interval", "compute", "traffic", "reveals"):
-        whole = heading in ("method", "95 % interval")
+    for heading in ("method", "lr", "mean %", "over FedAvg", "interval", "compute", "traffic", "reveals"):
+        whole = heading in ("method", "interval")
         table.add_column(heading, no_wrap=whole, justify="left" if heading in ("method", "reveals") else "right")
     for place, one in enumerate(race.final):
         style = "bold" if place == race.chosen else ""
         table.add_row(*(Text(cell, style=style) for cell in _cells(one)))
+    if has_intervals(race.final):
+        table.caption, table.caption_justify = INTERVAL_NOTE, "left"
     return table
+
+
+def has_intervals(final: Sequence[Finalist]) -> bool:
+    return any(one.difference is not None and one.difference.low is not None for one in final)
 
 
 def _cells(one: Finalist) -> list[str]:

@@ -19,7 +19,7 @@ MAX_CLASSES = 20
 WIDEST_NAME = 30
 """Longer method names are wrapped in the table of classes."""
 SHOWN = ("accuracy", "macro-f1", "worst-class")
-"""The metrics of the comparison table. The ranking metric comes before them."""
+"""The metrics of the comparison table. Another ranking metric comes first, and then the last of these is left out."""
 NAME_WIDTH = 12
 """In a narrow terminal, longer method names are wrapped, to leave room for the names of lost classes."""
 
@@ -73,7 +73,7 @@ def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Show one row per method, in the given order. Marks the highest accuracy, except that of a reference bound."""
+    """Show one row per method, in the given order. The best by the ranking metric is marked (no reference bound)."""
     methods = comparison.methods
     seeds = len(methods[0].runs)
     table = Table(title=_title(comparison, seeds), title_justify="left")

@@ -119,7 +119,7 @@ def _over_baseline(best: MethodRuns, baseline: MethodRuns, difference: Differenc
     if difference is None:
         return f"{baseline.label} has {_percent(setting.score(baseline).mean)}, on other seeds."
     gain = f"{best.label} gains {_points(difference.mean)} over {baseline.label}"
-    if difference.seeds < MIN_SEEDS:  # what a test needs is stated with the lead
+    if difference.seeds < MIN_SEEDS:  # the sentence about the lead already says what a test needs
         return f"{gain}."
     return f"{gain}{_significance(difference)}."
 
@@ -165,7 +165,7 @@ def _fairer(methods: Sequence[MethodRuns]) -> list[str]:
     better_class = f"{_percent(other.worst_class.mean)} against {_percent(worst)}"
     return [
         f"{other.label} has a better macro F1 ({better_f1}) and a much better worst class ({better_class}); "
-        "--rank-by macro-f1 ranks by that."
+        "to rank by macro F1: --rank-by macro-f1."
     ]
 
 
@@ -206,7 +206,7 @@ def _weakest(contender: MethodRuns, setting: Comparison, its: str) -> list[str]:
 
 
 def _cost(best: MethodRuns, baseline: MethodRuns | None, it: str) -> list[str]:
-    """The cost of whole runs: an unfinished run costs less."""
+    """The cost relative to FedAvg. Only finished runs count, because an unfinished one costs less."""
     if baseline is None or baseline is best or not (best.finished and baseline.finished):
         return []
     ratios, known = [], False
@@ -236,7 +236,7 @@ def _mean_cost(contender: MethodRuns, key: str) -> float:
 
 
 def signed(points: float, digits: int = 0) -> str:
-    """With a minus sign that is as wide as the plus sign."""
+    """Format a number with its sign. The minus sign is as wide as the plus sign."""
     return f"{points:+.{digits}f}".replace("-", "−")
 
 

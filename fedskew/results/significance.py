@@ -19,6 +19,8 @@ MIN_SEEDS = 3
 to nothing."""
 MAX_SEEDS = 30
 """The most seeds that are ever recommended."""
+INTERVAL_NOTE = "A difference is significant at 5 %, corrected by Holm's method, exactly if its interval excludes 0."
+"""For tables of intervals: with several comparisons, some are wider than a plain 95 % interval."""
 NO_SPREAD = 1e-12
 """Differences in accuracy on one test set that vary less than this are equal up to rounding."""
 

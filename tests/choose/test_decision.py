@@ -26,7 +26,7 @@ def test_a_clear_lead_wins_with_its_interval_and_cost() -> None:
     assert winner == "fedvls"
     assert "Take fedvls with learning rate 0.1: 71.0 % accuracy on validation data, mean of 3 splits." in answer
     assert "On 3 fresh splits it beats FedAvg with its best learning rate, 0.1" in answer
-    assert "by 20.0 points (95 % interval +17.5 to +22.5, better on 3 of 3 splits; significant)" in answer
+    assert "by 20.0 points (interval +17.5 to +22.5, better on 3 of 3 splits; significant at 5 %)" in answer
     assert "1.33 times the computation" in answer
     assert "(per step: 1 teacher forward)" in answer
     assert "Besides its updates, a site reveals nothing about its labels." in answer

@@ -73,7 +73,7 @@ def test_it_is_compared_with_a_simulated_run(run: Path, tmp_path: Path, capsys: 
     assert "the probabilities of its samples stay at the sites" in capsys.readouterr().err
 
     assert main(["compare", str(run), "--rounds", "3"]) == 2
-    assert "expected no settings beside the run folders" in capsys.readouterr().err
+    assert "expected no settings besides the run folders" in capsys.readouterr().err
     (tmp_path / "simulated" / "summary.json").unlink()
     assert main(["compare", str(run), str(tmp_path / "simulated")]) == 2
     assert "is not finished" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_a_method_that_serves_rare_classes_better_is_named_beside_the_most_accur
     text = said(*runs)
     assert text.startswith("fedavg is best here: 91.6 % of the test set")
     assert "fedvls has a better macro F1 (71.7 % against 63.9 %)" in text
-    assert "and a much better worst class (41.0 % against 20.0 %); --rank-by macro-f1 ranks by that." in text
+    assert "and a much better worst class (41.0 % against 20.0 %); to rank by macro F1: --rank-by macro-f1." in text
     (ranked,) = comparisons(runs, "macro-f1")
     told = verdict(ranked)
     assert told[0].startswith("fedvls is best here by macro F1: 71.7 % (mean of 3 seeds)")

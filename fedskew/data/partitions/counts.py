@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class Counts(CountedPartition):
-    """The counts in a CSV file, with one row per client and one column per class, scaled down if the data has fewer.
+    """The counts in a CSV file, with one row per client and one column per class, scaled down if the data has too few
+    samples.
 
     A header row with the class names and a first column with client names are optional. If any column has the name of
     a class, all columns must, in any order. Otherwise the first column is the first class, and so on. Classes without a

@@ -166,7 +166,5 @@ class DomainDirichlet(Partition):
             even, more = divmod(self.clients, domains)
             return tuple(even + (domain < more) for domain in range(domains))
         if len(self.per_domain) != domains or sum(self.per_domain) != self.clients:
-            raise self.refuse(
-                f"expected one number of clients for each of {domains} domains, and the sum {self.clients}"
-            )
+            raise self.refuse(f"expected one number of clients for each of {domains} domains, {self.clients} in total")
         return self.per_domain

@@ -103,7 +103,7 @@ def _deal_labels(rule: Partition, clients: int, each: int, labels: Labels, seed:
 
 
 def _power_law(dealt: IntArray, labels: Labels, exponent: float, seed: int) -> IntArray:
-    """Return the counts if the quantities of each client's labels follow a power law."""
+    """Return the counts. The quantities of each client's labels follow a power law."""
     clients, each = dealt.shape
     owners = np.maximum(np.bincount(dealt.ravel(), minlength=labels.classes), 1)
     largest = labels.class_sizes // owners

@@ -1,4 +1,4 @@
-"""Methods that were rerun in near settings, what they gained, reveal and cost; and what papers print about them."""
+"""The methods that were rerun in near settings, with what they gained, reveal and cost, and what papers print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARGIN = 2.0
 """A method must gain more points than this over FedAvg to be suggested: another split of the same data changes a gain
 by about as much. That is the root mean square deviation over the reruns with several seeds (a test computes it)."""
 HALF = 0.5
-"""A rerun with at least this part of a printed gain confirms it."""
+"""A rerun with at least this fraction of a printed gain confirms it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class PrintedGain:
     setting: KnownSetting
     score: Score
     rerun: float | None
-    """Points over FedAvg in the rerun; None without one."""
+    """Points over FedAvg in the rerun; None if the setting was not rerun."""
 
     @property
     def outcome(self) -> Outcome:

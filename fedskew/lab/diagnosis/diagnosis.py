@@ -54,8 +54,8 @@ class Diagnosis:
     ) -> Diagnosis:
         """Compare the federation with the papers' settings and with the reruns that ship with fedskew.
 
-        `results` is a folder of further records, which count like the reruns. With `config`, a setting with the same
-        data and split is recognised.
+        `results` is a folder of further records, which count like the reruns. With `config`, a known setting
+        with the same data and split is recognised, and its distance is 0.
         """
         clients = len(counts.clients)
         if per_round is not None and per_round > clients:
@@ -110,7 +110,7 @@ class Diagnosis:
             yield f"Clients differ in size: the largest has {skew.size_ratio:.0f} times the samples of the smallest."
         missing = [name for name, c in zip(self.counts.classes, self.counts.counts.sum(axis=0), strict=True) if c == 0]
         if missing:
-            yield f"No client has samples of {', '.join(missing[:5])}; no method can learn that."
+            yield f"No client has samples of {', '.join(missing[:5])}; no method can learn a class without samples."
         elif skew.class_ratio > UNEQUAL:
             yield (
                 f"Classes differ overall: the largest has {skew.class_ratio:.0f} times the samples of the smallest, so "
@@ -119,7 +119,10 @@ class Diagnosis:
         alone = self._held_by_one()
         if alone:
             more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
-            yield f"Only one client has {', '.join(alone[:5])}{more}; rounds without that client may forget this."
+            yield (
+                f"Classes that only one client has: {', '.join(alone[:5])}{more}. Rounds without that client may make "
+                "the model forget the class."
+            )
         yield from self._neighbourhood()
 
     def _held_by_one(self) -> list[str]:
@@ -152,7 +155,7 @@ class Diagnosis:
             first = refuted[0]
             more = f"; {len(refuted) - 1} more in the table" if len(refuted) > 1 else ""
             yield (
-                f"Not everything that is printed came out: {first.score.source} prints {first.score.gain:+.1f} for "
+                f"Not every printed gain was confirmed: {first.score.source} prints {first.score.gain:+.1f} for "
                 f"{first.score.method} on {first.setting.label}, and the rerun gave {first.rerun:+.1f}{more}. The "
                 "rerun counts."
             )
@@ -161,10 +164,12 @@ class Diagnosis:
     def _nothing_near(self) -> str:
         reruns = [n for n in self.neighbours if n.setting.was_rerun]
         closest = f" The nearest is {reruns[0].setting.label} (distance {reruns[0].distance:.2f})." if reruns else ""
-        prints = f" Papers print {len(self.printed)} gains for near settings, not rerun." if self.printed else ""
+        prints = (
+            f" Papers print {len(self.printed)} gains for near settings, but none was rerun." if self.printed else ""
+        )
         return (
             f"With {self._participants} per round, fedskew reran nothing near this federation, so it cannot say which "
-            f"method helps.{closest}{prints} fedskew choose measures it."
+            f"method helps.{closest}{prints} To measure that, use fedskew choose."
         )
 
     def _best_rerun(self) -> str:
@@ -216,7 +221,8 @@ class Diagnosis:
         """The near settings; without any, the nearest few."""
         shown = [n for n in self.neighbours if n.near] or self.neighbours[:5]
         rows: list[list[Cell]] = [
-            [n.setting.label, n.distance, "near" if n.near else "far", "rerun" if n.setting.was_rerun else "print only",
+            [n.setting.label, n.distance, "near" if n.near else "far",
+             "rerun" if n.setting.was_rerun else "printed only",
              ", ".join(sorted({source for s in n.setting.scores for source in s.source.split("; ")}))]
             for n in shown
         ]  # fmt: skip
@@ -229,7 +235,7 @@ class Diagnosis:
              c.extra_compute]
             for c in self.candidates
         ]  # fmt: skip
-        columns = ["method", "gain over FedAvg", "from, to", "settings", "reveals beside updates", "sends",
+        columns = ["method", "gain over FedAvg", "from, to", "settings", "reveals besides updates", "sends",
                    "extra compute"]  # fmt: skip
         return Table("methods", "Rerun in near settings: mean gain in points, and what a method reveals and costs",
                      columns, rows)  # fmt: skip
@@ -245,7 +251,7 @@ class Diagnosis:
         return Table("evidence", "The reruns behind this" + (f": {method}" if method else ""), columns, rows)
 
     def printed_table(self, outcomes: Collection[Outcome] = ()) -> Table:
-        """What papers print for near settings, with these outcomes of the reruns; none: with all."""
+        """The gains that papers print for near settings; with `outcomes`, only those whose rerun had one of them."""
         rows: list[list[Cell]] = [
             [one.score.method, number(one.score.gain, 1), None if one.rerun is None else number(one.rerun, 1),
              one.outcome, one.setting.label, one.score.source]
@@ -279,8 +285,8 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
 
 
 START = (
-    "For your data. fedskew diagnose COUNTS --save start.yaml writes it to a file; without --data, it uses synthetic "
-    "data with as many classes as a stand-in."
+    "To write it to a file, use fedskew diagnose COUNTS --save start.yaml. Without --data, the file uses synthetic "
+    "data with the same number of classes in place of yours."
 )
 
 

@@ -23,12 +23,13 @@ ACCURACIES = ("best", "last-50 accuracy")
 NEAR = 0.1
 """Settings up to this distance count as near: their measures differ by ten points on average."""
 SIMILAR_PARTICIPATION = 2.0
-"""Shares of clients per round that differ by up to this factor are similar, unless one of them is all clients. A method
-that helps with few clients per round may harm with all of them (RESULTS.md, the map)."""
+"""Shares of clients per round that differ by up to this factor are similar, unless only one of them is all clients. A
+method that helps with few clients per round may harm with all of them (RESULTS.md, the map)."""
 NEARNESS = (
     f"Near means: five measures of skew (vacant and minority classes, Hellinger distance, client sizes, class sizes) "
     f"that differ by at most {NEAR} on average, and a similar share of clients per round (within a factor of "
-    f"{SIMILAR_PARTICIPATION:g}; all clients are near all clients only). The data and the model differ."
+    f"{SIMILAR_PARTICIPATION:g}; if all clients take part in one setting, they must in the other). The data and the "
+    "model may differ."
 )
 
 
@@ -99,7 +100,7 @@ class Neighbour:
 
     setting: KnownSetting
     distance: float
-    """Rounded to two digits; the splits of one setting differ by more."""
+    """Rounded to two decimals, because different splits of one setting already differ by more."""
 
     @property
     def near(self) -> bool:

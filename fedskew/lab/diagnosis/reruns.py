@@ -1,7 +1,7 @@
 """Reruns: the accuracies that fedskew itself has measured, one line per setting, protocol and method.
 
-The table `reruns.csv` ships with the package, so a diagnosis is the same in every folder. It is built from the
-records in the repository's `results/` by `python tools/build_reruns.py`.
+The table `reruns.csv` ships with the package, so a diagnosis does not depend on the current folder. It is built
+from the records in the repository's `results/` by `python tools/build_reruns.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedskew.results.naming import flat
 SHIPPED = files("fedskew.lab.diagnosis") / "reruns.csv"
 BASELINE = "fedavg"
 MAY_DIFFER = ("method", "precision", "eval_every")
-"""Keys in which runs of one comparison may differ, besides the seed and the others that `flat` leaves out."""
+"""Keys in which runs of one comparison may differ, besides the seed and the other keys that `flat` leaves out."""
 COLUMNS = ("dataset", "rule", "params", "clients", "per_round", "protocol", "method", "accuracy", "fedavg", "best",
            "fedavg_best")  # fmt: skip
 

@@ -16,8 +16,9 @@ from fedskew.lab.diagnosis.skew import Floats, Skew
 SEEDS = (0, 1)
 """Seeds of the splits over which a setting's measures are averaged."""
 STRENGTHS = ("beta", "shards", "labels_per_client")
+"""Parameters that set the strength of a rule's skew. Labels show them without their name, even at their default."""
 DRAWN = 50_000
-"""Number of labels, uniform over classes, on which a known split is drawn to measure it."""
+"""To measure the skew of a known setting, its rule splits this many labels, equally many of each class."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ class Score:
     """A method's accuracy in a setting, in percent."""
 
     method: str
-    """fedskew's name of it."""
+    """The method's name in fedskew."""
     accuracy: float
     baseline: float
-    """FedAvg's accuracy in the same source."""
+    """FedAvg's accuracy from the same source."""
     source: str
     seeds: int | None = None
     """Number of seeds of a rerun; None for papers."""
@@ -77,7 +78,7 @@ class KnownSetting:
         return any(score.is_rerun for score in self.scores)
 
     def rerun_gain(self, printed: Score) -> float | None:
-        """The mean gain of the reruns of a printed number, by its own metric; None without any."""
+        """The mean gain in the reruns of a printed score, by the metric that the paper prints; None without any."""
         reruns = [score for score in self.scores if score.is_rerun and score.method == printed.method]
         gains = [score.best_gain if printed.prints_best else score.gain for score in reruns]
         known = [gain for gain in gains if gain is not None]

@@ -49,7 +49,7 @@ class Skew:
         """The label distribution of all samples together."""
         return np.asarray(self.counts.sum(axis=0) / self.samples, np.float64)
 
-    # -- per client ------ --------------------------------------------------------------------------------
+    # -- per client ---------------------------------------------------------------------------------------
 
     @cached_property
     def vacant(self) -> Floats:

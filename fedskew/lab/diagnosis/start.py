@@ -17,7 +17,7 @@ MAX_PER_ROUND = 10
 STAND_IN_SAMPLES = (500, 20_000)
 """Fewest and most training samples of a stand-in."""
 STAND_IN_ROUNDS = 20
-"""Synthetic classes are learned in fewer rounds than the default's."""
+"""Fewer than the default, because synthetic classes are learned fast."""
 
 
 def usual_per_round(clients: int) -> int | None:
@@ -26,7 +26,7 @@ def usual_per_round(clients: int) -> int | None:
 
 
 def starting_config(method: str, per_round: int | None, given: Config | None, counts_path: Path | None) -> Config:
-    """The configuration with this method, clients per round (None: all), and the label counts in a file."""
+    """The configuration with this method and clients per round (None: all), split by a file of counts if given."""
     config = with_values(given or Config(), {"method": method, "clients_per_round": per_round})
     if counts_path is None:
         return config
@@ -35,7 +35,7 @@ def starting_config(method: str, per_round: int | None, given: Config | None, co
 
 
 def stand_in(counts: LabelCounts) -> Config:
-    """Synthetic data with the classes of these counts, and enough samples for them as far as runs stay fast."""
+    """Synthetic data with the classes of these counts, with enough samples, up to a limit that keeps runs fast."""
     wanted = int(counts.counts.sum(axis=0).max()) * len(counts.classes)
     samples = min(max(wanted, STAND_IN_SAMPLES[0]), STAND_IN_SAMPLES[1])
     data = {"data": "synthetic", "data.classes": list(counts.classes), "data.samples": samples}
@@ -45,7 +45,10 @@ def stand_in(counts: LabelCounts) -> Config:
 def save_start(
     target: Path, method: str, per_round: int | None, counts: LabelCounts, given: Config | None, split: bool
 ) -> Config:
-    """Write the configuration and, unless `given` describes the `split`, the counts beside it."""
+    """Write the configuration to start from.
+
+    `split` says whether `given` describes the split. If not, the counts are written to a file beside the configuration.
+    """
     if target.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"cannot write a configuration to {str(target)!r}; expected a file that ends in .yaml")
     path = None if split else target.with_suffix(".csv")

@@ -21,7 +21,7 @@ class Campaign:
     file_of: Callable[[Job], RecordsFile]
     """Returns the file for a job's record."""
     known: Records
-    """Records of earlier runs."""
+    """Records of earlier runs, and of this campaign's runs as they end."""
     folder: Path
     """Folder for logs and, if `with_folders`, run folders."""
     with_folders: bool = True
@@ -33,8 +33,9 @@ class Campaign:
     ray: str | None = None
     """Address of a Ray cluster to run on instead of this machine."""
     failures: dict[str, str] = field(default_factory=dict)
-    """The reasons of failed runs, by label."""
+    """Why runs failed, by label."""
     stopped: list[str] = field(default_factory=list)
+    """The labels of the runs that the time limit stopped."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Outcomes by the identity of the experiment."""
 

@@ -44,7 +44,7 @@ def experiment(config: Config) -> dict[str, Any]:
 
 
 def has_stages(config: Config) -> bool:
-    """Whether the method has stages, because their lengths may depend on the number of rounds."""
+    """Whether the method has stages, whose lengths may depend on the number of rounds."""
     return isinstance(make_method(config.method, config.method_params).objective, Schedule)
 
 

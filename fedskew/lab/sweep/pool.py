@@ -33,7 +33,7 @@ class Watcher:
 
 
 class JobPool:
-    """Runs jobs. Its processes start with the first ones, and stay for those of later calls."""
+    """Runs jobs. Its processes start with the first call of `run` that needs them, and stay for later calls."""
 
     def __init__(self, workers: int, logs: Path) -> None:
         self._workers, self._logs = workers, logs

@@ -250,7 +250,7 @@ class Outcome:
 
 
 class RecordsFile:
-    """A file of records. An incomplete last line is ignored, because a killed process may leave one."""
+    """A file of records. An incomplete line is ignored, because a killed process may leave one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

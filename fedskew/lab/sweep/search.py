@@ -1,4 +1,6 @@
-"""Hyper-parameter search with Optuna, an extra, on a part of the training data, never on the test set.
+"""Hyper-parameter search with Optuna (an optional dependency).
+
+Points are scored on a part of the training data, never on the test set:
 
     method: fedvls
     rounds: 30
@@ -35,11 +37,11 @@ from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 JOURNAL = "search.jsonl"
 _VALIDATION = 0.2
-_NO_MATTER = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every", "mean_last"))
+_IRRELEVANT = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every", "mean_last"))
 """Keys that do not change the score of a point."""
 
 Run = Callable[[Sequence[Job]], Mapping[str, Outcome]]
-"""Runs jobs and returns outcomes by identity; two trials may be the same point."""
+"""Runs jobs and returns their outcomes by identity. Trials of the same point share an identity, and so an outcome."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Search:
     @property
     def name(self) -> str:
         """Identifies the search; it changes if new trials could not be compared with old ones."""
-        base = {key: value for key, value in self.base.to_mapping().items() if key not in _NO_MATTER}
+        base = {key: value for key, value in self.base.to_mapping().items() if key not in _IRRELEVANT}
         judged = [base, self.space, list(self.seeds), self.validation]
         if self.metric.name != DEFAULT_METRIC:
             judged.append(self.metric.name)
@@ -110,13 +112,14 @@ def read_search(
 
 def _check(search: Search) -> None:
     """Check every key with one of its values before anything runs."""
-    some = {key: _some(key, values) for key, values in search.space.items()}
-    config = search.jobs(0, some)[0].config
+    point = {key: _first_value(key, values) for key, values in search.space.items()}
+    config = search.jobs(0, point)[0].config
     make_method(config.method, config.method_params)
     partition_rule(config)
 
 
-def _some(key: str, values: Any) -> Any:
+def _first_value(key: str, values: Any) -> Any:
+    """The first value of a list, or the lower end of a range. Raise `UserError` for anything else."""
     if isinstance(values, list) and values:
         return values[0]
     if isinstance(values, Mapping) and {"low", "high"} <= set(values) <= {"low", "high", "log"}:

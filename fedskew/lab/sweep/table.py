@@ -91,7 +91,8 @@ def _mean(place: Place, rows: Sequence[Line], metric: RankingMetric) -> float:
     if None in values:
         at = ", ".join(place)
         raise UserError(
-            f"{at} has no {metric.label}, because an earlier version recorded it; repeat the sweep with another --out"
+            f"{at} has no {metric.label}, because an earlier version of fedskew ran it; repeat the sweep with "
+            "another --out"
         )
     return math.fsum(values) / len(values)
 

@@ -67,13 +67,13 @@ class Lines(Chart):
         return f"Line chart: {self.y_label} over {self.x_label}. {_some(ends)}."
 
     def table(self) -> Table:
-        mean_line = any(line.low is not None for line in self.lines)
+        has_bands = any(line.low is not None for line in self.lines)
         rows: list[list[Cell]] = []
         for line in self.lines:
             empty: Values = [None] * len(line.x)
             for x, y, low, high in zip(line.x, line.y, line.low or empty, line.high or empty, strict=True):
-                rows.append([line.name, x, y, low, high] if mean_line else [line.name, x, y])
-        columns = ["series", self.x_label, self.y_label, *(["lowest", "highest"] if mean_line else [])]
+                rows.append([line.name, x, y, low, high] if has_bands else [line.name, x, y])
+        columns = ["series", self.x_label, self.y_label, *(["lowest", "highest"] if has_bands else [])]
         return Table(self.key, self.title, columns, rows)
 
 

@@ -37,14 +37,15 @@ def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
             axes.legend(handles, shown, frameon=False, **below)
         return
     handles, names = named[0].get_legend_handles_labels()
-    fitting = int(LETTERS * picture.get_figwidth() / (8 + max(map(len, names))))  # the line samples take the rest
+    # The line sample of each name takes the width of 8 letters.
+    fitting = int(LETTERS * picture.get_figwidth() / (8 + max(map(len, names))))
     columns = min(5 if len(panels) > 1 or figure.wide else 3, len(names), max(1, fitting))
     picture.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _legend(names: Sequence[str], inches: float) -> tuple[list[str], int]:
     """Wrap the names, and return the number of columns below the panel; 0 places the legend inside it."""
-    room = LETTERS * inches - 8  # the line sample takes the rest
+    room = LETTERS * inches - 8  # the line sample takes the width of 8 letters
     longest = max(map(len, names))
     if len(names) <= MAX_INSIDE and longest <= room / 2:
         return list(names), 0

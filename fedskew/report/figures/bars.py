@@ -42,7 +42,7 @@ def local_and_aggregated(settings: Sequence[Comparison]) -> Figure:
     for i, setting in enumerate(settings):
         methods = with_local_models(setting)
         for c in methods:
-            last_local_row(c)
+            last_local_row(c)  # raises a UserError if the method's local models were not evaluated
         after = [BarSeries(c.label, class_means(c), style=c.style) for c in methods]
         whole = [BarSeries(c.label, _mean(c), style=c.style) for c in setting.methods if c.tested]
         for key, title, series in (("local", "after local update", after), ("global", "after aggregation", whole)):

@@ -21,7 +21,8 @@ MAX_NAMES = 4
 """At most this many class names describe an expert in a legend."""
 WORDS = (
     "After the warm-up, PKD groups the classes that the global model confuses on training samples. It trains "
-    "an expert per group. The expert teaches the samples with a label and a wrong prediction in its group."
+    "an expert per group. The expert teaches the samples whose label and wrong prediction are both in "
+    "its group."
 )
 
 
@@ -181,7 +182,7 @@ def _has_distilled(run: Result) -> bool:
 
 
 def _share(rows: Sequence[RoundRow], name: str) -> float | None:
-    """The percentage of all sample visits."""
+    """The percentage of sample visits in these rows that were tallied as `name`."""
     counted = [row for row in rows if name in row.tally]
     if not counted:
         return None

@@ -6,20 +6,24 @@ from collections.abc import Sequence
 
 from fedskew.report.charts.chart import Figure, Line, Lines
 from fedskew.report.charts.table import Cell, Table, number
+from fedskew.report.race import has_intervals
 from fedskew.report.sections.section import Section
 from fedskew.results.race import Finalist, RaceRecord, Rung, Standing
 from fedskew.results.ranking import find_metric
+from fedskew.results.significance import INTERVAL_NOTE
 
 
 def race_section(race: RaceRecord) -> Section:
     """The final with costs, a curve per method over the rungs, and every candidate of every rung."""
     metric = find_metric(race.rank_by).label
     words = [
-        f"{len(race.methods)} methods were raced on validation data, held out of the training data. All numbers are "
-        f"{metric} in percent, as means over the last rounds and the splits. The test set was not used.",
+        f"{len(race.methods)} methods were raced on validation data, held out of the training data. Means are of "
+        f"{metric} in percent, over the last rounds and the splits. The test set was not used.",
     ]
     if not race.finished:
         words.append("The race is not finished; repeat its command to continue it.")
+    if has_intervals(race.final):
+        words.append(INTERVAL_NOTE)
     tables = [_final(race.final)] if race.final else []
     tables += [_rung(rung) for rung in reversed(race.rungs)]
     figures = [Figure("race", "Best candidate of each method", [_curves(race.rungs, metric)])] if race.rungs else []
@@ -28,8 +32,8 @@ def race_section(race: RaceRecord) -> Section:
 
 
 def _final(final: Sequence[Finalist]) -> Table:
-    columns = ["method", "learning rate", "all splits %", "fresh splits", "their mean %", "gain over FedAvg, points",
-               "95 % interval from", "to", "p", "compute (FedAvg: 1)", "traffic (FedAvg: 1)",
+    columns = ["method", "learning rate", "all splits %", "fresh splits", "mean of fresh splits %",
+               "gain over FedAvg, points", "interval from", "to", "p", "compute (FedAvg: 1)", "traffic (FedAvg: 1)",
                "time per round (FedAvg: 1)", "reveals"]  # fmt: skip
     return Table("race-final", "The final", columns, [_final_row(one) for one in final])
 

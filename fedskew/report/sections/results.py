@@ -41,7 +41,7 @@ def results(setting: Comparison) -> Section:
 def _few_seeds_note(seeds: int) -> list[str]:
     """Warn that only large differences are detectable with few seeds."""
     if seeds < MIN_SEEDS:
-        return [f"Fewer than {MIN_SEEDS} seeds are not tested; --seeds {MIN_SEEDS} runs as many."]
+        return [f"A test needs at least {MIN_SEEDS} seeds: --seeds {MIN_SEEDS}."]
     if seeds > 4:
         return []
     freedom = f"{seeds - 1} degrees of freedom"

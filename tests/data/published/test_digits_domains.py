@@ -178,7 +178,7 @@ def test_the_number_of_clients_of_each_domain_may_be_said(data_dir: Path) -> Non
     fed = federation(joined, DomainDirichlet(clients=7, beta=5.0, min_size=1, per_domain=(1, 3, 2, 1)), seed=1)
     assert [fed.domains.count(name) for name in joined.domains] == [1, 3, 2, 1]
     for wrong in ((1, 2), (1, 1, 1, 1), (4, 1, 1, 2)):
-        with pytest.raises(UserError, match="expected one number of clients for each of 4 domains, and the sum 7"):
+        with pytest.raises(UserError, match="expected one number of clients for each of 4 domains, 7 in total"):
             federation(joined, DomainDirichlet(clients=7, min_size=1, per_domain=wrong), seed=1)
     with pytest.raises(UserError, match="3 clients for 4 domains; expected at least one client per domain"):
         federation(joined, DomainDirichlet(clients=3, min_size=1), seed=1)

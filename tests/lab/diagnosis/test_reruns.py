@@ -65,7 +65,7 @@ def test_the_readme_s_numbers_are_measured(records: Records) -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "build_reruns.py"))
     rerun, confirmed, _, refuted = re.findall(r"\d+", tool["outcomes_of_printed_gains"]())
     assert f"**{refuted} of {rerun}**" in readme
-    assert f"{confirmed} came out" in readme
+    assert f"{confirmed} were confirmed" in readme
     shown = [one for one in federation_results(records, [0, 1]) if (one.dataset, one.beta) == ("fashion-mnist", 0.05)]
     gains = {one.share: one.gain("FedVLS") or 0 for one in shown}
     assert f"**{gains[0.1]:+.0f} and {gains[1.0]:+.0f} points**".replace("-", "−") in readme
