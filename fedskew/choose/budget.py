@@ -143,7 +143,7 @@ def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float,
             return plan
     raise UserError(
         f"budget is {budget.show()}; racing {len(methods)} methods over {rounds} rounds needs about "
-        f"{budget.show(needed)} here: increase --budget, or use fewer --methods or --rounds"
+        f"{budget.show(needed)} here: increase --budget, or use fewer --methods or --rounds. Finished trials are kept"
     )
 
 
