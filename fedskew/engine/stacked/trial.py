@@ -138,12 +138,22 @@ def _copies(tensor: Tensor, clients: int) -> Tensor:
 
 
 def _close(a: Tensors, b: Tensors, tolerance: float) -> bool:
-    """Return whether tensors differ only by rounding. NaN counts as zero, and infinity as the largest finite number."""
-    return _norm({n: a[n].nan_to_num() - b[n].nan_to_num() for n in a}) <= tolerance * _norm(a) + 1e-20
+    """Return whether tensors differ only by rounding. Infinities must agree, and NaN counts as zero."""
+    infinities_agree = all(torch.equal(_infinities(a[name]), _infinities(b[name])) for name in a)
+    difference = _norm({name: _finite(a[name]) - _finite(b[name]) for name in a})
+    return infinities_agree and difference <= tolerance * _norm({n: _finite(t) for n, t in a.items()}) + 1e-20
+
+
+def _infinities(tensor: Tensor) -> Tensor:
+    return torch.where(tensor.isinf(), tensor, 0)
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return tensor.double().nan_to_num(nan=0, posinf=0, neginf=0)
 
 
 def _norm(tensors: Tensors) -> float:
-    return float(torch.stack([t.double().nan_to_num().square().sum() for t in tensors.values()]).sum().sqrt())
+    return float(torch.stack([t.square().sum() for t in tensors.values()]).sum().sqrt())
 
 
 _SHARE = {"cpu": 0.5, "cuda": 0.8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedskew as fs
+from fedskew.engine.stacked.trial import _close
 
 
 @dataclass(frozen=True)
@@ -77,3 +79,10 @@ def test_a_model_that_fails_in_an_odd_way_gives_the_plain_engines_result() -> No
     assert [line for line in notices.lines if "cannot be stacked" in line]
     for one, other in zip(plain.model.parameters(), stacked.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_trial_that_overflows_does_not_hide_other_differences() -> None:
+    a = {"w": torch.tensor([math.inf, 1.0]), "b": torch.tensor([math.nan])}
+    assert _close(a, {name: tensor.clone() for name, tensor in a.items()}, 1e-6)
+    assert not _close(a, {**a, "w": torch.tensor([math.inf, 100.0])}, 1e-6)
+    assert not _close(a, {**a, "w": torch.tensor([-math.inf, 1.0])}, 1e-6)
