@@ -33,7 +33,7 @@ RUN = {"method": "fedvls", "data": "digits", "rounds": 3}
 
 @dataclass
 class Trace:
-    """The modules that were entered, in order, and the positions at which callbacks were told of a finished round."""
+    """The modules that were entered, in order, and the positions at which a callback's `on_round` was called."""
 
     entered: list[str] = field(default_factory=list)
     reports: list[int] = field(default_factory=list)

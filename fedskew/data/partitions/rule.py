@@ -112,8 +112,10 @@ class Partition(ABC):
         if self.uses_all and (times == 0).any():
             raise self.refuse(f"sample {int(np.argmax(times == 0))} goes to no client")
         sizes = np.array([len(part) for part in parts])
-        if not parts or sizes.min() < self.smallest:
-            short = f"client {int(sizes.argmin())} gets {sizes.min()} samples" if parts else "no clients"
+        if not parts:
+            raise self.refuse("it makes no clients; expected at least one")
+        if sizes.min() < self.smallest:
+            short = f"client {int(sizes.argmin())} gets {sizes.min()} samples"
             raise self.refuse(f"{short}; expected at least {self.smallest}; use fewer clients")
 
     def refuse(self, reason: str) -> UserError:

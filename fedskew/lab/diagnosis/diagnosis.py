@@ -110,7 +110,7 @@ class Diagnosis:
             yield f"Clients differ in size: the largest has {skew.size_ratio:.0f} times the samples of the smallest."
         missing = [name for name, c in zip(self.counts.classes, self.counts.counts.sum(axis=0), strict=True) if c == 0]
         if missing:
-            yield f"No client has samples of {', '.join(missing[:5])}; no method can learn a class without samples."
+            yield f"No client has samples of {_first_few(missing)}; no method can learn a class without samples."
         elif skew.class_ratio > UNEQUAL:
             yield (
                 f"Classes differ overall: the largest has {skew.class_ratio:.0f} times the samples of the smallest, so "
@@ -118,10 +118,9 @@ class Diagnosis:
             )
         alone = self._held_by_one()
         if alone:
-            more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
             yield (
-                f"Classes that only one client has: {', '.join(alone[:5])}{more}. Rounds without that client may make "
-                "the model forget the class."
+                f"Classes that only one client has: {_first_few(alone)}. Rounds without that client may make the model "
+                "forget the class."
             )
         yield from self._neighbourhood()
 
@@ -272,6 +271,12 @@ class Diagnosis:
             "method": self.method,
             **{t.key: [dict(zip(t.columns, row, strict=True)) for row in t.rows] for t in tables},
         }
+
+
+def _first_few(names: list[str]) -> str:
+    """The first five names, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _strength(skew: Skew) -> str:

@@ -85,6 +85,13 @@ def test_what_only_one_client_has_and_nobody_has_is_named() -> None:
     assert "Classes that only one client has: y. Rounds without that client may make the model forget" in text
 
 
+def test_many_classes_without_samples_are_counted() -> None:
+    names = tuple(f"c{number}" for number in range(9))
+    table = LabelCounts(("a", "b"), names, np.array([[10, 5, *[0] * 7], [10, 5, *[0] * 7]]))
+    text = " ".join(Diagnosis(table, []).words())
+    assert "No client has samples of c2, c3, c4, c5, c6 and 2 more;" in text
+
+
 def test_the_ends_of_beta_are_words() -> None:
     apart, even = (LabelCounts(("a", "b"), ("x", "y"), np.array(c)) for c in ([[50, 0], [0, 50]], [[50, 50], [50, 50]]))
     assert Diagnosis(apart, []).beta.startswith("below 0.001")
