@@ -129,8 +129,8 @@ class LogLines(RunProgress):
 
     def show(self, status: RunStatus) -> None:
         tenth = 10 * status.round // max(1, status.total)
-        soon = time.monotonic() - self._printed_at < SECONDS_BETWEEN_LINES
-        if tenth == self._tenth or (soon and status.round < status.total):
+        printed_recently = time.monotonic() - self._printed_at < SECONDS_BETWEEN_LINES
+        if tenth == self._tenth or (printed_recently and status.round < status.total):
             return
         self._tenth, self._printed_at = tenth, time.monotonic()
         notice(

@@ -87,7 +87,7 @@ def _command(
         raise unknown("search", str(search), ("optuna",))
     if search and metric.name != DEFAULT_METRIC:
         raise UserError(
-            f"--rank-by is {metric.name!r} with --search; expected {DEFAULT_METRIC}, by which trials are selected"
+            f"--rank-by is {metric.name!r} with --search; expected {DEFAULT_METRIC!r}, by which trials are selected"
         )
     values = job_values(settings)
     requested = read_search(grid, values, seeds, metric) if search else read_grid(grid, values, seeds).points()

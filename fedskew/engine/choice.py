@@ -21,9 +21,9 @@ from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 5_000
-"""The number of local steps from which compiling pays off. It takes as long as it saves in a few thousand steps."""
+"""With at least this many local steps, compiling pays off. It takes as long as it saves in a few thousand steps."""
 _WORTH_STACKING = 4
-"""The number of clients per worker process from which stacking is faster than one after another."""
+"""With at least this many clients per worker process, it is faster to train them stacked than one after another."""
 SHORT_RUN = 30.0
 """The estimated seconds below which starting worker processes does not pay off."""
 ENGINES = ("plain", "stacked", "pool", "pool-stacked")
@@ -41,11 +41,13 @@ def choose_devices(name: str) -> tuple[torch.device, ...]:
     devices = tuple(torch.device(part) for part in name.split(","))
     for device in devices:
         if device.type == "cuda" and (device.index or 0) >= available:
-            raise UserError(f"device is {str(device)!r}, but {_count_cuda(available)} available; expected cpu or auto")
+            raise UserError(
+                f"device is {str(device)!r}, but {_cuda_devices_are(available)} available; expected cpu or auto"
+            )
     return devices
 
 
-def _count_cuda(count: int) -> str:
+def _cuda_devices_are(count: int) -> str:
     return {0: "no CUDA device is", 1: "1 CUDA device is"}.get(count, f"{count} CUDA devices are")
 
 

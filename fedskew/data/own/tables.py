@@ -38,7 +38,7 @@ class Table:
     columns: dict[str, Column]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mistakes: dict[str, str] = field(default_factory=dict)
-    """Why a column cannot be used as numbers. This is an error only if it is an input, not the label or unused."""
+    """Why a column cannot be used as numbers. This matters only if the column is an input."""
     gaps: dict[str, int] = field(default_factory=dict)
     """The first row without a value, for columns with such a row."""
 
@@ -65,7 +65,10 @@ def load_tables(
     columns: object = None,
     drop: object = None,
 ) -> Dataset:
-    """Load one table, or a training and a test table: a label column, and numbers, one text or one image column."""
+    """Load one table, or a training and a test table.
+
+    A table has a label column. Its inputs are columns of numbers, or one column of texts, or one of image files.
+    """
     tables = [_rename_columns(table, rename) for table in tables]
     label = _label_column(tables[0], label)
     tables = [_select_columns(table, columns, drop, label) for table in tables]
@@ -88,10 +91,10 @@ def load_tables(
 
 
 def _rename_columns(table: Table, rename: object) -> Table:
-    """The table with other column names, from old to new ones."""
+    """Rename columns. `rename` maps old names to new ones."""
     changes = {} if rename is None else rename
     if not isinstance(changes, dict):
-        raise UserError(f"rename is {rename!r}; expected names such as {{Alter: age}}")
+        raise UserError(f"rename is {rename!r}; expected old and new names such as {{patient_age: age}}")
     for old in changes:
         if old not in table.columns:
             raise unknown(f"column to rename in {table.where}:", str(old), table.columns)

@@ -17,7 +17,7 @@ from fedskew.randomness import permutation
 class Shards(Partition):
     """Each client gets `shards` shards of equal size, each from one class.
 
-    Every class is cut, in file order, into clients × shards / classes shards. The first shards may have one more
+    Every class is cut, in file order, into `clients * shards / classes` shards. The first shards may have one more
     sample. The shards are shuffled and dealt out, so a client may get two shards of the same class.
     """
 

@@ -114,7 +114,8 @@ def _changes(moves: list[tuple[int, int, int]]) -> dict[int, SlotChange]:
 def choose_slots(steps: Sequence[int], max_slots: int, coarse: bool = False) -> int:
     """Return the smallest number of slots that hardly lengthens the round.
 
-    Only a few numbers are used, and with `coarse` even fewer, because each is captured or compiled separately.
+    Only a few slot counts are possible, and with `coarse` even fewer, because a step is captured or compiled
+    separately for each.
     """
     busy = [n for n in steps if n]
     longest, limit = max(busy), min(max_slots, len(busy))
@@ -187,7 +188,7 @@ class SlotRound:
         return self._finish()
 
     def begin(self) -> None:
-        """Put the first clients into their slots and stage their batches, to take bare steps without `train`."""
+        """Put the first clients into their slots and stage their batches, so that a benchmark can time single steps."""
         self._program.rewind()
         self._enter(*self._moves.arrivals[0], self._schedule.arrivals[0].clients)
         for window in range(self._program.windows):

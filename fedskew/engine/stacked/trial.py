@@ -60,9 +60,9 @@ class Trial:
     def ignores_padding(self) -> bool:
         """Return whether rows of padding have no effect.
 
-        Whether their content has an effect shows in a whole step, because a row of weight zero adds exactly nothing.
-        Whether their number has an effect is tested on the objective alone, because a network rounds differently for
-        another batch shape, and a deep network amplifies the difference.
+        The content of such rows is tested with a whole step: a row of weight zero adds exactly nothing, so another
+        content must give the same result. Their number is tested on the objective alone, because a network rounds
+        differently for another batch shape, and a deep network amplifies the difference.
         """
         samples = self._few.samples
         padded, otherwise_padded = (

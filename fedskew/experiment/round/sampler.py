@@ -93,5 +93,5 @@ def draw_samples(own: IntArray, stage: Stage, model_round: int, client: int, con
 
 
 def model_number(model: str) -> int:
-    """The number of a model in random keys. It is 0 for the global model in every method."""
+    """The integer that stands for a model in keys of randomness. The global model has 0 in every method."""
     return 0 if model == "global" else zlib.crc32(model.encode())

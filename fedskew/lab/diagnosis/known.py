@@ -14,7 +14,7 @@ from fedskew.errors import UserError
 from fedskew.lab.diagnosis.reruns import reruns_from_records, shipped_reruns
 from fedskew.lab.diagnosis.setting import KnownSetting, Score, known_setting
 from fedskew.lab.diagnosis.skew import Skew, distance
-from fedskew.lab.papers.cells import Cell, missing_method, table_cells
+from fedskew.lab.papers.cells import Cell, table_cells, why_not_runnable
 from fedskew.lab.papers.protocol import papers, protocol
 from fedskew.lab.sweep.records import read_folder
 
@@ -76,7 +76,7 @@ def _column(paper: str, table: str, cells: Sequence[Cell]) -> Iterator[tuple[Kno
             continue
         values = protocol(paper).values(table, *cell.place, cell.method)
         setting = _setting(cell.dataset, values)
-        if setting is not None and not missing_method(cell):
+        if setting is not None and not why_not_runnable(cell):
             best = cell.metric == "best"
             yield (
                 setting,

@@ -16,7 +16,7 @@ from fedskew.lab.sweep.job import Job
 from fedskew.methods import make_method
 
 BEFORE_UPDATE = "global model"
-"""The row, in tables of clients' updates, that has the model before the update."""
+"""In tables about clients' updates, the name of the row for the model before the update."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,17 @@ def select_cells(cells: Sequence[Cell], choice: CellChoice) -> list[Cell]:
 
 
 def method_names(cell: Cell) -> set[str]:
-    """Names that select the cell's method: the paper's name and, for the first of several variants, fedskew's."""
+    """Names that select the cell's method: its name in the paper, and its name in fedskew.
+
+    If several methods of the paper are one method in fedskew, that name selects only the first.
+    """
     known = protocol(cell.paper).methods
     own = known[cell.method]["method"]
     is_first = next(name for name, entry in known.items() if entry["method"] == own) == cell.method
     return {cell.method, cell.method.lower()} | ({own} if is_first else set())
 
 
-def missing_method(cell: Cell) -> str | None:
+def why_not_runnable(cell: Cell) -> str | None:
     """Return why this version cannot run the cell, or None if it can."""
     entry = protocol(cell.paper).methods[cell.method]
     try:

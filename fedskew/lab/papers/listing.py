@@ -19,7 +19,7 @@ from torch import nn
 from fedskew.data import DATASETS
 from fedskew.engine import choose_device
 from fedskew.experiment.config import Config
-from fedskew.lab.papers.cells import Cell, CellChoice, make_job, missing_method
+from fedskew.lab.papers.cells import Cell, CellChoice, make_job, why_not_runnable
 from fedskew.lab.papers.protocol import Protocol, protocol
 from fedskew.lab.papers.selection import Selection
 from fedskew.lab.sweep.job import Job, identity, merge_jobs
@@ -163,7 +163,7 @@ def list_cells(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[L
     for (place, method), found in _grouped(cells, lambda c: (" ".join(filter(None, c.place)), c.method)).items():
         printed = [f"{c.metric} {c.printed.mean:g}" for c in found if c.printed and c.printed.mean is not None]
         about = ", ".join(printed) or "no published number"
-        if why := missing_method(found[0]):
+        if why := why_not_runnable(found[0]):
             lines.append(Line(f"{place} {method}", f"{about}; {why.partition(';')[0]}", 0, 0.0, 0.0))
         else:
             lines.append(_line(f"{place} {method}", about, _jobs(found, choice), device))
@@ -178,7 +178,7 @@ def _grouped(cells: Sequence[Cell], key: Callable[[Cell], tuple[str, str]]) -> d
 
 
 def _jobs(cells: Sequence[Cell], choice: CellChoice) -> list[Job]:
-    jobs = (make_job(cell, 0, choice) for cell in cells if not missing_method(cell))
+    jobs = (make_job(cell, 0, choice) for cell in cells if not why_not_runnable(cell))
     return merge_jobs(jobs)
 
 

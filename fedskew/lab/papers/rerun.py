@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedskew.lab.papers.cells import BEFORE_UPDATE, Cell, CellChoice, make_job, missing_method, paper_rounds
+from fedskew.lab.papers.cells import BEFORE_UPDATE, Cell, CellChoice, make_job, paper_rounds, why_not_runnable
 from fedskew.lab.papers.measures import NEVER, Measure, Reading, measure
 from fedskew.lab.papers.protocol import protocol
 from fedskew.lab.sweep.records import Record, Records
@@ -97,7 +97,7 @@ def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: CellChoice
     """Collect the results of a cell from the records."""
     rules = protocol(cell.paper)
     rounds = paper_rounds(cell, rules)
-    if missing_method(cell):
+    if why_not_runnable(cell):
         return Rerun(cell, (), (), rounds)
     values: list[float] = []
     used: list[Record] = []

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.values import integer, read_yaml
-from fedskew.lab.papers.cells import Cell, CellChoice, make_job, missing_method, select_cells, table_cells
+from fedskew.lab.papers.cells import Cell, CellChoice, make_job, select_cells, table_cells, why_not_runnable
 from fedskew.lab.papers.protocol import papers, protocol
 from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, merge_jobs
 
@@ -35,11 +35,11 @@ class Selection:
 
     def cells(self) -> list[Cell]:
         """The cells that this version can run."""
-        return [cell for cell in self._chosen() if not missing_method(cell)]
+        return [cell for cell in self._chosen() if not why_not_runnable(cell)]
 
     def missing(self) -> list[str]:
         """Methods that this version lacks."""
-        return sorted({cell.method for cell in self._chosen() if missing_method(cell)})
+        return sorted({cell.method for cell in self._chosen() if why_not_runnable(cell)})
 
     def __str__(self) -> str:
         choice = self.choice

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedskew.lab.papers.cells import Cell, CellChoice, make_job, missing_method, table_cells
+from fedskew.lab.papers.cells import Cell, CellChoice, make_job, table_cells, why_not_runnable
 from fedskew.lab.papers.measures import measure
 from fedskew.lab.papers.protocol import Protocol
 from fedskew.lab.papers.rerun import Rerun, columns, compare_order, rerun, row
@@ -143,7 +143,7 @@ def _list_missing(cells: Sequence[Cell]) -> list[str]:
         return []
     lacking: dict[tuple[str, str, str], list[str]] = {}
     for cell in cells:
-        why = " (not in this version)" if missing_method(cell) else ""
+        why = " (not in this version)" if why_not_runnable(cell) else ""
         methods = lacking.setdefault(cell.place, [])
         if cell.method + why not in methods:
             methods.append(cell.method + why)

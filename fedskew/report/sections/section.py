@@ -49,7 +49,10 @@ def mean_line(contender: MethodRuns, curve: Callable[[Result], Iterable[Point]])
 
 
 def lines(contenders: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Point]]) -> list[Line]:
-    """One line per method. If some of its runs are finished, each unfinished one gets its own line."""
+    """One line per method, the mean of its finished runs, or of all runs while none is finished.
+
+    If some runs are finished, each unfinished one gets its own line.
+    """
     found: list[Line | None] = []
     for contender in contenders:
         found.append(mean_line(contender, curve))

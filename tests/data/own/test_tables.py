@@ -177,7 +177,7 @@ def test_columns_are_renamed_chosen_and_dropped(hospital: Path) -> None:
     [
         ({"rename": {"Altr": "age"}}, "column to rename in .* 'Altr'; did you mean 'Alter'"),
         ({"rename": {"Alter": "Puls"}}, "two columns are called 'Puls' after rename"),
-        ({"rename": ["Alter"]}, r"rename is \['Alter'\]; expected names"),
+        ({"rename": ["Alter"]}, r"rename is \['Alter'\]; expected old and new names"),
         ({"columns": ["Alter", "pulse"]}, "column to keep in .* 'pulse'; did you mean 'Puls'"),
         ({"columns": 3}, "columns is 3; expected a list"),
         ({"drop": ["Notizen"]}, "column to drop in .* 'Notizen'; did you mean 'Notiz'"),

@@ -10,7 +10,7 @@ import pytest
 from fedskew.data import DATASETS
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import partition_rule
-from fedskew.lab.papers.cells import CellChoice, make_job, missing_method, paper_rounds, select_cells, table_cells
+from fedskew.lab.papers.cells import CellChoice, make_job, paper_rounds, select_cells, table_cells, why_not_runnable
 from fedskew.lab.papers.measures import MEASURES
 from fedskew.lab.papers.protocol import FOLDER, numbers, papers, protocol
 from fedskew.lab.papers.selection import all_tables, plan_jobs, read_plan
@@ -46,7 +46,7 @@ SETTINGS_OF_FEDVLS = {
 def test_every_cell_is_a_run(paper: str, table: str, with_variants: bool) -> None:
     for variant in protocol(paper).variants if with_variants else [None]:
         for cell in {(*c.place, c.method): c for c in table_cells(paper, table)}.values():
-            assert missing_method(cell) is None, cell
+            assert why_not_runnable(cell) is None, cell
             made = make_job(cell, 0, CellChoice(variant=variant))
             config = made.config
             make_method(config.method, config.method_params)
