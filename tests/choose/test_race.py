@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +159,9 @@ def test_beside_the_highest_learning_rate_a_lower_one_goes_on() -> None:
     assert keep([(low, None), (high, None), (same, None)], 9) == [low, high]
 
 
-def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(tmp_path: Path) -> None:
+def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_net.py").write_text(
         "from torch import nn\n"
         "def make(inputs):\n"
@@ -167,14 +170,9 @@ def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(tmp_path: Pat
         "    return nn.Sequential(nn.Flatten(), nn.Linear(size, inputs.classes))\n"
     )
     watcher = Counting()
-    import sys
-
-    sys.path.insert(0, str(tmp_path))
-    try:
-        config = with_values(Config(), {**TINY, "model": "own_net:make"})
-        choice = choose(config=config, methods=["moon", "fedprox"], budget=BUDGET, out=tmp_path / "r", watcher=watcher)
-    finally:
-        sys.path.remove(str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    config, out = with_values(Config(), {**TINY, "model": "own_net:make"}), tmp_path / "r"
+    choice = choose(config=config, methods=["moon", "fedprox"], budget=BUDGET, out=out, workers=1, watcher=watcher)
     assert "moon is left out" in watcher.notices[0]
     assert choice.method in ("fedavg", "fedprox")
 
@@ -193,8 +191,9 @@ def test_an_unknown_metric_is_refused() -> None:
 
 
 def test_ranking_by_the_worst_class_ranks_by_it(finished: fs.Choice, tmp_path: Path) -> None:
+    out = shutil.copytree(finished.folder, tmp_path / "race")  # its trials are used again
     config = with_values(Config(), TINY)
-    by_class = choose(config=config, methods=METHODS, budget=BUDGET, out=tmp_path / "r", rank_by="worst-class")
+    by_class = choose(config=config, methods=METHODS, budget=BUDGET, out=out, rank_by="worst-class", workers=1)
     one, other = (choice.race.rungs[0].standings for choice in (finished, by_class))
     assert {(s.label, s.lr) for s in one} == {(s.label, s.lr) for s in other}
     assert max(s.mean for s in other) < max(s.mean for s in one)
@@ -208,8 +207,8 @@ def test_a_federation_given_as_an_object_is_raced_as_it_is(finished: fs.Choice, 
     assert named.race.rungs == finished.race.rungs
     train = federation.dataset.train
     rule = fs.Dirichlet(clients=4, beta=0.3)
-    own = fs.choose((train.x, train.y), METHODS, BUDGET, partition=rule, out=tmp_path / "own", **options)
-    assert own.method in ("fedavg", *METHODS)
+    own = fs.choose((train.x, train.y), ["fedavgm"], BUDGET, partition=rule, out=tmp_path / "own", **options)
+    assert own.method in ("fedavg", "fedavgm")
 
 
 def test_the_files_run_as_they_say(finished: fs.Choice, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from archives import unpacks_tar
 from PIL import Image
 
 from fedskew.data import DATASETS, Dataset, load
@@ -187,6 +188,7 @@ def test_cifar_channels_are_planes(cache: Path, tmp_path: Path) -> None:
     assert load("cifar10", tmp_path).train.x[0, :, 5, 7].tolist() == [10, 20, 30]
 
 
+@unpacks_tar
 def test_cifar_is_unpacked_from_the_publishers_archive(cache: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
         for name, content in cifar_files("cifar10").items():
@@ -340,6 +342,7 @@ def test_a_bad_row_of_ag_news_is_named(cache: Path, tmp_path: Path, text: str | 
         load("ag_news", tmp_path)
 
 
+@unpacks_tar
 def test_20newsgroups_is_read_from_csv_and_from_the_publishers_archive(cache: Path, tmp_path: Path) -> None:
     long = "word " * 40_000  # more than a csv field may hold by default
     (tmp_path / "csv" / "20newsgroups").mkdir(parents=True)
@@ -427,6 +430,7 @@ def test_the_real_cifar10(real_data: Path) -> None:
     assert data.train.x.mean(axis=(0, 2, 3)) / 255 == pytest.approx(CIFAR10.mean, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_real_ag_news(real_data: Path) -> None:
     data = load("ag_news", real_data)
     assert len(data.test) == DATASETS["ag_news"].test
@@ -436,6 +440,7 @@ def test_the_real_ag_news(real_data: Path) -> None:
     assert data.train.x.max() == data.vocabulary - 1
 
 
+@pytest.mark.slow
 def test_the_real_20newsgroups(real_data: Path) -> None:
     data = load("20newsgroups", real_data)
     assert len(data.classes) == 20

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from archives import unpacks_tar
 
 from fedskew.data.published.download import RemoteFile, extract
 from fedskew.data.published.places import Published, dataset_files
@@ -71,6 +72,7 @@ def test_half_of_the_files_is_not_the_dataset(cache: Path, tmp_path: Path) -> No
     assert dataset_files(published(), tmp_path / "half") == cached
 
 
+@unpacks_tar
 def test_an_archive_is_unpacked_into_the_cache_once(cache: Path, tmp_path: Path) -> None:
     archive = pack(tmp_path / "data" / "things.tar.gz", ("Things/raw/a.bin", "Things/raw/b.bin"))
     found = dataset_files(published(), tmp_path / "data")
@@ -80,6 +82,7 @@ def test_an_archive_is_unpacked_into_the_cache_once(cache: Path, tmp_path: Path)
     assert {path.name for path in cache.iterdir()} == {".things.lock", "things"}
 
 
+@unpacks_tar
 def test_an_archive_of_something_else_is_refused(cache: Path, tmp_path: Path) -> None:
     pack(tmp_path / "things.tar.gz", ("other.bin",))
     with pytest.raises(UserError, match=r"things.tar.gz: does not contain the files of things"):
@@ -96,6 +99,7 @@ def test_files_that_are_nowhere_are_asked_for_by_name(cache: Path) -> None:
         dataset_files(published(), None)
 
 
+@unpacks_tar
 def test_a_tar_member_cannot_leave_its_folder(tmp_path: Path) -> None:
     archive = pack(tmp_path / "bad.tar.gz", ("good", "../evil"))
     with pytest.raises(UserError, match=r"bad.tar.gz: damaged archive .*evil"):
@@ -111,7 +115,7 @@ def test_a_zip_member_cannot_leave_its_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "inner").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["cut.tar.gz", "cut.zip"])
+@pytest.mark.parametrize("name", [pytest.param("cut.tar.gz", marks=unpacks_tar), "cut.zip"])
 def test_a_truncated_archive_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     whole = tmp_path / f"whole-{name}"
     if name.endswith(".zip"):
