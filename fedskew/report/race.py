@@ -17,11 +17,14 @@ MAX_ROWS = 12
 
 def final_table(race: RaceRecord) -> Table:
     """The finalists, the best mean over all splits first; they are compared with FedAvg on the fresh splits."""
-    title = f"final: {find_metric(race.rank_by).label} on validation data"
+    title = f"final: {find_metric(race.rank_by).label} on validation data, and gain over FedAvg in points"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("method", "lr", "mean %", "over FedAvg", "interval", "compute", "traffic", "reveals"):
-        whole = heading in ("method", "interval")
-        table.add_column(heading, no_wrap=whole, justify="left" if heading in ("method", "reveals") else "right")
+    for heading in ("method", "lr", "mean %", "gain", "interval", "compute", "traffic", "reveals"):
+        words = heading in ("method", "reveals")  # these may take several lines; numbers may not
+        width = len("nothing") if heading == "reveals" else None
+        table.add_column(
+            heading, no_wrap=not words, overflow="fold", min_width=width, justify="left" if words else "right"
+        )
     for place, one in enumerate(race.final):
         style = "bold" if place == race.chosen else ""
         table.add_row(*(Text(cell, style=style) for cell in _cells(one)))
