@@ -20,7 +20,7 @@ FEWER = {
     "demo": ("--rounds", "1"),
     "run": ("--rounds", "1"),
     "compare": ("--rounds", "1"),
-    "choose": ("--methods", "fedprox", "--rounds", "3", "--clients", "5", "--local-epochs", "1", "--budget", "200r"),
+    "choose": ("--methods", "fedprox", "--rounds", "3", "--clients", "5", "--budget", "100r", "--workers", "1"),
     "bench": ("--clients", "2", "--methods", "fedavg"),
 }
 """What keeps an example short; the last value of a repeated option wins."""

@@ -9,7 +9,20 @@ from doc_blocks import blocks
 import fedskew as fs
 
 README = Path(__file__).parents[2] / "README.md"
-QUICK = ("--methods", "fedprox,fedvls", "--rounds", "2", "--local-epochs", "1", "--budget", "60r", "--out", "race")
+QUICK = (
+    "--methods",
+    "fedprox,fedvls",
+    "--rounds",
+    "2",
+    "--local-epochs",
+    "1",
+    "--budget",
+    "60r",
+    "--out",
+    "race",
+    "--workers",
+    "1",
+)
 """What makes the race short."""
 
 

@@ -161,7 +161,8 @@ def _choices(folder: Path) -> list[str]:
         return []
     said = (
         "What `fedskew choose` chose, and its test accuracy on fresh splits beside that of all methods with their "
-        "default settings ([docs/choose.md](docs/choose.md); `python tools/check_choose.py`).\n"
+        "default settings (`python tools/check_choose.py`). [docs/choose.md](docs/choose.md) names the federation "
+        "where earlier versions missed, and what these rows leave open.\n"
     )
     return ["## Does the race choose well?\n", said, path.read_text(encoding="utf-8")]
 
