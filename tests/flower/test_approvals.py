@@ -16,6 +16,7 @@ from fedskew.cli import main
 from fedskew.data import Dirichlet, Federation, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
+from fedskew.flower import node
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approvals import NAME, Approval, add_approval, file_hashes, read_approvals, refusal
 from fedskew.flower.approving import build_archive, make_approval
@@ -36,6 +37,23 @@ def site(tmp_path: Path) -> Path:
 
 def approve(site: Path, *options: str) -> int:
     return main(["federate", "approve", str(site / "app"), str(site / "site.yaml"), *options])
+
+
+def test_the_supernode_installs_and_loads_only_an_approved_app(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays at the door is never unpacked, so none of its code can run."""
+    installed: list[bytes] = []
+    monkeypatch.setattr(node.runtime, "install_from_fab", lambda archive, **_: installed.append(archive))
+    monkeypatch.setattr(node.runtime, "get_load_client_app_fn", lambda **_: "the app's loader")
+    node._check_approval(site)
+    assert approve(site, "--by", "Ada", "--yes") == 0
+    approved = build_archive(site / "app")
+    (site / "app" / PACKAGE / "client_app.py").write_text("print('other code')\n")
+    node.runtime.install_from_fab(build_archive(site / "app"))
+    assert installed == []
+    assert node.runtime.get_load_client_app_fn() != "the app's loader"
+    node.runtime.install_from_fab(approved)
+    assert installed == [approved]
+    assert node.runtime.get_load_client_app_fn() == "the app's loader"
 
 
 def test_an_administrator_sees_what_an_app_does_and_approves_it(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
