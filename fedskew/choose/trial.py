@@ -140,7 +140,7 @@ def serve(request: Message, report: Report, split: Split = shared_federation) ->
 def _measured(rows: list[RoundRow], resumed_after: int, seconds: float) -> Measured:
     evaluated = [row for row in rows if row.is_evaluated]
     curves = {
-        name: [(row.model_round, float(getattr(row.tested, measure))) for row in evaluated]
+        name: [(row.model_round, float(getattr(row.required_evaluation, measure))) for row in evaluated]
         for name, measure in MEASURES.items()
     }
     # The first round after a start takes longer than a typical one.

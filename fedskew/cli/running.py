@@ -59,7 +59,7 @@ class RunStatus:
         if row.is_evaluated:
             self.accuracy = row.accuracy
             self.best = max(self.best, self.accuracy)
-            tested = [(a, name) for a, name in zip(row.tested.class_accuracy, self.classes, strict=True)
+            tested = [(a, name) for a, name in zip(row.required_evaluation.class_accuracy, self.classes, strict=True)
                       if a is not None]  # fmt: skip
             lowest, name = min(tested)
             self.worst = f"{name[:12]}: {100 * lowest:.0f} %"

@@ -136,7 +136,7 @@ class Result:
     def evaluations(self) -> dict[int, Evaluation]:
         """Evaluations of the global model, by the number of its round. As in the papers, only rounds that train the
         global model are counted."""
-        return {row.model_round: row.tested for row in self.evaluated}
+        return {row.model_round: row.required_evaluation for row in self.evaluated}
 
     @property
     def accuracy_curve(self) -> list[tuple[int, float]]:

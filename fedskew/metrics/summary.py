@@ -90,7 +90,7 @@ def speed_up(baseline: Curve, method: Curve) -> float:
 
 
 def mean_std(values: Sequence[float]) -> MeanStd:
-    """Return the mean and the sample standard deviation, usually over seeds: the spread to expect of further seeds."""
+    """Return the mean and the sample standard deviation, usually over seeds. It estimates how much new seeds vary."""
     if not values:
         raise ValueError("no values to average")
     mean = math.fsum(values) / len(values)

@@ -47,7 +47,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
 
 def draw_curves(comparison: Comparison, axes: Axes) -> None:
     """Draw the mean accuracy over the rounds, with a band from the lowest to the highest accuracy of the seeds."""
-    seeds = len(comparison.methods[0].tested)
+    seeds = len(comparison.methods[0].counted)
     for method in comparison.methods:
         rounds, accuracies = _curves(method)
         shade = colour(method.style)
@@ -94,6 +94,6 @@ def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
 
 def _curves(method: MethodRuns) -> tuple[list[int], npt.NDArray[np.float64]]:
     """The rounds that all seeds have evaluated, and their accuracies as [seeds, rounds]."""
-    curves = [dict(run.accuracy_curve) for run in method.tested]
+    curves = [dict(run.accuracy_curve) for run in method.counted]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, np.array([[curve[t] for t in rounds] for curve in curves], np.float64)

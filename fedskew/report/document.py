@@ -66,7 +66,7 @@ def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFA
     many = len(found) > 1
     shown = found if len(found) <= MAX_SETTINGS else []
     chapters = [_race_chapter(race, i) for i, race in enumerate(loaded.races)]
-    chapters += [_chapter(setting, i if many else None, with_features) for i, setting in enumerate(shown)]
+    chapters += [_chapter(comparison, i if many else None, with_features) for i, comparison in enumerate(shown)]
     summary = overview(found) if many else None
     if summary is not None and not shown:
         note = f"{len(found)} settings are too many to show in detail; for details, report on the runs of one setting."
@@ -84,23 +84,23 @@ def _race_chapter(race: RaceRecord, number: int) -> Chapter:
     return Chapter(title, answer, (), [_with_unique_keys(race_section(race), f"r{number}")])
 
 
-def _chapter(setting: Comparison, number: int | None, with_features: bool) -> Chapter:
+def _chapter(comparison: Comparison, number: int | None, with_features: bool) -> Chapter:
     sections = [
-        results(setting),
-        curves(setting),
-        classes(setting),
-        federation(setting),
-        local(setting),
-        confusion(setting),
-        predictions(setting),
-        *([features(setting)] if with_features else []),
-        *([found] if (found := experts(setting)) else []),
-        timing(setting),
-        circumstances(setting),
+        results(comparison),
+        curves(comparison),
+        classes(comparison),
+        federation(comparison),
+        local(comparison),
+        confusion(comparison),
+        predictions(comparison),
+        *([features(comparison)] if with_features else []),
+        *([found] if (found := experts(comparison)) else []),
+        timing(comparison),
+        circumstances(comparison),
     ]
     if number is not None:
         sections = [_with_unique_keys(section, f"s{number}") for section in sections]
-    return Chapter(setting.label, verdict(setting), setting.methods, sections)
+    return Chapter(comparison.label, verdict(comparison), comparison.methods, sections)
 
 
 def _with_unique_keys(section: Section, prefix: str) -> Section:

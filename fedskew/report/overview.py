@@ -16,11 +16,11 @@ from fedskew.results.ranking import METRICS, RankingMetric
 
 def overview(found: Sequence[Comparison]) -> Section:
     """Build a table with a row per method and setting, and charts over the numbers that vary."""
-    keys = varied_keys([run.config for setting in found for run in setting.runs])
-    pairs = [(setting, c) for setting in found for c in setting.methods]
+    keys = varied_keys([run.config for comparison in found for run in comparison.runs])
+    pairs = [(comparison, method) for comparison in found for method in comparison.methods]
     shown = [METRICS[name] for name in dict.fromkeys((found[0].rank_by, "accuracy", "macro-f1", "worst-class"))]
-    rows = [_row(c, keys, shown) for _, c in pairs]
-    runs = [run for _, c in pairs for run in c.runs]
+    rows = [_row(method, keys, shown) for _, method in pairs]
+    runs = [run for _, method in pairs for run in method.runs]
     done = sum(run.finished for run in runs)
     words = [
         f"{len(runs)} runs, {done} finished, in {len(found)} settings that differ in {', '.join(keys) or 'nothing'}.",
@@ -39,8 +39,8 @@ def overview(found: Sequence[Comparison]) -> Section:
 
 def _winners(found: Sequence[Comparison]) -> list[str]:
     wins: dict[str, int] = {}
-    for setting in found:
-        if len(methods := setting.competing) > 1:
+    for comparison in found:
+        if len(methods := comparison.competing) > 1:
             wins[methods[0].label] = wins.get(methods[0].label, 0) + 1
     if not wins:
         return []
@@ -48,16 +48,16 @@ def _winners(found: Sequence[Comparison]) -> list[str]:
     return [f"Highest mean {found[0].metric.label} by setting: {wins_by_method}."]
 
 
-def _row(contender: MethodRuns, keys: Sequence[str], shown: Sequence[RankingMetric]) -> list[Cell]:
-    values = flat(contender.runs[0].config)
-    measured = [contender.over_seeds(metric.value) for metric in shown]
+def _row(method: MethodRuns, keys: Sequence[str], shown: Sequence[RankingMetric]) -> list[Cell]:
+    values = flat(method.runs[0].config)
+    measured = [method.over_seeds(metric.value) for metric in shown]
     return [
         *(_cell(values.get(key)) for key in keys),
-        contender.label,
-        len(contender.finished),
-        len(contender.runs),
+        method.label,
+        len(method.finished),
+        len(method.runs),
         *(number(100 * value) for found in measured for value in found),
-        number(sum(run.seconds for run in contender.runs), 1),
+        number(sum(run.seconds for run in method.runs), 1),
     ]
 
 
@@ -66,11 +66,14 @@ def _cell(value: Any) -> Cell:
 
 
 def _grid(found: Sequence[Comparison]) -> Heat:
-    labels = list(dict.fromkeys(c.label for setting in found for c in setting.methods))
+    labels = list(dict.fromkeys(method.label for comparison in found for method in comparison.methods))
     cells = []
     for label in labels:
-        shown = [next((c for c in setting.methods if c.label == label and c.tested), None) for setting in found]
+        shown = [
+            next((method for method in comparison.methods if method.label == label and method.counted), None)
+            for comparison in found
+        ]
         cells.append([None if c is None else number(100 * c.accuracy.mean) for c in shown])
-    names = [setting.label for setting in found]
+    names = [comparison.label for comparison in found]
     return Heat("winners", "accuracy", "method", "setting", "accuracy %", labels, names, cells, "share",
                 show_numbers=len(names) <= 20)  # fmt: skip

@@ -73,7 +73,7 @@ def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Show one row per method, in the given order. The best by the ranking metric is marked (no reference bound)."""
+    """Show one row per method, in the given order, and mark the best by the ranking metric, reference bounds aside."""
     methods = comparison.methods
     seeds = len(methods[0].runs)
     table = Table(title=_title(comparison, seeds), title_justify="left")
@@ -132,7 +132,7 @@ def _title(comparison: Comparison, seeds: int) -> Text:
 
 
 def _list_lost_classes(method: MethodRuns, classes: Sequence[str]) -> Text:
-    lost = [lost_classes(run.class_accuracy) for run in method.tested]
+    lost = [lost_classes(run.class_accuracy) for run in method.counted]
     names = [classes[c] for c in sorted({c for seed in lost for c in seed})]
     if not names:
         return Text("none", style="green")

@@ -19,83 +19,92 @@ MUCH = 0.05
 MAX_CLASSES = 5
 
 
-def verdict(setting: Comparison) -> list[str]:
+def verdict(comparison: Comparison) -> list[str]:
     """Sentences, the most important ones first."""
-    ranking = setting.ranking
+    ranking = comparison.ranking
     if not ranking:
         return ["No run has been evaluated yet."]
-    methods = setting.competing
-    compared = [*conclusion(setting), *_details(methods, setting)] if len(methods) > 1 else []
-    answer = compared or _alone(ranking[0], setting)
-    return [*_unfinished(setting), *answer, *_bounds(ranking[max(1, len(methods)) :], setting), *_diverged(ranking)]
+    methods = comparison.competing
+    compared = [*conclusion(comparison), *_details(methods, comparison)] if len(methods) > 1 else []
+    answer = compared or _alone(ranking[0], comparison)
+    return [
+        *_unfinished(comparison),
+        *answer,
+        *_bounds(ranking[max(1, len(methods)) :], comparison),
+        *_diverged(ranking),
+    ]
 
 
-def conclusion(setting: Comparison) -> list[str]:
+def conclusion(comparison: Comparison) -> list[str]:
     """Which method is best, by how much and whether that is significant; nothing if fewer than two compete."""
-    methods, baseline = setting.competing, setting.baseline
+    methods, baseline = comparison.competing, comparison.baseline
     if len(methods) < 2:
         return []
     best, second = methods[:2]
-    against = {c.label: d for c, d in zip(methods[1:], setting.differences(), strict=True)}
+    against = {method.label: d for method, d in zip(methods[1:], comparison.differences(), strict=True)}
     lead = against[second.label]
     equal = lead is not None and lead.is_zero
-    sentences = [*_on_fewer_seeds(setting), _best(best, second if equal else None, setting)]
-    sentences += [] if equal else [_lead(second, lead, setting)]
-    if unproven := [c for c in methods[2:] if c is not baseline and _not_significant(against[c.label])]:
+    sentences = [*_on_fewer_seeds(comparison), _best(best, second if equal else None, comparison)]
+    sentences += [] if equal else [_lead(second, lead, comparison)]
+    if unproven := [
+        method for method in methods[2:] if method is not baseline and _not_significant(against[method.label])
+    ]:
         also = "Also not" if _not_significant(lead) else "Not"
-        sentences.append(f"{also} significantly different from {best.label}: {', '.join(c.label for c in unproven)}.")
-    if baseline is not None and baseline not in (best, second) and baseline.tested:
-        sentences.append(_over_baseline(best, baseline, against[baseline.label], setting))
+        sentences.append(
+            f"{also} significantly different from {best.label}: {', '.join(method.label for method in unproven)}."
+        )
+    if baseline is not None and baseline not in (best, second) and baseline.counted:
+        sentences.append(_over_baseline(best, baseline, against[baseline.label], comparison))
     return [*sentences, *_fairer(methods)]
 
 
-def _unfinished(setting: Comparison) -> list[str]:
-    going = [c for c in setting.methods if len(c.finished) < len(c.runs)]
+def _unfinished(comparison: Comparison) -> list[str]:
+    going = [method for method in comparison.methods if len(method.finished) < len(method.runs)]
     if not going:
         return []
-    if not any(c.finished for c in setting.methods):
-        rounds = [run.last_round for c in setting.methods for run in c.tested]
+    if not any(method.finished for method in comparison.methods):
+        rounds = [run.last_round for method in comparison.methods for run in method.counted]
         return [f"No run is finished; these are the results after round {_span(rounds)}."]
     return [f"Unfinished: {', '.join(map(_standing, going))}; only finished runs count if a method has any."]
 
 
-def _standing(contender: MethodRuns) -> str:
-    rounds = [run.last_round for run in contender.tested]
-    far = f", shown after round {_span(rounds)}" if rounds and not contender.finished else ""
-    return f"{contender.label} ({len(contender.finished)} of {len(contender.runs)} runs finished{far})"
+def _standing(method: MethodRuns) -> str:
+    rounds = [run.last_round for run in method.counted]
+    far = f", shown after round {_span(rounds)}" if rounds and not method.finished else ""
+    return f"{method.label} ({len(method.finished)} of {len(method.runs)} runs finished{far})"
 
 
 def _span(rounds: Sequence[int]) -> str:
     return str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)} to {max(rounds)}"
 
 
-def _alone(contender: MethodRuns, setting: Comparison) -> list[str]:
-    verb = "recognises" if setting.rank_by == DEFAULT_METRIC else f"has {setting.metric.label}"
-    score = _score(setting.score(contender).mean, setting)
+def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
+    verb = "recognises" if comparison.rank_by == DEFAULT_METRIC else f"has {comparison.metric.label}"
+    score = _score(comparison.score(method).mean, comparison)
     return [
-        f"{contender.label} {verb} {score} ({_seeds(contender)}){_spread(contender, setting)}.",
-        *_weakest(contender, setting, "Its"),
+        f"{method.label} {verb} {score} ({_seeds(method)}){_spread(method, comparison)}.",
+        *_weakest(method, comparison, "Its"),
     ]
 
 
-def _best(best: MethodRuns, equal: MethodRuns | None, setting: Comparison) -> str:
+def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) -> str:
     who = f"{best.label} and {equal.label} are equally good here" if equal else f"{best.label} is best here"
-    by = "" if setting.rank_by == DEFAULT_METRIC else f" by {setting.metric.label}"
-    score = _score(setting.score(best).mean, setting)
-    return f"{who}{by}: {score} ({_seeds(best)}){_spread(best, setting)}."
+    by = "" if comparison.rank_by == DEFAULT_METRIC else f" by {comparison.metric.label}"
+    score = _score(comparison.score(best).mean, comparison)
+    return f"{who}{by}: {score} ({_seeds(best)}){_spread(best, comparison)}."
 
 
-def _details(methods: Sequence[MethodRuns], setting: Comparison) -> list[str]:
+def _details(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
     """How the best method changes classes, its weakest class, and its cost."""
-    best, baseline, sentences = methods[0], setting.baseline, []
-    if baseline is not None and baseline is not best and baseline.tested:
-        sentences += _classes(best, baseline, setting.classes)
-    return [*sentences, *_weakest(best, setting, f"{best.label}'s"), *_cost(best, baseline, best.label)]
+    best, baseline, sentences = methods[0], comparison.baseline, []
+    if baseline is not None and baseline is not best and baseline.counted:
+        sentences += _classes(best, baseline, comparison.classes)
+    return [*sentences, *_weakest(best, comparison, f"{best.label}'s"), *_cost(best, baseline, best.label)]
 
 
-def _on_fewer_seeds(setting: Comparison) -> list[str]:
-    common = setting.common_seeds
-    have = {len(c.tested) for c in setting.competing}
+def _on_fewer_seeds(comparison: Comparison) -> list[str]:
+    common = comparison.common_seeds
+    have = {len(method.counted) for method in comparison.competing}
     if len(have) == 1 and have == {len(common)}:
         return []
     if not common:
@@ -108,16 +117,18 @@ def _not_significant(difference: Difference | None) -> bool:
     return difference is not None and difference.is_tested and not difference.significant
 
 
-def _lead(second: MethodRuns, difference: Difference | None, setting: Comparison) -> str:
+def _lead(second: MethodRuns, difference: Difference | None, comparison: Comparison) -> str:
     if difference is None:
-        found = _percent(setting.score(second).mean)
+        found = _percent(comparison.score(second).mean)
         return f"{second.label} comes next with {found}, but on other seeds, so the two cannot be paired."
     return f"It leads {second.label} by {_points(difference.mean)}{_significance(difference)}."
 
 
-def _over_baseline(best: MethodRuns, baseline: MethodRuns, difference: Difference | None, setting: Comparison) -> str:
+def _over_baseline(
+    best: MethodRuns, baseline: MethodRuns, difference: Difference | None, comparison: Comparison
+) -> str:
     if difference is None:
-        return f"{baseline.label} has {_percent(setting.score(baseline).mean)}, on other seeds."
+        return f"{baseline.label} has {_percent(comparison.score(baseline).mean)}, on other seeds."
     gain = f"{best.label} gains {_points(difference.mean)} over {baseline.label}"
     if difference.seeds < MIN_SEEDS:  # the sentence about the lead already says what a test needs
         return f"{gain}."
@@ -171,7 +182,7 @@ def _fairer(methods: Sequence[MethodRuns]) -> list[str]:
 
 def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> list[str]:
     """Class by class, over the seeds that both methods have."""
-    common = {run.seed for run in best.tested} & {run.seed for run in baseline.tested}
+    common = {run.seed for run in best.counted} & {run.seed for run in baseline.counted}
     if not common:
         return []
     changes = best.class_accuracies(common) - baseline.class_accuracies(common)
@@ -192,13 +203,13 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
     return sentences
 
 
-def _weakest(contender: MethodRuns, setting: Comparison, its: str) -> list[str]:
-    mean = contender.class_accuracy
+def _weakest(method: MethodRuns, comparison: Comparison, its: str) -> list[str]:
+    mean = method.class_accuracy
     if not np.isfinite(mean).any():
         return []
     worst = int(np.nanargmin(mean))
-    lost = [setting.classes[c] for c in lost_classes(mean)]
-    weakest = f"{its} weakest class is {setting.classes[worst]} with {_percent(float(mean[worst]))}"
+    lost = [comparison.classes[c] for c in lost_classes(mean)]
+    weakest = f"{its} weakest class is {comparison.classes[worst]} with {_percent(float(mean[worst]))}"
     if not lost:
         return [f"{weakest}; no class is lost."]
     more = f" and {len(lost) - MAX_CLASSES} more" if len(lost) > MAX_CLASSES else ""
@@ -220,19 +231,19 @@ def _cost(best: MethodRuns, baseline: MethodRuns | None, it: str) -> list[str]:
     return [f"{it} costs no more than {baseline.label}."] if known else []
 
 
-def _bounds(bounds: Sequence[MethodRuns], setting: Comparison) -> list[str]:
-    listed = ", ".join(f"{c.label} {_percent(setting.score(c).mean)}" for c in bounds)
+def _bounds(bounds: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
+    listed = ", ".join(f"{method.label} {_percent(comparison.score(method).mean)}" for method in bounds)
     return [f"Reference bounds, not federated methods: {listed}."] if listed else []
 
 
 def _diverged(ranking: Sequence[MethodRuns]) -> list[str]:
-    found = {c.label: sum(run.diverged for run in c.tested) for c in ranking}
+    found = {method.label: sum(run.diverged for run in method.counted) for method in ranking}
     listed = ", ".join(f"{n} of {label}" for label, n in found.items() if n)
     return [f"Client updates that were not finite and were left out: {listed}."] if listed else []
 
 
-def _mean_cost(contender: MethodRuns, key: str) -> float:
-    return contender.over_seeds(lambda run: run.bytes_moved if key == "bytes" else run.compute).mean
+def _mean_cost(method: MethodRuns, key: str) -> float:
+    return method.over_seeds(lambda run: run.bytes_moved if key == "bytes" else run.compute).mean
 
 
 def signed(points: float, digits: int = 0) -> str:
@@ -240,8 +251,8 @@ def signed(points: float, digits: int = 0) -> str:
     return f"{points:+.{digits}f}".replace("-", "−")
 
 
-def _score(share: float, setting: Comparison) -> str:
-    return f"{_percent(share)} of the test set" if setting.rank_by == DEFAULT_METRIC else _percent(share)
+def _score(share: float, comparison: Comparison) -> str:
+    return f"{_percent(share)} of the test set" if comparison.rank_by == DEFAULT_METRIC else _percent(share)
 
 
 def _percent(share: float) -> str:
@@ -252,11 +263,11 @@ def _points(difference: float) -> str:
     return f"{100 * difference:.1f} points"
 
 
-def _seeds(contender: MethodRuns) -> str:
-    n = len(contender.tested)
-    return f"mean of {n} seeds" if n > 1 else f"one seed, {contender.tested[0].seed}"
+def _seeds(method: MethodRuns) -> str:
+    n = len(method.counted)
+    return f"mean of {n} seeds" if n > 1 else f"one seed, {method.counted[0].seed}"
 
 
-def _spread(contender: MethodRuns, setting: Comparison) -> str:
-    values = list(contender.by_seed(setting.metric.value).values())
+def _spread(method: MethodRuns, comparison: Comparison) -> str:
+    values = list(method.by_seed(comparison.metric.value).values())
     return f", from {100 * min(values):.1f} to {100 * max(values):.1f}" if len(values) > 1 else ""

@@ -3,10 +3,10 @@
 - A round: `RoundRow` (`experiment/round/record.py`). A new metric per round is one field there.
 - A run: `Result` (`experiment/result.py`), just ended or read by `load_run`. Its model is loaded when first used.
 - Several runs: `load_runs`, which looks for run folders.
-- Methods on the same federations: `Comparison` with one `MethodRuns` per method, from `compare`, which runs them, or
-  `compare_runs`. It has the means over seeds, the ranking and the significance of differences. `ranking.py` has the
-  metrics that can decide which method is best.
-- A sweep: one `Comparison` per setting, from `comparisons`.
+- Methods on the same federations: `Comparison`, with one `MethodRuns` per method. `compare` runs the methods and
+  returns one; `compare_runs` makes one from existing runs. It has the means over seeds, the ranking and the
+  significance of differences. `ranking.py` has the metrics that can decide which method is best.
+- A sweep: one `Comparison` per setting, made by `comparisons`.
 """
 
 from __future__ import annotations

@@ -47,17 +47,17 @@ class MethodRuns:
         return tuple(run for run in self.runs if run.finished and run.last is not None)
 
     @property
-    def tested(self) -> tuple[Result, ...]:
-        """The runs that count: the finished ones or, as long as there are none, all that were evaluated."""
+    def counted(self) -> tuple[Result, ...]:
+        """The runs that count in means and tables: the finished ones or, while there are none, all evaluated ones."""
         return self.finished or tuple(run for run in self.runs if run.last is not None)
 
     @property
     def first(self) -> Result | None:
         """The run that stands for the method in figures of one run: the lowest seed that counts."""
-        return self.tested[0] if self.tested else None
+        return self.counted[0] if self.counted else None
 
     def by_seed(self, value: Callable[[Result], float]) -> dict[int, float]:
-        return {run.seed: value(run) for run in self.tested}
+        return {run.seed: value(run) for run in self.counted}
 
     def over_seeds(self, value: Callable[[Result], float]) -> MeanStd:
         """Mean and standard deviation over the seeds; NaN if nothing was evaluated yet."""
@@ -78,7 +78,7 @@ class MethodRuns:
 
     def class_accuracies(self, seeds: set[int] | None = None) -> npt.NDArray[np.float64]:
         """[seeds, classes]; NaN for a class without test samples."""
-        rows = [run.class_accuracy for run in self.tested if seeds is None or run.seed in seeds]
+        rows = [run.class_accuracy for run in self.counted if seeds is None or run.seed in seeds]
         return np.array([[np.nan if a is None else a for a in row] for row in rows], np.float64)
 
     @property
@@ -93,7 +93,7 @@ class MethodRuns:
 
         return {
             "method": self.label,
-            "seeds": [run.seed for run in self.tested],
+            "seeds": [run.seed for run in self.counted],
             "accuracy": pair(lambda r: r.accuracy),
             "best": pair(lambda r: r.curve.best.accuracy),
             "mean_last": pair(lambda r: r.curve.mean_last.accuracy),
@@ -105,8 +105,8 @@ class MethodRuns:
             "class_accuracy": [None if np.isnan(a) else float(a) for a in self.class_accuracy],
             "seconds": pair(lambda r: r.seconds),
             "compute": pair(lambda r: r.compute),
-            "diverged": sum(run.diverged for run in self.tested),
-            "folders": [str(run.folder) for run in self.tested if run.folder],
+            "diverged": sum(run.diverged for run in self.counted),
+            "folders": [str(run.folder) for run in self.counted if run.folder],
             "params": self.runs[0].config.method_params,
         }
 
@@ -153,7 +153,7 @@ class Comparison:
 
     @property
     def baseline(self) -> MethodRuns | None:
-        """What the others are compared with: plain FedAvg."""
+        """Plain FedAvg, which the others are compared with."""
         return next((m for m in self.methods if m.method == "fedavg"), None)
 
     @property
@@ -169,7 +169,7 @@ class Comparison:
             kept = [a for seed, a in values.items() if seed in common] or list(values.values())
             return sum(kept) / len(kept)
 
-        return sorted((m for m in self.methods if m.tested), key=lambda m: (m.is_reference_bound, -score(m)))
+        return sorted((m for m in self.methods if m.counted), key=lambda m: (m.is_reference_bound, -score(m)))
 
     @property
     def competing(self) -> list[MethodRuns]:
@@ -184,9 +184,9 @@ class Comparison:
     @property
     def common_seeds(self) -> set[int]:
         """The seeds that all evaluated methods share; reference bounds count only if there is nothing else."""
-        tested = [m for m in self.methods if m.tested]
-        methods = [m for m in tested if not m.is_reference_bound] or tested
-        seeds = [{run.seed for run in m.tested} for m in methods]
+        evaluated = [m for m in self.methods if m.counted]
+        methods = [m for m in evaluated if not m.is_reference_bound] or evaluated
+        seeds = [{run.seed for run in m.counted} for m in methods]
         return set.intersection(*seeds) if seeds else set()
 
     def differences(self) -> list[Difference | None]:
@@ -211,7 +211,7 @@ class Comparison:
         }
 
     def _differences_json(self) -> list[dict[str, Any]]:
-        """The best method minus each other one; null where nothing was tested."""
+        """The best method minus each other one. Values are null where there was no significance test."""
         found = zip(self.competing[1:], self.differences(), strict=True)
         return [
             {
@@ -230,8 +230,8 @@ class Comparison:
         ]
 
     def to_frame(self) -> pandas.DataFrame:
-        """One line per run in `MethodRuns.tested`, as a pandas DataFrame."""
-        lines = [
+        """One row per run in `MethodRuns.counted`, as a pandas DataFrame."""
+        rows = [
             {
                 "method": method.label,
                 "seed": run.seed,
@@ -250,9 +250,9 @@ class Comparison:
                 "seconds": run.seconds,
             }
             for method in self.methods
-            for run in method.tested
+            for run in method.counted
         ]
-        frame: pandas.DataFrame = data_frame(lines)
+        frame: pandas.DataFrame = data_frame(rows)
         return frame
 
     def table(self, format: str = "markdown") -> str:
@@ -271,7 +271,7 @@ class Comparison:
         records = [
             {
                 "method": m.label,
-                "seeds": len(m.tested),
+                "seeds": len(m.counted),
                 "accuracy %": str(m.accuracy),
                 "macro F1 %": str(m.macro_f1),
                 "worst class %": str(m.worst_class),
@@ -293,7 +293,7 @@ def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str 
     groups = [_one_per_seed(group) for group in grouped.values()]
     named = labels([group[0].config for group in groups])
     methods = tuple(MethodRuns(name, group, i) for i, (name, group) in enumerate(zip(named, groups, strict=True)))
-    metric = require_metric((run for method in methods for run in method.tested), rank_by)
+    metric = require_metric((run for method in methods for run in method.counted), rank_by)
     return Comparison(label or setting_label(groups[0][0].config, []), methods, metric.name)
 
 

@@ -1,4 +1,4 @@
-"""Names of methods and settings: made of the values in which they differ."""
+"""Names of methods and settings, made from the values in which they differ."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
+from fedskew.experiment.config.keys import SKEW_KEYS
 from fedskew.methods import make_method
 
 CIRCUMSTANCES = ("seed", "data_dir", "checkpoint_every", "engine", "device", "compile", "eval_local")
@@ -42,9 +43,11 @@ def labels(configs: Sequence[Config]) -> list[str]:
         alike = [other for other in configs if other.method == config.method]
         names = sorted({name for other in alike for name in other.method_params})
         differing = [n for n in names if len({key_of(o.method_params.get(n)) for o in alike}) > 1]
-        usual = _defaults(config.method) if len(differing) > 1 else {}
-        chosen = {name: config.method_params.get(name, usual.get(name)) for name in differing}
-        shown = ", ".join(f"{n}={v}" for n, v in chosen.items() if n not in usual or key_of(v) != key_of(usual[n]))
+        defaults = _defaults(config.method) if len(differing) > 1 else {}
+        chosen = {name: config.method_params.get(name, defaults.get(name)) for name in differing}
+        shown = ", ".join(
+            f"{n}={v}" for n, v in chosen.items() if n not in defaults or key_of(v) != key_of(defaults[n])
+        )
         found.append(f"{config.method} ({shown})" if shown else config.method)
     return found
 
@@ -58,13 +61,13 @@ def _defaults(method: str) -> dict[str, object]:
 
 
 def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
-    """The varied keys that name a setting: a parameter of a partition rule only if it varies within that rule."""
+    """The varied keys that name a setting. A partition rule's parameter counts only if it varies within that rule."""
     kept = []
     for key in varied:
         by_rule: dict[str, set[str]] = {}
-        of_a_rule = any(key == f"partition.{name}" for config in configs for name in config.partition.params)
+        is_rule_parameter = any(key == f"partition.{name}" for config in configs for name in config.partition.params)
         for config in configs:
-            rule = config.partition.rule if of_a_rule else ""
+            rule = config.partition.rule if is_rule_parameter else ""
             by_rule.setdefault(rule, set()).add(key_of(flat(config).get(key)))
         if any(len(values) > 1 for values in by_rule.values()):
             kept.append(key)
@@ -72,7 +75,7 @@ def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
 
 
 def setting_label(config: Config, varied: Sequence[str]) -> str:
-    """The values that distinguish a setting; without any, its data, split and model."""
+    """The values that distinguish a setting or, if none vary, its data, split and model."""
     if not varied:
         return setting_name(config)
     values = flat(config)
@@ -93,12 +96,9 @@ def split_name(config: Config) -> str:
 
 
 def _rule_name(config: Config, without: Collection[str] = ()) -> str:
-    shown = {k: v for k, v in config.partition.params.items() if k in _STRENGTHS and k not in without}
+    shown = {k: v for k, v in config.partition.params.items() if k in SKEW_KEYS and k not in without}
     params = ", ".join(f"{k} {v}" for k, v in shown.items())
     return f"{config.partition.rule}{' ' + params if params else ''}"
-
-
-_STRENGTHS = ("beta", "shards", "labels_per_client")
 
 
 def key_of(value: Any) -> str:

@@ -28,38 +28,38 @@ def check_format(format: str) -> None:
         raise unknown("format", format, FORMATS)
 
 
-def table_text(settings: Sequence[Comparison], format: str) -> str:
+def table_text(comparisons: Sequence[Comparison], format: str) -> str:
     """The table of one or several settings in this format."""
     check_format(format)
-    if not all(setting.ranking for setting in settings):
+    if not all(comparison.ranking for comparison in comparisons):
         raise UserError("no run has been evaluated yet; expected finished runs for a table")
-    return FORMATS[format](settings)
+    return FORMATS[format](comparisons)
 
 
-def _metrics(settings: Sequence[Comparison]) -> list[RankingMetric]:
+def _metrics(comparisons: Sequence[Comparison]) -> list[RankingMetric]:
     """The metric that decides which method is best, then the others, as far as any run has them."""
-    ordered = [METRICS[name] for name in dict.fromkeys((settings[0].rank_by, *METRICS))]
-    runs = [run for setting in settings for method in setting.methods for run in method.tested]
+    ordered = [METRICS[name] for name in dict.fromkeys((comparisons[0].rank_by, *METRICS))]
+    runs = [run for comparison in comparisons for method in comparison.methods for run in method.counted]
     return [metric for metric in ordered if any(not math.isnan(metric.value(run)) for run in runs)]
 
 
-def _markdown(settings: Sequence[Comparison]) -> str:
+def _markdown(comparisons: Sequence[Comparison]) -> str:
     blocks = []
-    for setting in settings:
-        headings, rows = _cells(setting, lambda text: f"**{text}**")
+    for comparison in comparisons:
+        headings, rows = _cells(comparison, lambda text: f"**{text}**")
         lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
         table = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
-        blocks.append(f"{_caption(setting)}\n\n{table}\n")
+        blocks.append(f"{_caption(comparison)}\n\n{table}\n")
     return "\n".join(blocks)
 
 
-def _latex(settings: Sequence[Comparison]) -> str:
+def _latex(comparisons: Sequence[Comparison]) -> str:
     blocks = []
-    for setting in settings:
-        headings, rows = _cells(setting, lambda text: f"\\textbf{{{text}}}", _latex_text)
+    for comparison in comparisons:
+        headings, rows = _cells(comparison, lambda text: f"\\textbf{{{text}}}", _latex_text)
         lines = [
-            f"% {_caption(setting)}",
+            f"% {_caption(comparison)}",
             "% needs \\usepackage{booktabs}",
             f"\\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
             "\\toprule",
@@ -73,18 +73,18 @@ def _latex(settings: Sequence[Comparison]) -> str:
     return "\n".join(blocks)
 
 
-def _csv(settings: Sequence[Comparison]) -> str:
-    metrics = _metrics(settings)
+def _csv(comparisons: Sequence[Comparison]) -> str:
+    metrics = _metrics(comparisons)
     named = [heading for m in metrics for heading in (f"{m.label} %", f"{m.label} sample deviation")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["setting", "method", "seeds", "best", *named, "training time per run, s"])
-    for setting in settings:
-        for method in setting.ranking:
+    for comparison in comparisons:
+        for method in comparison.ranking:
             found = [method.over_seeds(metric.value) for metric in metrics]
             numbers = [_plain(100 * value) for pair in found for value in pair]
-            best = "yes" if method is setting.best else "no"
-            writer.writerow([setting.label, method.label, len(method.tested), best, *numbers, _time(method)])
+            best = "yes" if method is comparison.best else "no"
+            writer.writerow([comparison.label, method.label, len(method.counted), best, *numbers, _time(method)])
     return text.getvalue()
 
 
@@ -92,30 +92,30 @@ FORMATS: dict[str, Callable[[Sequence[Comparison]], str]] = {"latex": _latex, "m
 
 
 def _cells(
-    setting: Comparison, bold: Callable[[str], str], escape: Callable[[str], str] = str
+    comparison: Comparison, bold: Callable[[str], str], escape: Callable[[str], str] = str
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and rows, the best method first."""
-    metrics = _metrics([setting])
+    metrics = _metrics([comparison])
     headings = ["method", *(f"{metric.label} (%)" for metric in metrics), "training time (s)"]
-    columns = [_column(setting, metric, bold, escape) for metric in metrics]
+    columns = [_column(comparison, metric, bold, escape) for metric in metrics]
     rows = [
         [escape(method.label), *(column[i] for column in columns), _time(method)]
-        for i, method in enumerate(setting.ranking)
+        for i, method in enumerate(comparison.ranking)
     ]
     return [escape(heading) for heading in headings], rows
 
 
 def _column(
-    setting: Comparison, metric: RankingMetric, bold: Callable[[str], str], escape: Callable[[str], str]
+    comparison: Comparison, metric: RankingMetric, bold: Callable[[str], str], escape: Callable[[str], str]
 ) -> list[str]:
     """One metric of all methods. Values that print alike are bold together."""
-    found = [method.over_seeds(metric.value) for method in setting.ranking]
+    found = [method.over_seeds(metric.value) for method in comparison.ranking]
     competing = [
-        _mean(value) for method, value in zip(setting.ranking, found, strict=True) if not method.is_reference_bound
+        _mean(value) for method, value in zip(comparison.ranking, found, strict=True) if not method.is_reference_bound
     ]
     top = max((mean for mean in competing if not math.isnan(mean)), default=math.inf)
     cells = []
-    for method, value in zip(setting.ranking, found, strict=True):
+    for method, value in zip(comparison.ranking, found, strict=True):
         cell = escape(value.in_percent(DIGITS))
         cells.append(
             bold(cell) if len(competing) > 1 and not method.is_reference_bound and _mean(value) == top else cell
@@ -128,13 +128,15 @@ def _mean(value: MeanStd) -> float:
 
 
 def _time(method: MethodRuns) -> str:
-    return f"{sum(run.seconds for run in method.tested) / len(method.tested):.1f}"
+    return f"{sum(run.seconds for run in method.counted) / len(method.counted):.1f}"
 
 
-def _caption(setting: Comparison) -> str:
-    seeds = sorted({len(method.tested) for method in setting.ranking})
+def _caption(comparison: Comparison) -> str:
+    seeds = sorted({len(method.counted) for method in comparison.ranking})
     several = f"mean ± sample standard deviation over {' or '.join(map(str, seeds))} seeds"
-    return f"{setting.label}; {several if seeds[-1:] > [1] else 'one seed'}; best by {setting.metric.label} first."
+    return (
+        f"{comparison.label}; {several if seeds[-1:] > [1] else 'one seed'}; best by {comparison.metric.label} first."
+    )
 
 
 def _plain(number: float) -> str:

@@ -37,7 +37,7 @@ def scalars(row: RoundRow) -> dict[str, float]:
     found |= {f"tally/{name.replace(' ', '_')}": number for name, number in row.tally.items()}
     if row.is_evaluated:
         found |= {f"test/{name}": getattr(row.evaluation, name) for name in MEASURES if name != "micro_f1"}
-        found |= {f"class/{c}": a for c, a in enumerate(row.tested.class_accuracy)}
+        found |= {f"class/{c}": a for c, a in enumerate(row.required_evaluation.class_accuracy)}
     return {name: float(value) for name, value in found.items() if value is not None and value == value}
 
 

@@ -276,7 +276,7 @@ def differing_keys(one: Config, other: Config) -> list[str]:
 
 def run_name(config: Config, settings: str = "") -> str:
     """A readable name, such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`; `settings` follow the method's name."""
-    strength = next((config.partition.params[key] for key in _STRENGTHS if key in config.partition.params), "")
+    strength = next((config.partition.params[key] for key in SKEW_KEYS if key in config.partition.params), "")
     words = [
         Path(config.data).stem if _is_path(config.data) else config.data,
         f"{config.partition.rule}{strength}",
@@ -317,8 +317,8 @@ def _changed_settings(config: Config) -> dict[str, Any]:
     return {name: value for name, value in config.method_params.items() if usual.get(name) != value}
 
 
-_STRENGTHS = ("beta", "shards", "labels_per_client")
-"""Parameters that set the strength of a partition's skew."""
+SKEW_KEYS = ("beta", "shards", "labels_per_client")
+"""Parameters of partition rules that set how strong the skew is."""
 
 
 def _is_path(data: str) -> bool:
@@ -384,6 +384,6 @@ def _refuse_reserved(section: str, params: Mapping[str, Any], reserved: tuple[st
 
 
 def _unknown_key(key: str) -> UserError:
-    if key in _PARTITION_KEYS or key in _STRENGTHS:
+    if key in _PARTITION_KEYS or key in SKEW_KEYS:
         return UserError(f"unknown key {key!r}; did you mean 'partition.{key}'?")
     return unknown("key", key, KEYS)

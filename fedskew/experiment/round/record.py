@@ -91,11 +91,11 @@ class RoundRow:
     @property
     def accuracy(self) -> float:
         """Accuracy on the test set. Raises ValueError for a row without an evaluation."""
-        return self.tested.accuracy
+        return self.required_evaluation.accuracy
 
     @property
-    def tested(self) -> Evaluation:
-        """The evaluation. Raises ValueError if there is none."""
+    def required_evaluation(self) -> Evaluation:
+        """The row's evaluation. Raises ValueError if there is none."""
         if self.evaluation is None:
             raise ValueError(f"round {self.round} was not evaluated")
         return self.evaluation

@@ -56,7 +56,7 @@ PROTOCOLS = files("fedskew.lab.papers") / "protocols"
 Values = dict[str, Any]
 """Configuration values by dotted key."""
 
-_STRENGTHS = {
+_STRENGTH_KEYS = {
     "dirichlet": "beta",
     "domain-dirichlet": "beta",
     "shards": "shards",
@@ -65,6 +65,7 @@ _STRENGTHS = {
     "fedgr-label": "labels_per_client",
     "fedgr-double": "labels_per_client",
 }
+"""By partition rule, the parameter that `0.1` sets in a split such as `dirichlet:0.1`."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +180,9 @@ def _split_values(split: str) -> Mapping[str, Any]:
     rule, _, strength = split.partition(":")
     if not strength:
         return {"partition": rule}
-    if rule not in _STRENGTHS:
+    if rule not in _STRENGTH_KEYS:
         raise UserError(f"unknown split {split!r}; expected one such as dirichlet:0.1 or shards:2")
-    return {"partition": rule, f"partition.{_STRENGTHS[rule]}": parse_yaml(strength, f"split {split}")}
+    return {"partition": rule, f"partition.{_STRENGTH_KEYS[rule]}": parse_yaml(strength, f"split {split}")}
 
 
 @cache

@@ -60,7 +60,7 @@ class Record:
                 "balanced_accuracy": _series(evaluated, lambda e: e.mean_class),
                 **({} if auroc is None else {"auroc": _rounded(auroc)}),
                 "domains": _domains(evaluated),
-                "class_accuracy": [_rounded(a) for a in evaluated[-1].tested.class_accuracy],
+                "class_accuracy": [_rounded(a) for a in evaluated[-1].required_evaluation.class_accuracy],
                 "compute": [round(float(c), 4) for c in _compute(rows)],
                 "stages": _stages(rows),
                 "local": _local(rows),
@@ -174,7 +174,7 @@ def until(curve: Curve, rounds: int) -> list[tuple[int, float]]:
 
 
 def _series(evaluated: Sequence[RoundRow], value: Callable[[Evaluation], float]) -> list[float | None]:
-    return [_rounded(value(row.tested)) for row in evaluated]
+    return [_rounded(value(row.required_evaluation)) for row in evaluated]
 
 
 def _rounded(value: float | None) -> float | None:

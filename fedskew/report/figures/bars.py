@@ -10,17 +10,17 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.record import RoundRow
 from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure
 from fedskew.report.charts.table import number
-from fedskew.report.sections.local import NEEDED, class_means
+from fedskew.report.sections.local import LOCAL_NOT_EVALUATED, class_means_after
 from fedskew.report.sections.section import percent
 from fedskew.results import Comparison, MethodRuns, Result
 
 
-def local_update(settings: Sequence[Comparison]) -> Figure:
+def local_update(comparisons: Sequence[Comparison]) -> Figure:
     """Compare the global model with the first client's update in the last evaluated round, a panel for each method."""
     panels: list[Chart] = []
-    for setting in settings:
-        for c in with_local_models(setting):
-            run, row = last_local_row(c)
+    for comparison in comparisons:
+        for method in with_local_models(comparison):
+            run, row = last_local_row(method)
             one = (row.local or [])[0]
             series = [
                 BarSeries("initial global model", [percent(a) for a in row.local_before or ()], style=0),
@@ -28,31 +28,37 @@ def local_update(settings: Sequence[Comparison]) -> Figure:
             ]
             aggregated = run.evaluations[row.model_round].accuracy
             title = add_setting(
-                f"{c.label}, client {one['client']}; aggregated {100 * aggregated:.1f}\N{NO-BREAK SPACE}%",
-                setting,
-                settings,
+                f"{method.label}, client {one['client']}; aggregated {100 * aggregated:.1f}\N{NO-BREAK SPACE}%",
+                comparison,
+                comparisons,
             )
-            panels.append(Bars(f"update-{c.style}", title, "class", "accuracy %", setting.classes, series, (0, 100)))
+            panels.append(
+                Bars(f"update-{method.style}", title, "class", "accuracy %", comparison.classes, series, (0, 100))
+            )
     return Figure("local-update", "Accuracy by class before and after a local update", panels, min(2, len(panels)))
 
 
-def local_and_aggregated(settings: Sequence[Comparison]) -> Figure:
+def local_and_aggregated(comparisons: Sequence[Comparison]) -> Figure:
     """Show accuracy by class after local updates, as the mean over clients, and after aggregation."""
     panels = []
-    for i, setting in enumerate(settings):
-        methods = with_local_models(setting)
-        for c in methods:
-            last_local_row(c)  # raises a UserError if the method's local models were not evaluated
-        after = [BarSeries(c.label, class_means(c), style=c.style) for c in methods]
-        whole = [BarSeries(c.label, _mean(c), style=c.style) for c in setting.methods if c.tested]
+    for i, comparison in enumerate(comparisons):
+        methods = with_local_models(comparison)
+        for method in methods:
+            last_local_row(method)  # raises a UserError if the method's local models were not evaluated
+        after = [BarSeries(method.label, class_means_after(method), style=method.style) for method in methods]
+        whole = [
+            BarSeries(method.label, _mean(method), style=method.style)
+            for method in comparison.methods
+            if method.counted
+        ]
         for key, title, series in (("local", "after local update", after), ("global", "after aggregation", whole)):
             panels.append(
                 Bars(
                     f"{key}-{i}",
-                    add_setting(title, setting, settings),
+                    add_setting(title, comparison, comparisons),
                     "class",
                     "accuracy %",
-                    setting.classes,
+                    comparison.classes,
                     series,
                     (0, 100),
                 )
@@ -60,78 +66,80 @@ def local_and_aggregated(settings: Sequence[Comparison]) -> Figure:
     return Figure("local-and-global", "Accuracy by class after local updates and after aggregation", panels, 2)
 
 
-def _mean(contender: MethodRuns) -> list[float | None]:
-    return [number(100 * v) for v in contender.class_accuracy]
+def _mean(method: MethodRuns) -> list[float | None]:
+    return [number(100 * v) for v in method.class_accuracy]
 
 
-def add_setting(title: str, setting: Comparison, settings: Sequence[Comparison]) -> str:
+def add_setting(title: str, comparison: Comparison, comparisons: Sequence[Comparison]) -> str:
     """Add the setting to the title if there are several settings."""
-    return f"{setting.label}: {title}" if len(settings) > 1 else title
+    return f"{comparison.label}: {title}" if len(comparisons) > 1 else title
 
 
-def with_local_models(setting: Comparison) -> list[MethodRuns]:
+def with_local_models(comparison: Comparison) -> list[MethodRuns]:
     """All methods except reference bounds, which have no local models."""
-    found = [c for c in setting.methods if not c.is_reference_bound]
+    found = [method for method in comparison.methods if not method.is_reference_bound]
     if not found:
-        raise UserError(f"{setting.methods[0].label} is a reference bound; expected a method with local models")
+        raise UserError(f"{comparison.methods[0].label} is a reference bound; expected a method with local models")
     return found
 
 
-def last_local_row(contender: MethodRuns) -> tuple[Result, RoundRow]:
+def last_local_row(method: MethodRuns) -> tuple[Result, RoundRow]:
     """The last row with results of local models, from the first run that has one."""
-    for run in contender.runs:
+    for run in method.runs:
         rows = [row for row in run.evaluated if row.local]
         if rows:
             return run, rows[-1]
-    raise UserError(f"{contender.label}: {NEEDED}")
+    raise UserError(f"{method.label}: {LOCAL_NOT_EVALUATED}")
 
 
-def by_setting(settings: Sequence[Comparison]) -> Figure:
+def by_setting(comparisons: Sequence[Comparison]) -> Figure:
     """Compare the methods in every setting."""
-    labels = list(dict.fromkeys(c.label for s in settings for c in s.methods))
+    labels = list(dict.fromkeys(method.label for s in comparisons for method in s.methods))
     series = [
-        BarSeries(label, [_accuracy(s, label) for s in settings], [_spread(s, label) for s in settings], i)
+        BarSeries(label, [_accuracy(s, label) for s in comparisons], [_spread(s, label) for s in comparisons], i)
         for i, label in enumerate(labels)
     ]
-    names = [s.label for s in settings]
+    names = [s.label for s in comparisons]
     chart = Bars("by-setting", "accuracy by setting", "setting", "accuracy %", names, series, (0, 100))
     return Figure("by-setting", "Methods under several splits", [chart], wide=True)
 
 
-def by_part(settings: Sequence[Comparison]) -> Figure:
+def by_part(comparisons: Sequence[Comparison]) -> Figure:
     """Show an ablation, with a bar per variant of a method and a panel per setting."""
     panels = []
-    for i, setting in enumerate(settings):
-        labels = [c.label for c in setting.methods]
-        values = [_accuracy(setting, label) for label in labels]
-        one = BarSeries("accuracy", values, [_spread(setting, label) for label in labels])
-        panels.append(Bars(f"part-{i}", setting.label, "variant", "accuracy %", labels, [one]))
+    for i, comparison in enumerate(comparisons):
+        labels = [method.label for method in comparison.methods]
+        values = [_accuracy(comparison, label) for label in labels]
+        one = BarSeries("accuracy", values, [_spread(comparison, label) for label in labels])
+        panels.append(Bars(f"part-{i}", comparison.label, "variant", "accuracy %", labels, [one]))
     return Figure("ablation", "What each part contributes", panels, min(2, len(panels)))
 
 
-def _accuracy(setting: Comparison, label: str) -> float | None:
-    found = next((c for c in setting.methods if c.label == label and c.tested), None)
+def _accuracy(comparison: Comparison, label: str) -> float | None:
+    found = next((method for method in comparison.methods if method.label == label and method.counted), None)
     return None if found is None else number(100 * found.accuracy.mean)
 
 
-def _spread(setting: Comparison, label: str) -> float | None:
-    found = next((c for c in setting.methods if c.label == label and len(c.tested) > 1), None)
+def _spread(comparison: Comparison, label: str) -> float | None:
+    found = next((method for method in comparison.methods if method.label == label and len(method.counted) > 1), None)
     return None if found is None else number(100 * found.accuracy.std)
 
 
-def around_mean(settings: Sequence[Comparison]) -> Figure:
+def around_mean(comparisons: Sequence[Comparison]) -> Figure:
     """Show accuracy by class minus the mean, and the gap between the best and the worst class."""
     panels = []
-    for i, setting in enumerate(settings):
-        for c in setting.methods:
-            if not c.tested:
+    for i, comparison in enumerate(comparisons):
+        for method in comparison.methods:
+            if not method.counted:
                 continue
-            mean = c.class_accuracy
+            mean = method.class_accuracy
             values = [number(100 * v) for v in mean - np.nanmean(mean)]
             gap = 100 * (np.nanmax(mean) - np.nanmin(mean))
-            title = add_setting(f"{c.label}, Δ {gap:.1f}", setting, settings)
-            series = [BarSeries(c.label, values, style=c.style)]
-            panels.append(Bars(f"around-{i}-{c.style}", title, "class", "accuracy − mean", setting.classes, series))
+            title = add_setting(f"{method.label}, Δ {gap:.1f}", comparison, comparisons)
+            series = [BarSeries(method.label, values, style=method.style)]
+            panels.append(
+                Bars(f"around-{i}-{method.style}", title, "class", "accuracy − mean", comparison.classes, series)
+            )
     return Figure(
         "around-mean",
         "Accuracy by class minus the mean; Δ is the gap between best and worst",

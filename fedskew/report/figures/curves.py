@@ -18,34 +18,34 @@ from fedskew.report.sections.section import Point, lines, percent
 from fedskew.results import Comparison, MethodRuns, Result
 
 
-def accuracy_by_setting(settings: Sequence[Comparison]) -> Figure:
+def accuracy_by_setting(comparisons: Sequence[Comparison]) -> Figure:
     """Draw a panel per setting and a curve per method."""
     panels = [
         Lines(f"accuracy-{i}", s.label, "round", "accuracy %", lines(s.methods, accuracy))
-        for i, s in enumerate(settings)
+        for i, s in enumerate(comparisons)
     ]
     return Figure("accuracy", "Accuracy over the rounds", panels, min(3, len(panels)))
 
 
-def worst_by_setting(settings: Sequence[Comparison]) -> Figure:
+def worst_by_setting(comparisons: Sequence[Comparison]) -> Figure:
     panels = [
         Lines(f"worst-{i}", s.label, "round", "worst class, accuracy %", lines(s.methods, worst_class))
-        for i, s in enumerate(settings)
+        for i, s in enumerate(comparisons)
     ]
     return Figure("worst", "The worst class over the rounds", panels, min(3, len(panels)))
 
 
-def best_and_worst(settings: Sequence[Comparison]) -> Figure:
+def best_and_worst(comparisons: Sequence[Comparison]) -> Figure:
     """Draw the best and the worst class of each setting's first federated method, or else of its reference bound."""
     panels = []
-    for i, setting in enumerate(settings):
-        contender = next((c for c in setting.methods if not c.is_reference_bound), setting.methods[0])
+    for i, comparison in enumerate(comparisons):
+        method = next((method for method in comparison.methods if not method.is_reference_bound), comparison.methods[0])
         drawn = [
             Line(name, line.x, line.y, line.low, line.high, style)
             for style, (name, curve) in enumerate((("best class", best_class), ("worst class", worst_class)))
-            for line in lines([contender], curve)
+            for line in lines([method], curve)
         ]
-        title = add_setting(contender.label, setting, settings)
+        title = add_setting(method.label, comparison, comparisons)
         panels.append(Lines(f"best-worst-{i}", title, "round", "accuracy %", drawn, (0, 100)))
     return Figure("best-worst", "Best and worst class over the rounds", panels, min(3, len(panels)))
 
@@ -55,17 +55,17 @@ def best_class(run: Result) -> Iterator[Point]:
         yield t, percent(evaluation.best_class)
 
 
-def confusable_group(settings: Sequence[Comparison]) -> Figure:
+def confusable_group(comparisons: Sequence[Comparison]) -> Figure:
     """Draw the accuracy of the classes that each method confuses most."""
     panels = []
-    for setting in settings:
-        for contender in setting.methods:
-            run = _run(contender)
+    for comparison in comparisons:
+        for method in comparison.methods:
+            run = _run(method)
             drawn = [
-                Line(setting.classes[c], sorted(run.evaluations), _class_curve(run, c), style=c) for c in _group(run)
+                Line(comparison.classes[c], sorted(run.evaluations), _class_curve(run, c), style=c) for c in _group(run)
             ]
-            title = add_setting(contender.label, setting, settings)
-            panels.append(Lines(f"group-{contender.style}", title, "round", "accuracy %", drawn, (0, 100)))
+            title = add_setting(method.label, comparison, comparisons)
+            panels.append(Lines(f"group-{method.style}", title, "round", "accuracy %", drawn, (0, 100)))
     return Figure("group", "Accuracy of confusable classes over the rounds", panels, min(2, len(panels)))
 
 
@@ -84,20 +84,20 @@ def _class_curve(run: Result, c: int) -> list[float | None]:
     return [percent(run.evaluations[t].class_accuracy[c]) for t in sorted(run.evaluations)]
 
 
-def prediction_flow(settings: Sequence[Comparison]) -> Figure:
+def prediction_flow(comparisons: Sequence[Comparison]) -> Figure:
     """Draw P(predicted j | class i) over the rounds, a curve for every pair of different classes."""
     panels = []
-    for setting in settings:
-        for contender in setting.methods:
-            run = _run(contender)
+    for comparison in comparisons:
+        for method in comparison.methods:
+            run = _run(method)
             rounds = sorted(run.evaluations)
             shares = np.stack([_shares(run, t) for t in rounds])
             drawn = [
-                Line(f"{setting.classes[i]} → {setting.classes[j]}", rounds,
+                Line(f"{comparison.classes[i]} → {comparison.classes[j]}", rounds,
                      [number(v, 2) for v in shares[:, i, j]], style=i)
                 for i in range(shares.shape[1]) for j in range(shares.shape[2]) if i != j
             ]  # fmt: skip
-            key, title = f"flow-{contender.style}", add_setting(contender.label, setting, settings)
+            key, title = f"flow-{method.style}", add_setting(method.label, comparison, comparisons)
             panels.append(Lines(key, title, "round", "predicted as another class, %", drawn, thin=True))
     return Figure("flow", "How often each class is predicted as each other class", panels, min(2, len(panels)))
 
@@ -110,29 +110,31 @@ def _shares(run: Result, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.floa
     return shares
 
 
-def computation(settings: Sequence[Comparison]) -> Figure:
+def computation(comparisons: Sequence[Comparison]) -> Figure:
     """Draw accuracy over rounds and over computation (of the global model, of all stages), and expert activations."""
-    methods = [c for setting in settings for c in setting.methods]
+    methods = [method for comparison in comparisons for method in comparison.methods]
     panels = [
         Lines("over-rounds", "rounds", "round", "accuracy %", lines(methods, accuracy)),
         Lines("over-compute", "computation, global model", "plain local rounds", "accuracy %",
-              [_over_compute(c, False) for c in methods]),
+              [_over_compute(method, False) for method in methods]),
         Lines("over-total", "computation, all stages", "plain local rounds", "accuracy %",
-              [_over_compute(c, True) for c in methods]),
+              [_over_compute(method, True) for method in methods]),
     ]  # fmt: skip
     if found := lines(methods, activations):
         panels.append(Lines("activations", "expert activations", "round", "% of sample visits", found))
-    for i, setting in enumerate(settings):
-        by_method = [activations_by_expert(c, run, setting) for c in setting.methods if (run := c.first)]
+    for i, comparison in enumerate(comparisons):
+        by_method = [
+            activations_by_expert(method, run, comparison) for method in comparison.methods if (run := method.first)
+        ]
         panels += [
-            replace(chart, key=f"{chart.key}-{i}", title=add_setting(chart.title, setting, settings))
+            replace(chart, key=f"{chart.key}-{i}", title=add_setting(chart.title, comparison, comparisons))
             for chart in by_method if chart
         ]  # fmt: skip
     return Figure("computation", "Accuracy over rounds and computation", panels, 2)
 
 
-def _over_compute(contender: MethodRuns, all_stages: bool) -> Line:
-    run = _run(contender)
+def _over_compute(method: MethodRuns, all_stages: bool) -> Line:
+    run = _run(method)
     if all_stages:
         spent = cost(run, "compute")
     else:
@@ -143,11 +145,11 @@ def _over_compute(contender: MethodRuns, all_stages: bool) -> Line:
                 spent[row.model_round] = own
     rounds = sorted(run.evaluations)
     accuracies = [percent(run.evaluations[t].accuracy) for t in rounds]
-    return Line(contender.label, [round(spent[t], 4) for t in rounds], accuracies, style=contender.style)
+    return Line(method.label, [round(spent[t], 4) for t in rounds], accuracies, style=method.style)
 
 
-def _run(contender: MethodRuns) -> Result:
-    run = contender.first
+def _run(method: MethodRuns) -> Result:
+    run = method.first
     if run is None:
-        raise UserError(f"{contender.label}: no round was evaluated in {contender.runs[0].folder}")
+        raise UserError(f"{method.label}: no round was evaluated in {method.runs[0].folder}")
     return run

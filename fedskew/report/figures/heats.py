@@ -18,73 +18,84 @@ from fedskew.report.sections.predictions import confusion_chart, predicted, samp
 from fedskew.results import Comparison, MethodRuns
 
 
-def maps(settings: Sequence[Comparison]) -> Figure:
+def maps(comparisons: Sequence[Comparison]) -> Figure:
     """Draw the samples by client and class, a panel per setting."""
     panels = []
-    for i, setting in enumerate(settings):
-        if setting.label_counts is None:
-            raise UserError(f"{setting.runs[0].folder} has no label counts, and the data were not found")
-        panels.append(partition_map(f"map-{i}", setting.label, setting.label_counts, setting.classes,
-                                    setting.client_labels))  # fmt: skip
+    for i, comparison in enumerate(comparisons):
+        if comparison.label_counts is None:
+            raise UserError(f"{comparison.runs[0].folder} has no label counts, and the data were not found")
+        panels.append(partition_map(f"map-{i}", comparison.label, comparison.label_counts, comparison.classes,
+                                    comparison.client_labels))  # fmt: skip
     return Figure("maps", "Samples by client and class", panels, min(2, len(panels)), wide=True)
 
 
-def labels_and_predictions(settings: Sequence[Comparison]) -> Figure:
+def labels_and_predictions(comparisons: Sequence[Comparison]) -> Figure:
     """Draw the labels of each round's clients, and what each method predicts after the round."""
     panels: list[Heat] = []
-    for setting in settings:
-        runs = [(c, run) for c in setting.methods if (run := c.first)]
-        held = sampled_labels(runs[0][1], setting) if runs else None
-        found = [*([held] if held else []), *(predicted(c, run, setting) for c, run in runs)]
-        panels += [replace(panel, title=add_setting(panel.title, setting, settings)) for panel in found]
+    for comparison in comparisons:
+        runs = [(method, run) for method in comparison.methods if (run := method.first)]
+        held = sampled_labels(runs[0][1], comparison) if runs else None
+        found = [*([held] if held else []), *(predicted(method, run, comparison) for method, run in runs)]
+        panels += [replace(panel, title=add_setting(panel.title, comparison, comparisons)) for panel in found]
     return Figure("predictions", "Labels of the sampled clients and predictions", with_common_scale(panels), 3)
 
 
-def local_confusion(settings: Sequence[Comparison]) -> Figure:
+def local_confusion(comparisons: Sequence[Comparison]) -> Figure:
     """Draw the confusion matrix of the first client's model in the last round, a panel per method."""
     panels = []
-    for setting in settings:
-        for c in with_local_models(setting):
-            _, row = last_local_row(c)
+    for comparison in comparisons:
+        for method in with_local_models(comparison):
+            _, row = last_local_row(method)
             one = (row.local or [])[0]
             if "confusion" not in one:
                 raise UserError(
-                    f"{c.label}: confusion matrices of local models exist only for the last round of a finished run"
+                    f"{method.label}: confusion matrices of local models exist only after the last round of a finished "
+                    "run"
                 )
             counts = np.array(one["confusion"], np.float64)
             shares = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
             cells = [[number(v, 1) for v in r] for r in shares]
-            client = (setting.client_labels or tuple(map(str, range(one["client"] + 1))))[one["client"]]
-            title = add_setting(f"{c.label}, client {client}", setting, settings)
-            panels.append(Heat(f"local-confusion-{c.style}", title, "true class", "predicted class", "%",
-                               setting.classes, setting.classes, cells, "share"))  # fmt: skip
+            client = (comparison.client_labels or tuple(map(str, range(one["client"] + 1))))[one["client"]]
+            title = add_setting(f"{method.label}, client {client}", comparison, comparisons)
+            panels.append(Heat(f"local-confusion-{method.style}", title, "true class", "predicted class", "%",
+                               comparison.classes, comparison.classes, cells, "share"))  # fmt: skip
     return Figure("local-confusion", "Confusion of a local model on the test set", panels, min(2, len(panels)))
 
 
-def embeddings(settings: Sequence[Comparison]) -> Figure:
+def embeddings(comparisons: Sequence[Comparison]) -> Figure:
     """Draw a t-SNE of the features of each method's model."""
     panels = [
-        cloud_chart(f"tsne-{c.style}", add_setting(c.label, setting, settings), outputs.tsne, outputs, setting)
-        for setting, c, outputs in _outputs(settings)
+        cloud_chart(
+            f"tsne-{method.style}",
+            add_setting(method.label, comparison, comparisons),
+            outputs.tsne,
+            outputs,
+            comparison,
+        )
+        for comparison, method, outputs in _outputs(comparisons)
     ]
     return Figure("tsne", "t-SNE of the features", panels, min(2, len(panels)))
 
 
-def model_internals(settings: Sequence[Comparison]) -> Figure:
+def model_internals(comparisons: Sequence[Comparison]) -> Figure:
     """Draw distances between the classes' features, mean probabilities and predictions by class."""
     panels: list[Chart] = []
-    for setting, c, outputs in _outputs(settings):
-        flow = replace(confusion_chart(c, setting), show_numbers=False, value_label="predictions, %")
-        for panel in (distance_chart(c, outputs, setting), probability_chart(c, outputs, setting), flow):
-            panels.append(replace(panel, title=add_setting(panel.title, setting, settings)))
+    for comparison, method, outputs in _outputs(comparisons):
+        flow = replace(confusion_chart(method, comparison), show_numbers=False, value_label="predictions, %")
+        for panel in (
+            distance_chart(method, outputs, comparison),
+            probability_chart(method, outputs, comparison),
+            flow,
+        ):
+            panels.append(replace(panel, title=add_setting(panel.title, comparison, comparisons)))
     return Figure("model_internals", "Feature distances, mean probabilities and predictions by class", panels, 3)
 
 
-def _outputs(settings: Sequence[Comparison]) -> Iterator[tuple[Comparison, MethodRuns, ModelOutputs]]:
+def _outputs(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, MethodRuns, ModelOutputs]]:
     """The outputs of each method's first run. Raises a UserError if it has no model."""
-    for setting in settings:
-        for contender in setting.methods:
-            run = contender.first
+    for comparison in comparisons:
+        for method in comparison.methods:
+            run = method.first
             if run is None:
-                raise UserError(f"{contender.label}: no finished run, so there is no model")
-            yield setting, contender, model_outputs(run)
+                raise UserError(f"{method.label}: no finished run, so there is no model")
+            yield comparison, method, model_outputs(run)

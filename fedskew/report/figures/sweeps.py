@@ -16,35 +16,38 @@ MAX_LINES = 12
 """At most this many curves per panel."""
 
 
-def over_keys(settings: Sequence[Comparison]) -> Figure:
+def over_keys(comparisons: Sequence[Comparison]) -> Figure:
     """Draw a panel for each numeric key that was varied."""
-    panels = curves_over(settings)
+    panels = curves_over(comparisons)
     if not panels:
         raise UserError("no numeric setting differs between these runs; expected runs of a sweep")
     return Figure("over-keys", "Accuracy over the varied keys", panels, min(2, len(panels)))
 
 
-def curves_over(settings: Sequence[Comparison]) -> list[Lines]:
+def curves_over(comparisons: Sequence[Comparison]) -> list[Lines]:
     """Draw accuracy over each varied numeric key, a curve per method and per value of the other keys."""
-    points = _points(settings)
+    points = _points(comparisons)
     return [_curve(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
 
 
-def grid(settings: Sequence[Comparison]) -> Figure:
+def grid(comparisons: Sequence[Comparison]) -> Figure:
     """Draw a heat map over the first two varied numeric keys, a panel per method."""
-    points = _points(settings)
+    points = _points(comparisons)
     keys = _numeric(points)
     if len(keys) < 2:
         raise UserError(f"varying numeric keys: {', '.join(keys) or 'none'}; expected at least two")
     down, across = keys[:2]
     panels = []
-    for i, method in enumerate(dict.fromkeys(values["method.name"] for values, _ in points)):
-        own = [(values, c) for values, c in points if values["method.name"] == method]
+    for i, name in enumerate(dict.fromkeys(values["method.name"] for values, _ in points)):
+        own = [(values, method) for values, method in points if values["method.name"] == name]
         rows, columns = (sorted({values[key] for values, _ in own if key in values}) for key in (down, across))
-        cells = [[_mean([c for v, c in own if (v.get(down), v.get(across)) == (r, k)]) for k in columns] for r in rows]
+        cells = [
+            [_mean([method for v, method in own if (v.get(down), v.get(across)) == (r, k)]) for k in columns]
+            for r in rows
+        ]
         rows_named, columns_named = ([f"{value:g}" for value in values] for values in (rows, columns))
         panels.append(
-            Heat(f"grid-{i}", str(method), _short(down), _short(across), "accuracy %", rows_named, columns_named, cells,
+            Heat(f"grid-{i}", str(name), _short(down), _short(across), "accuracy %", rows_named, columns_named, cells,
                  "share", show_numbers=True)
         )  # fmt: skip
     return Figure("grid", "Accuracy over two parameters", panels, min(2, len(panels)))
@@ -53,8 +56,13 @@ def grid(settings: Sequence[Comparison]) -> Figure:
 Point = tuple[dict[str, Any], MethodRuns]
 
 
-def _points(settings: Sequence[Comparison]) -> list[Point]:
-    return [(flat(c.runs[0].config), c) for setting in settings for c in setting.methods if c.tested]
+def _points(comparisons: Sequence[Comparison]) -> list[Point]:
+    return [
+        (flat(method.runs[0].config), method)
+        for comparison in comparisons
+        for method in comparison.methods
+        if method.counted
+    ]
 
 
 def _varied(points: Sequence[Point]) -> list[str]:
@@ -81,13 +89,13 @@ def _numeric(points: Sequence[Point]) -> list[str]:
 
 def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
     curves: dict[str, dict[float, list[float]]] = {}
-    for values, contender in points:
+    for values, method in points:
         if key not in values:
             continue
         rest = ", ".join(f"{_short(k)}={values[k]}" for k in others if k in values)
         name = f"{values['method.name']}{', ' + rest if rest else ''}"
         found = curves.setdefault(name, {}).setdefault(float(values[key]), [])
-        found += [100 * a for a in contender.by_seed(lambda run: run.accuracy).values()]
+        found += [100 * a for a in method.by_seed(lambda run: run.accuracy).values()]
     drawn = []
     for i, (name, at) in enumerate(list(curves.items())[:MAX_LINES]):
         x = sorted(at)
@@ -97,7 +105,7 @@ def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
 
 
 def _mean(found: Sequence[MethodRuns]) -> float | None:
-    values = [a for c in found for a in c.by_seed(lambda run: run.accuracy).values()]
+    values = [a for method in found for a in method.by_seed(lambda run: run.accuracy).values()]
     return number(100 * sum(values) / len(values)) if values else None
 
 

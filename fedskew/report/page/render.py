@@ -41,7 +41,7 @@ def page(document: Document, live: bool = False) -> str:
 
 def body(document: Document) -> Markup:
     """Render the content of the page's <main>."""
-    methods = list({c.label: c for chapter in document.chapters for c in chapter.methods}.values())
+    methods = list({method.label: method for chapter in document.chapters for method in chapter.methods}.values())
     return Markup(_environment().get_template("body.html").render(document=document, methods=methods))
 
 

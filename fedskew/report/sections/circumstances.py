@@ -10,9 +10,9 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, Result
 
 
-def circumstances(setting: Comparison) -> Section:
-    runs = setting.runs
-    tables = [_configuration(setting), _methods(setting), _machines(runs)]
+def circumstances(comparison: Comparison) -> Section:
+    runs = comparison.runs
+    tables = [_configuration(comparison), _methods(comparison), _machines(runs)]
     missing = [f"{run.folder}: {line}" for run in runs for line in _problems(run)]
     words = ["This is the complete configuration. To repeat a run, save it as YAML and use fedskew run -c FILE."]
     return Section("circumstances", "What was run", words, tables=tables, missing=missing)
@@ -29,9 +29,9 @@ def _problems(run: Result) -> list[str]:
     return problems
 
 
-def _configuration(setting: Comparison) -> Table:
+def _configuration(comparison: Comparison) -> Table:
     rows: list[list[Cell]] = []
-    for key, value in setting.config.to_mapping().items():
+    for key, value in comparison.config.to_mapping().items():
         if key in ("method", "seed"):
             continue
         inner = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
@@ -39,12 +39,12 @@ def _configuration(setting: Comparison) -> Table:
     return Table("configuration", "Configuration shared by the runs", ["key", "value"], rows)
 
 
-def _methods(setting: Comparison) -> Table:
+def _methods(comparison: Comparison) -> Table:
     rows: list[list[Cell]] = []
-    for c in setting.methods:
-        params = c.runs[0].config.method_params
+    for method in comparison.methods:
+        params = method.runs[0].config.method_params
         listed = ", ".join(f"{name}={_text(value)}" for name, value in params.items())
-        rows.append([c.label, listed or "none", ", ".join(str(run.seed) for run in c.runs)])
+        rows.append([method.label, listed or "none", ", ".join(str(run.seed) for run in method.runs)])
     return Table("methods", "Methods, their parameters and seeds", ["method", "parameters", "seeds"], rows)
 
 

@@ -12,8 +12,8 @@ from fedskew.results import Comparison, MethodRuns, Result
 PERCENT_RANGE = (0.0, 100.0)
 
 
-def curves(setting: Comparison) -> Section:
-    methods = setting.methods
+def curves(comparison: Comparison) -> Section:
+    methods = comparison.methods
     over_rounds = Lines(
         "accuracy", "accuracy over rounds", "round", "accuracy %", lines(methods, accuracy), PERCENT_RANGE
     )
@@ -25,18 +25,20 @@ def curves(setting: Comparison) -> Section:
     costs = [
         Lines(f"by-{key}", f"accuracy over {what}", f"{what}, {unit}", "accuracy %", found, PERCENT_RANGE)
         for key, what, unit in (("bytes", "communication", "MB"), ("compute", "computation", "plain local rounds"))
-        if (found := [line for c in methods if (line := _by_cost(c, key))])
+        if (found := [line for method in methods if (line := _by_cost(method, key))])
     ]
     if costs:
         figures.append(Figure("costs", "Accuracy over cost", costs, 2))
-    if not any(row.bytes for run in setting.runs for row in run.history):
+    if not any(row.bytes for run in comparison.runs for row in run.history):
         missing.append(
             "communication: an earlier version of fedskew made these runs and did not count bytes; repeat them"
         )
     if losses := lines(methods, loss):
         figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
     band = (
-        "Bands span all seeds, from the lowest value to the highest." if any(len(c.runs) > 1 for c in methods) else ""
+        "Bands span all seeds, from the lowest value to the highest."
+        if any(len(method.runs) > 1 for method in methods)
+        else ""
     )
     return Section("curves", "Learning curves", [band] if band else [], figures, missing=missing)
 
@@ -64,12 +66,12 @@ def cost(run: Result, key: str) -> dict[int, float]:
     return {row.model_round: sums[row.round] for row in run.evaluated}
 
 
-def _by_cost(contender: MethodRuns, key: str) -> Line | None:
+def _by_cost(method: MethodRuns, key: str) -> Line | None:
     """Mean accuracy against mean cost, a point per round. Both are means over the seeds, because their costs differ."""
-    line = mean_line(contender, accuracy)
+    line = mean_line(method, accuracy)
     if line is None:
         return None
-    costs = [cost(run, key) for run in contender.tested]
+    costs = [cost(run, key) for run in method.counted]
     places = [sum(c[int(t)] for c in costs) / len(costs) for t in line.x]
     if not any(places):
         return None

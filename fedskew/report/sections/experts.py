@@ -26,22 +26,27 @@ WORDS = (
 )
 
 
-def experts(setting: Comparison) -> Section | None:
+def experts(comparison: Comparison) -> Section | None:
     """Build the section. Returns None if no method has experts."""
-    methods = [c for c in setting.methods if any("groups" in _notes(run) or _has_experts(run) for run in c.runs)]
+    methods = [
+        method
+        for method in comparison.methods
+        if any("groups" in _notes(run) or _has_experts(run) for run in method.runs)
+    ]
     if not methods:
         return None
-    first = [(c, run) for c in methods[:MAX_PANELS] if (run := c.first)]
+    first = [(method, run) for method in methods[:MAX_PANELS] if (run := method.first)]
     figures = [
         *_as_figure("similarity", "Mutual probability of classes on training samples, after the warm-up",
-                 [similarity(c, run, setting) for c, run in first if survey(run) is not None]),
+                 [similarity(method, run, comparison) for method, run in first if survey(run) is not None]),
         *_as_figure("warm-confusion", "How often classes were confused on the test set, after the warm-up",
-                 [chart for c, run in first if survey(run) is None and (chart := _confused(c, run, setting))]),
-        *_activation_figures(methods, first, setting),
+                 [chart for method, run in first
+                  if survey(run) is None and (chart := _confused(method, run, comparison))]),
+        *_activation_figures(methods, first, comparison),
     ]  # fmt: skip
-    words = [WORDS, *(f"{c.label}, seed {run.seed}: {line}" for c, run in first if (line := _threshold(run)))]
-    missing = [line for c in methods for line in _missing(c)]
-    return Section("experts", "PKD's experts", words, figures, [_table(methods, setting)], missing=missing)
+    words = [WORDS, *(f"{method.label}, seed {run.seed}: {line}" for method, run in first if (line := _threshold(run)))]
+    missing = [line for method in methods for line in _missing(method)]
+    return Section("experts", "PKD's experts", words, figures, [_table(methods, comparison)], missing=missing)
 
 
 def _threshold(run: Result) -> str | None:
@@ -52,13 +57,13 @@ def _threshold(run: Result) -> str | None:
     return f"a pair of classes stands out if its mutual probability is above {100 * above:.3g} %."
 
 
-def _table(methods: Sequence[MethodRuns], setting: Comparison) -> Table:
+def _table(methods: Sequence[MethodRuns], comparison: Comparison) -> Table:
     rows: list[list[Cell]] = []
-    for c in methods:
-        for run in c.runs:
+    for method in methods:
+        for run in method.runs:
             for i, group in enumerate(groups(run)):
                 alike, taught = _mean_similarity(group, survey(run)), _share(_distilling(run), f"expert {i}")
-                rows.append([c.label, run.seed, i, ", ".join(setting.classes[k] for k in group), alike, taught])
+                rows.append([method.label, run.seed, i, ", ".join(comparison.classes[k] for k in group), alike, taught])
     columns = ["method", "seed", "expert", "classes", "mutual probability, %", "taught, % of sample visits"]
     return Table("groups", "Groups of weak classes", columns, rows)
 
@@ -67,39 +72,39 @@ def _as_figure(key: str, caption: str, charts: Sequence[Heat]) -> list[Figure]:
     return [Figure(key, caption, charts, 2)] if charts else []
 
 
-def similarity(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
+def similarity(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:
     """Draw the mutual probabilities that determine the groups."""
     probability = survey(run)
     assert probability is not None
-    title = f"{contender.label}, seed {run.seed}"
+    title = f"{method.label}, seed {run.seed}"
     mutual = 100 * mutual_probability(probability)
-    return _pairs(f"similarity-{contender.style}", title, "mutual probability, %", mutual, setting)
+    return _pairs(f"similarity-{method.style}", title, "mutual probability, %", mutual, comparison)
 
 
-def _confused(contender: MethodRuns, run: Result, setting: Comparison) -> Heat | None:
+def _confused(method: MethodRuns, run: Result, comparison: Comparison) -> Heat | None:
     """Draw the mutual confusion, for runs without recorded mutual probabilities."""
     warm = [row for row in run.evaluated if row.stage == "warm-up"]
     if not warm:
         return None
-    counts = warm[-1].tested.confusion.astype(np.float64)
+    counts = warm[-1].required_evaluation.confusion.astype(np.float64)
     mutual = 100 * mutual_probability(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)))
-    title = f"{contender.label}, seed {run.seed}"
-    return _pairs(f"warm-confusion-{contender.style}", title, "mutual confusion, %", mutual, setting)
+    title = f"{method.label}, seed {run.seed}"
+    return _pairs(f"warm-confusion-{method.style}", title, "mutual confusion, %", mutual, comparison)
 
 
-def _pairs(key: str, title: str, what: str, mutual: Floats, setting: Comparison) -> Heat:
+def _pairs(key: str, title: str, what: str, mutual: Floats, comparison: Comparison) -> Heat:
     cells = [[None if i == j else number(value, 3) for j, value in enumerate(row)] for i, row in enumerate(mutual)]
-    return Heat(key, title, "class", "class", what, setting.classes, setting.classes, cells)
+    return Heat(key, title, "class", "class", what, comparison.classes, comparison.classes, cells)
 
 
 def _activation_figures(
-    methods: Sequence[MethodRuns], first: Sequence[tuple[MethodRuns, Result]], setting: Comparison
+    methods: Sequence[MethodRuns], first: Sequence[tuple[MethodRuns, Result]], comparison: Comparison
 ) -> list[Figure]:
     found = lines(methods, activations)
     if not found:
         return []
     charts = [Lines("activations", "all experts", "round", "% of sample visits", found)]
-    charts += [chart for c, run in first if (chart := activations_by_expert(c, run, setting))]
+    charts += [chart for method, run in first if (chart := activations_by_expert(method, run, comparison))]
     return [Figure("activations", "How often a sample was taught by an expert", charts, 2)]
 
 
@@ -109,41 +114,39 @@ def activations(run: Result) -> Iterator[Point]:
         yield row.model_round, _share([row], "distilled")
 
 
-def activations_by_expert(contender: MethodRuns, run: Result, setting: Comparison) -> Lines | None:
+def activations_by_expert(method: MethodRuns, run: Result, comparison: Comparison) -> Lines | None:
     """Draw a curve per expert. Returns None if the run did not record which expert taught."""
     rows = [row for row in _distilling(run) if "expert 0" in row.tally]
     if not rows:
         return None
     rounds = [row.model_round for row in rows]
     drawn = [
-        Line(_expert_name(i, group, setting), rounds, [_share([row], f"expert {i}") for row in rows], style=i)
+        Line(_expert_name(i, group, comparison), rounds, [_share([row], f"expert {i}") for row in rows], style=i)
         for i, group in enumerate(groups(run))
     ]
-    key, title = f"activations-{contender.style}", f"each expert of {contender.label}, seed {run.seed}"
+    key, title = f"activations-{method.style}", f"each expert of {method.label}, seed {run.seed}"
     return Lines(key, title, "round", "% of sample visits", drawn)
 
 
-def _expert_name(expert: int, group: Sequence[int], setting: Comparison) -> str:
-    names = [setting.classes[c] for c in group[:MAX_NAMES]]
+def _expert_name(expert: int, group: Sequence[int], comparison: Comparison) -> str:
+    names = [comparison.classes[c] for c in group[:MAX_NAMES]]
     return f"{expert}: {', '.join(names)}{' …' if len(group) > MAX_NAMES else ''}"
 
 
-def _missing(contender: MethodRuns) -> Iterator[str]:
+def _missing(method: MethodRuns) -> Iterator[str]:
     """Say what the runs did not record."""
     lacking = {
-        "the mutual probabilities": [
-            run for run in contender.runs if _notes(run).get("groups") and survey(run) is None
-        ],
+        "the mutual probabilities": [run for run in method.runs if _notes(run).get("groups") and survey(run) is None],
         "how often each expert taught": [
-            run for run in contender.runs if any("expert 0" not in row.tally for row in _distilling(run))
+            run for run in method.runs if any("expert 0" not in row.tally for row in _distilling(run))
         ],
     }
     for what, runs in lacking.items():
         if runs:
-            yield f"{contender.label}, {_seeds(runs)}: {what}: not recorded by the version that made the run; repeat it"
-    silent = [run for run in contender.runs if _has_distilled(run) and not _distilling(run)]
+            yield f"{method.label}, {_seeds(runs)}: {what}: not recorded by the version that made the run; repeat it"
+    silent = [run for run in method.runs if _has_distilled(run) and not _distilling(run)]
     if silent:
-        yield f"{contender.label}, {_seeds(silent)}: how often experts taught: the sites do not share it"
+        yield f"{method.label}, {_seeds(silent)}: how often experts taught: the sites do not share it"
 
 
 def _seeds(runs: Sequence[Result]) -> str:
@@ -151,7 +154,7 @@ def _seeds(runs: Sequence[Result]) -> str:
 
 
 def survey(run: Result) -> Floats | None:
-    """Mean predictions [C, C] on training samples of each class, after the warm-up. None if no pair is known."""
+    """Mean predictions [C, C] on training samples of each class, after the warm-up, if recorded for any pair."""
     found = next((row.survey for row in run.history if row.survey), None)
     if found is None:
         return None

@@ -14,25 +14,25 @@ MAX_CLASSES = 20
 MAX_PANELS = 6
 
 
-def features(setting: Comparison) -> Section:
+def features(comparison: Comparison) -> Section:
     clouds: dict[str, list[Chart]] = {"tsne": [], "pca": []}
     missing = []
-    for contender in setting.methods[:MAX_PANELS]:
-        run = contender.first
+    for method in comparison.methods[:MAX_PANELS]:
+        run = method.first
         if run is None or not run.finished:
-            missing.append(f"{contender.label}: no finished run, so there is no model")
+            missing.append(f"{method.label}: no finished run, so there is no model")
             continue
         try:
             outputs = model_outputs(run)
         except UserError as error:
-            missing.append(f"{contender.label}: {error}")
+            missing.append(f"{method.label}: {error}")
             continue
-        title = f"{contender.label}, seed {run.seed}"
+        title = f"{method.label}, seed {run.seed}"
         for kind, places in (("tsne", outputs.tsne), ("pca", outputs.pca)):
-            clouds[kind].append(cloud_chart(f"{kind}-{contender.style}", title, places, outputs, setting))
+            clouds[kind].append(cloud_chart(f"{kind}-{method.style}", title, places, outputs, comparison))
     if not clouds["tsne"]:
         return Section("features", "Features", missing=missing)
-    left_out = len(setting.methods) - MAX_PANELS
+    left_out = len(comparison.methods) - MAX_PANELS
     if left_out > 0:
         missing.append(f"{left_out} more methods; only the first {MAX_PANELS} are drawn")
     words = [
@@ -46,25 +46,27 @@ def features(setting: Comparison) -> Section:
     return Section("features", "Features", words, figures, missing=missing)
 
 
-def cloud_chart(key: str, title: str, places: Floats, outputs: ModelOutputs, setting: Comparison) -> Points:
+def cloud_chart(key: str, title: str, places: Floats, outputs: ModelOutputs, comparison: Comparison) -> Points:
     labels = outputs.labels[: len(places)]
     clouds = []
-    for c, name in enumerate(setting.classes[:MAX_CLASSES]):
+    for c, name in enumerate(comparison.classes[:MAX_CLASSES]):
         of_class = places[labels == c]
         x, y = ([round(v, 2) for v in column] for column in of_class.T.tolist())
         clouds.append(Cloud(name, x, y, c))
     return Points(key, title, clouds)
 
 
-def distance_chart(contender: MethodRuns, outputs: ModelOutputs, setting: Comparison) -> Heat:
-    cells = [[number(v, 3) for v in row] for row in outputs.class_distances(len(setting.classes))]
-    key = f"distances-{contender.style}"
-    return Heat(key, contender.label, "class", "class", "distance of features", setting.classes, setting.classes, cells)
-
-
-def probability_chart(contender: MethodRuns, outputs: ModelOutputs, setting: Comparison) -> Heat:
-    cells = [[number(100 * v, 1) for v in row] for row in outputs.mean_probabilities(len(setting.classes))]
-    key, label = f"probabilities-{contender.style}", contender.label
+def distance_chart(method: MethodRuns, outputs: ModelOutputs, comparison: Comparison) -> Heat:
+    cells = [[number(v, 3) for v in row] for row in outputs.class_distances(len(comparison.classes))]
+    key = f"distances-{method.style}"
     return Heat(
-        key, label, "true class", "class", "mean probability, %", setting.classes, setting.classes, cells, "share"
+        key, method.label, "class", "class", "distance of features", comparison.classes, comparison.classes, cells
+    )
+
+
+def probability_chart(method: MethodRuns, outputs: ModelOutputs, comparison: Comparison) -> Heat:
+    cells = [[number(100 * v, 1) for v in row] for row in outputs.mean_probabilities(len(comparison.classes))]
+    key, label = f"probabilities-{method.style}", method.label
+    return Heat(
+        key, label, "true class", "class", "mean probability, %", comparison.classes, comparison.classes, cells, "share"
     )

@@ -14,9 +14,9 @@ Counts = npt.NDArray[np.int64]
 BUBBLES_UP_TO = 30
 
 
-def federation(setting: Comparison) -> Section:
-    counts = setting.label_counts
-    sites = next((run.sites for run in setting.runs if run.sites), ())
+def federation(comparison: Comparison) -> Section:
+    counts = comparison.label_counts
+    sites = next((run.sites for run in comparison.runs if run.sites), ())
     if counts is None and sites:
         words = [f"{len(sites)} sites: {', '.join(sites)}. They did not share their label counts, so no map is shown."]
         return Section("federation", "The federation", words)
@@ -24,7 +24,7 @@ def federation(setting: Comparison) -> Section:
         return Section("federation", "The federation", missing=[
             "the clients' label counts: the folder has no about.json and the data were not found; "
             "set FEDSKEW_DATA, or repeat the runs"])  # fmt: skip
-    run = next(run for run in setting.runs if run.label_counts is not None)
+    run = next(run for run in comparison.runs if run.label_counts is not None)
     groups = class_groups(counts)
     words = [
         f"{len(counts)} clients, {counts.shape[1]} classes, {int(counts.sum())} samples; split of seed {run.seed}. "
@@ -33,7 +33,7 @@ def federation(setting: Comparison) -> Section:
         f"On average a client lacks {groups['vacant'].mean():.1f} of {counts.shape[1]} classes and has "
         f"{groups['minority'].mean():.1f} minority and {groups['majority'].mean():.1f} majority classes.",
     ]
-    clients = setting.client_labels
+    clients = comparison.client_labels
     shares = [
         BarSeries(name, [int(v) for v in groups[name]], style=i)
         for i, name in enumerate(("majority", "minority", "vacant"))
@@ -43,7 +43,7 @@ def federation(setting: Comparison) -> Section:
         Figure(
             "map",
             "Samples by client and class",
-            [partition_map("map", "samples", counts, setting.classes, clients)],
+            [partition_map("map", "samples", counts, comparison.classes, clients)],
             wide=True,
         ),
         Figure("class-kinds", "Majority, minority and vacant classes per client", [kinds]),

@@ -13,13 +13,13 @@ from fedskew.report.sections.section import Point, Section, lines, percent
 from fedskew.results import Comparison, MethodRuns, Result
 
 KINDS = ("vacant", "minority", "majority")
-NEEDED = "local models were not evaluated; run with --eval-local"
+LOCAL_NOT_EVALUATED = "local models were not evaluated; run with --eval-local"
 
 
-def local(setting: Comparison) -> Section:
-    methods = [c for c in setting.methods if any(_rows(run) for run in c.tested)]
+def local(comparison: Comparison) -> Section:
+    methods = [method for method in comparison.methods if any(_rows(run) for run in method.counted)]
     if not methods:
-        return Section("local", "Local training", missing=[NEEDED])
+        return Section("local", "Local training", missing=[LOCAL_NOT_EVALUATED])
     words = [
         "Each client's model is evaluated before and after its local training. Under label skew it forgets the classes "
         "of which the client has no samples (vacant) or few (minority). A method for label skew retains them.",
@@ -30,7 +30,7 @@ def local(setting: Comparison) -> Section:
         Figure(
             "local-class",
             "Accuracy by class before and after local training, mean over clients",
-            _by_class(setting, methods),
+            _by_class(comparison, methods),
             2,
         ),
         Figure("forgetting", "Mean accuracy on a client's vacant classes after its training", [_vacant(methods)]),
@@ -43,13 +43,13 @@ def local(setting: Comparison) -> Section:
                 [Lines("drift", "drift diversity", "round", "Σ‖m‖² / ‖Σm‖²", drifting)],
             )
         )
-    missing = [f"{c.label}: {_reason(c)}" for c in setting.methods if c not in methods]
+    missing = [f"{method.label}: {_reason(method)}" for method in comparison.methods if method not in methods]
     return Section("local", "Local training", words, figures, missing=missing)
 
 
-def _reason(contender: MethodRuns) -> str:
-    requested = any(run.config.eval_local for run in contender.runs)
-    return "it has no local models" if requested and contender.tested else NEEDED
+def _reason(method: MethodRuns) -> str:
+    requested = any(run.config.eval_local for run in method.runs)
+    return "it has no local models" if requested and method.counted else LOCAL_NOT_EVALUATED
 
 
 def _rows(run: Result) -> list[RoundRow]:
@@ -58,34 +58,39 @@ def _rows(run: Result) -> list[RoundRow]:
 
 def _kinds(methods: list[MethodRuns]) -> Bars:
     series = []
-    for c in methods:
+    for method in methods:
         values = []
         for when in ("before", "after"):
             for kind in KINDS:
-                found = [one[when][kind] for run in c.tested for row in _rows(run)[-1:] for one in row.local or ()]
+                found = [
+                    one[when][kind] for run in method.counted for row in _rows(run)[-1:] for one in row.local or ()
+                ]
                 known = [v for v in found if v is not None]
                 values.append(percent(float(np.mean(known))) if known else None)
-        series.append(BarSeries(c.label, values, style=c.style))
+        series.append(BarSeries(method.label, values, style=method.style))
     categories = [f"{kind}, {when}" for when in ("before", "after") for kind in KINDS]
     return Bars("kinds", "by kind of class", "kind of class", "accuracy %", categories, series, (0, 100))
 
 
-def _by_class(setting: Comparison, methods: list[MethodRuns]) -> list[Bars]:
-    sides = (("before", "models before their update", _sent), ("after", "local models after their update", class_means))
+def _by_class(comparison: Comparison, methods: list[MethodRuns]) -> list[Bars]:
+    sides = (
+        ("before", "models before their update", _class_means_before),
+        ("after", "local models after their update", class_means_after),
+    )
     return [
-        Bars(f"local-class-{when}", title, "class", "accuracy %", setting.classes,
-             [BarSeries(c.label, accuracies(c), style=c.style) for c in methods], (0, 100))
+        Bars(f"local-class-{when}", title, "class", "accuracy %", comparison.classes,
+             [BarSeries(method.label, accuracies(method), style=method.style) for method in methods], (0, 100))
         for when, title, accuracies in sides
     ]  # fmt: skip
 
 
-def _sent(contender: MethodRuns) -> list[float | None]:
-    return _means([row.local_before or [] for run in contender.tested for row in _rows(run)[-1:]])
+def _class_means_before(method: MethodRuns) -> list[float | None]:
+    return _means([row.local_before or [] for run in method.counted for row in _rows(run)[-1:]])
 
 
-def class_means(contender: MethodRuns) -> list[float | None]:
+def class_means_after(method: MethodRuns) -> list[float | None]:
     """Class accuracies of the local models after their update, mean over clients and seeds."""
-    found = [one["class_accuracy"] for run in contender.tested for row in _rows(run)[-1:] for one in row.local or ()]
+    found = [one["class_accuracy"] for run in method.counted for row in _rows(run)[-1:] for one in row.local or ()]
     return _means(found)
 
 

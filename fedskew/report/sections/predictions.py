@@ -19,28 +19,28 @@ MAX_PANELS = 12
 MAX_WITH_NUMBERS = 10
 
 
-def confusion(setting: Comparison) -> Section:
-    panels = [confusion_chart(c, setting) for c in setting.methods[:MAX_PANELS] if c.tested]
+def confusion(comparison: Comparison) -> Section:
+    panels = [confusion_chart(method, comparison) for method in comparison.methods[:MAX_PANELS] if method.counted]
     if not panels:
         return Section("confusion", "Confusion", missing=["no run has been evaluated yet"])
     words = ["Rows are true classes and columns are predictions, in percent of the row, as means over the seeds."]
     return Section("confusion", "Confusion", words, [Figure("confusion", "Confusion matrices", panels, 3)])
 
 
-def confusion_chart(contender: MethodRuns, setting: Comparison) -> Heat:
-    matrices = [_shares(run.last.confusion) for run in contender.tested if run.last is not None]
+def confusion_chart(method: MethodRuns, comparison: Comparison) -> Heat:
+    matrices = [_shares(run.last.confusion) for run in method.counted if run.last is not None]
     cells = [[number(v, 1) for v in row] for row in np.mean(matrices, axis=0)]
     return Heat(
-        f"confusion-{contender.style}",
-        contender.label,
+        f"confusion-{method.style}",
+        method.label,
         "true class",
         "predicted class",
         "%",
-        setting.classes,
-        setting.classes,
+        comparison.classes,
+        comparison.classes,
         cells,
         "share",
-        show_numbers=len(setting.classes) <= MAX_WITH_NUMBERS,
+        show_numbers=len(comparison.classes) <= MAX_WITH_NUMBERS,
     )
 
 
@@ -53,18 +53,18 @@ def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]
     return shares
 
 
-def predictions(setting: Comparison) -> Section:
-    runs = [(c, run) for c in setting.methods[:MAX_PANELS] if (run := c.first) is not None]
+def predictions(comparison: Comparison) -> Section:
+    runs = [(method, run) for method in comparison.methods[:MAX_PANELS] if (run := method.first) is not None]
     if not runs:
         return Section("predictions", "Predictions over the rounds", missing=["no run has been evaluated yet"])
     panels: list[Heat] = []
     missing = []
-    labels = next((found for _, run in runs if (found := sampled_labels(run, setting))), None)
+    labels = next((found for _, run in runs if (found := sampled_labels(run, comparison))), None)
     if labels is None:
         missing.append("labels of the sampled clients: the run folder has no label counts")
     else:
         panels.append(labels)
-    panels += [predicted(c, run, setting) for c, run in runs]
+    panels += [predicted(method, run, comparison) for method, run in runs]
     words = [
         "The first panel shows the labels of each round's clients, the others what the global model predicts after "
         f"the round (seed {runs[0][1].seed}). If the predictions follow the labels of the round, the model forgets the "
@@ -81,23 +81,25 @@ def with_common_scale(panels: Sequence[Heat]) -> list[Heat]:
     return [replace(panel, top=top) for panel in panels]
 
 
-def sampled_labels(run: Result, setting: Comparison) -> Heat | None:
+def sampled_labels(run: Result, comparison: Comparison) -> Heat | None:
     counts = run.label_counts
     rows = [row for row in run.history if row.clients and row.is_global][:MAX_ROUNDS]
     if counts is None or not rows:
         return None
     held = np.array([counts[row.clients].sum(axis=0) for row in rows])
     names = [str(row.model_round) for row in rows]
-    return _by_round("sampled-labels", "labels of the sampled clients", setting, names, held)
+    return _by_round("sampled-labels", "labels of the sampled clients", comparison, names, held)
 
 
-def predicted(contender: MethodRuns, run: Result, setting: Comparison) -> Heat:
+def predicted(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:
     rounds = [t for t in sorted(run.evaluations) if t > 0][:MAX_ROUNDS]
     predictions_made = np.array([run.evaluations[t].confusion.sum(axis=0) for t in rounds]).reshape(len(rounds), -1)
-    key = f"predictions-{contender.style}"
-    return _by_round(key, f"predictions of {contender.label}", setting, list(map(str, rounds)), predictions_made)
+    key = f"predictions-{method.style}"
+    return _by_round(key, f"predictions of {method.label}", comparison, list(map(str, rounds)), predictions_made)
 
 
-def _by_round(key: str, title: str, setting: Comparison, rounds: list[str], counts: Counts) -> Heat:
-    shares = [[number(v, 1) for v in row] for row in _shares(counts).T] if len(counts) else [[]] * len(setting.classes)
-    return Heat(key, title, "class", "round", "% of the round", setting.classes, rounds, shares)
+def _by_round(key: str, title: str, comparison: Comparison, rounds: list[str], counts: Counts) -> Heat:
+    shares = (
+        [[number(v, 1) for v in row] for row in _shares(counts).T] if len(counts) else [[]] * len(comparison.classes)
+    )
+    return Heat(key, title, "class", "round", "% of the round", comparison.classes, rounds, shares)

@@ -20,21 +20,25 @@ _MEASURES: dict[str, Callable[[Result], float]] = {
 }
 
 
-def results(setting: Comparison) -> Section:
-    ranking = setting.ranking
+def results(comparison: Comparison) -> Section:
+    ranking = comparison.ranking
     tables = [_final(ranking)] if ranking else []
     words = ["Mean ± sample standard deviation over the seeds. The best round is chosen on the test set, as in papers."]
-    if len(setting.competing) > 1:
-        tables.append(_significance(setting))
+    if len(comparison.competing) > 1:
+        tables.append(_significance(comparison))
         words.append(
-            f"The second table compares the best method by {setting.metric.label} with each of the others, paired by "
-            "seed. p is two-sided, from Student's t test, and corrected by Holm's method for these comparisons. Each "
-            "interval has the level at which Holm's method tests that comparison, so it excludes 0 exactly if the "
+            f"The second table compares the best method by {comparison.metric.label} with each of the others, paired "
+            "by seed. p is two-sided, from Student's t test, and corrected by Holm's method for these comparisons. "
+            "Each interval has the level at which Holm's method tests that comparison, so it excludes 0 exactly if the "
             'difference is significant. "Seeds to settle it" is the number of seeds with which the difference would '
             f"be significant with a probability of {100 * POWER:.0f} %, if its mean and spread stay as they are."
         )
-        words += _few_seeds_note(len(setting.common_seeds))
-    missing = [f"{c.label}: no evaluated round in {c.runs[0].folder}" for c in setting.methods if not c.tested]
+        words += _few_seeds_note(len(comparison.common_seeds))
+    missing = [
+        f"{method.label}: no evaluated round in {method.runs[0].folder}"
+        for method in comparison.methods
+        if not method.counted
+    ]
     return Section("results", "Final results", words, tables=tables, missing=missing)
 
 
@@ -50,29 +54,29 @@ def _few_seeds_note(seeds: int) -> list[str]:
 
 def _final(ranking: Sequence[MethodRuns]) -> Table:
     """One row per method, with the numbers that at least one of them has."""
-    found = {name: [c.over_seeds(measure) for c in ranking] for name, measure in _MEASURES.items()}
+    found = {name: [method.over_seeds(measure) for method in ranking] for name, measure in _MEASURES.items()}
     shown = {name: values for name, values in found.items() if not all(math.isnan(value.mean) for value in values)}
     columns = ["method", "seeds", *shown, "compute", "MB moved", "training time, s"]
-    rows = [_row(c, [values[i] for values in shown.values()]) for i, c in enumerate(ranking)]
+    rows = [_row(method, [values[i] for values in shown.values()]) for i, method in enumerate(ranking)]
     return Table("final", "After the last round", columns, rows)
 
 
-def _row(contender: MethodRuns, measured: Sequence[MeanStd]) -> list[Cell]:
-    n = len(contender.tested)
-    totals = [[run.compute, run.bytes_moved / 1e6, run.seconds] for run in contender.tested]
+def _row(method: MethodRuns, measured: Sequence[MeanStd]) -> list[Cell]:
+    n = len(method.counted)
+    totals = [[run.compute, run.bytes_moved / 1e6, run.seconds] for run in method.counted]
     means = [number(sum(column) / n, 1) for column in zip(*totals, strict=True)]
     return [
-        contender.label,
+        method.label,
         n,
         *(value.in_percent(2) for value in measured),
         *(value or None for value in means),
     ]
 
 
-def _significance(setting: Comparison) -> Table:
-    best, *others = setting.competing
+def _significance(comparison: Comparison) -> Table:
+    best, *others = comparison.competing
     rows: list[list[Cell]] = []
-    for other, d in zip(others, setting.differences(), strict=True):
+    for other, d in zip(others, comparison.differences(), strict=True):
         if d is None:
             rows.append([other.label, None, None, None, None, None, "no seed in common", None])
             continue
@@ -80,7 +84,7 @@ def _significance(setting: Comparison) -> Table:
         won = f"{d.wins} of {d.seeds}"
         rows.append([other.label, won, number(100 * d.mean), *bounds, number(d.p, 4), _result(d), d.seeds_to_settle])
     columns = ["against", "seeds won", "difference, points", "interval from", "to", "p", "result", "seeds to settle it"]
-    title = f"{best.label}, the best by {setting.metric.label}, minus each of the others"
+    title = f"{best.label}, the best by {comparison.metric.label}, minus each of the others"
     return Table("significance", title, columns, rows)
 
 

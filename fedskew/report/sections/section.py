@@ -32,9 +32,9 @@ def percent(share: float | None) -> float | None:
     return None if share is None else number(100 * share)
 
 
-def mean_line(contender: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
+def mean_line(method: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
     """The mean over the method's runs, at points that all of them have, with a band from the lowest to the highest."""
-    curves = [c for run in contender.tested if (c := dict(curve(run)))]
+    curves = [c for run in method.counted if (c := dict(curve(run)))]
     if not curves:
         return None
     places = sorted(set.intersection(*(set(c) for c in curves)))
@@ -42,22 +42,22 @@ def mean_line(contender: MethodRuns, curve: Callable[[Result], Iterable[Point]])
     known = [[v for v in column if v is not None] for column in columns]
     mean = [number(sum(v) / len(v), 3) if v else None for v in known]
     if len(curves) == 1:
-        return Line(contender.label, places, mean, style=contender.style)
+        return Line(method.label, places, mean, style=method.style)
     low = [number(min(v), 3) if v else None for v in known]
     high = [number(max(v), 3) if v else None for v in known]
-    return Line(contender.label, places, mean, low, high, contender.style)
+    return Line(method.label, places, mean, low, high, method.style)
 
 
-def lines(contenders: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Point]]) -> list[Line]:
+def lines(methods: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Point]]) -> list[Line]:
     """One line per method, the mean of its finished runs, or of all runs while none is finished.
 
     If some runs are finished, each unfinished one gets its own line.
     """
     found: list[Line | None] = []
-    for contender in contenders:
-        found.append(mean_line(contender, curve))
-        for run in contender.runs:
-            if run not in contender.tested and (points := dict(curve(run))):
-                name = f"{contender.label}, seed {run.seed}, unfinished"
-                found.append(Line(name, list(points), list(points.values()), style=contender.style))
+    for method in methods:
+        found.append(mean_line(method, curve))
+        for run in method.runs:
+            if run not in method.counted and (points := dict(curve(run))):
+                name = f"{method.label}, seed {run.seed}, unfinished"
+                found.append(Line(name, list(points), list(points.values()), style=method.style))
     return [line for line in found if line is not None and len(line.x)]

@@ -16,33 +16,33 @@ PARTS = {
 }
 
 
-def timing(setting: Comparison) -> Section:
-    runs = setting.runs
+def timing(comparison: Comparison) -> Section:
+    runs = comparison.runs
     missing = []
     figures = []
     if all(row.time for run in runs for row in run.history if row.round) and any(len(r.history) > 1 for r in runs):
-        figures.append(Figure("time", "Seconds by part, mean over the seeds", [_parts(setting)]))
+        figures.append(Figure("time", "Seconds by part, mean over the seeds", [_parts(comparison)]))
     else:
         missing.append("time by part: an earlier version of fedskew made these runs and did not record it")
     columns = ["method", "seed", "rounds", "seconds", "seconds per round", "engine", "device", "folder"]
     rows = [
-        [c.label, run.seed, len(run.history) - 1, number(run.seconds, 1),
+        [method.label, run.seed, len(run.history) - 1, number(run.seconds, 1),
          number(run.seconds / max(1, len(run.history) - 1), 3),
          run.engine, run.config.device, str(run.folder)]
-        for c in setting.methods for run in c.runs
+        for method in comparison.methods for run in method.runs
     ]  # fmt: skip
     table = Table("runs", "The runs", columns, rows)
     return Section("timing", "Where the time went", figures=figures, tables=[table], missing=missing)
 
 
-def _parts(setting: Comparison) -> Bars:
-    labels = [c.label for c in setting.methods]
+def _parts(comparison: Comparison) -> Bars:
+    labels = [method.label for method in comparison.methods]
     series = []
     for i, (part, name) in enumerate(PARTS.items()):
         values = []
-        for c in setting.methods:
-            spent = [_seconds(row, part) for run in c.runs for row in run.history]
-            values.append(number(sum(spent) / len(c.runs), 3))
+        for method in comparison.methods:
+            spent = [_seconds(row, part) for run in method.runs for row in run.history]
+            values.append(number(sum(spent) / len(method.runs), 3))
         series.append(BarSeries(name, values, style=i))
     return Bars("time", "time by part", "method", "seconds", labels, series, stacked=True)
 

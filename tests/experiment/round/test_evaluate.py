@@ -41,14 +41,14 @@ def test_the_evaluation_is_that_of_the_module_on_the_test_set() -> None:
     while (stage := this.next_stage(state)) is not None:
         state, row = advance(this, state)
         expected = direct_confusion(this, state.models[stage.model].model, stage.labels)
-        assert row.tested.confusion.tolist() == expected.tolist()
+        assert row.required_evaluation.confusion.tolist() == expected.tolist()
         assert row.accuracy == pytest.approx(np.trace(expected) / expected.sum())
 
 
 def test_a_model_that_takes_its_batch_s_statistics_can_be_tested_on_any_number_of_samples() -> None:
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 4))
     _, rows = trained(image_federation(tests=1001), "fedavg", model, rounds=1)
-    assert np.sum(rows[0].tested.confusion) == 1001
+    assert np.sum(rows[0].required_evaluation.confusion) == 1001
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (3, [3, 5]), (9, [5])])
