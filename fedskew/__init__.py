@@ -93,7 +93,8 @@ _NAMES = {
 }
 """The public names by module. Each is imported when first used, so `fedskew --help` does not wait for torch.
 
-`methods` is the callable package `fedskew.methods`, because importing the package would hide a function."""
+`methods` is the package `fedskew.methods`, which is callable. A function of this name would be hidden as soon as the
+package is imported."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -1,4 +1,4 @@
-"""A file lock: one process at a time for what several processes share.
+"""A file lock, which lets one process at a time use what several processes share.
 
 The operating system drops a lock when its process ends, even by a crash. A forked worker does not inherit it.
 """

@@ -32,7 +32,7 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 
 def permutation(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
-    """Return a permutation of range(n), made from raw bits, because numpy promises never to change their stream."""
+    """Return a permutation of range(n). It is made from raw bits, whose stream numpy promises never to change."""
     return _order(np.random.Philox(_sequence(seed, purpose, key)).random_raw(n))
 
 
@@ -95,5 +95,5 @@ def fold(keys: Tensor, value: Tensor | int) -> Tensor:
 
 
 def uniform(keys: Tensor, draw: Tensor | int) -> Tensor:
-    """Return float32 numbers in [0, 1): draw number `draw` of each key, with the same bits on every device."""
+    """Return one float32 number in [0, 1) per key: its random number with index `draw`, the same on every device."""
     return (fold(keys, draw) >> 8).to(torch.float32) * (1.0 / (1 << 24))

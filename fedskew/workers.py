@@ -30,7 +30,7 @@ Report = Callable[[Message], None]
 """Sends progress to the pool. Reports in quick succession are dropped."""
 
 _SECONDS_BETWEEN_REPORTS = 0.25
-_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_BETWEEN_CHECKS = 0.5
 _LOG_TAIL = 2000
 """Characters at the end of a log that are searched for the cause of a crash."""
 GPU_WORKERS = 4
@@ -61,7 +61,7 @@ class PoolWatcher:
 
 
 class WorkerPool:
-    """Processes that stay between calls of `run`. If one dies, it is replaced, and only its request fails."""
+    """Processes that stay alive between calls of `run`. If one dies, it is replaced, and only its request fails."""
 
     def __init__(self, function: str, size: int, logs: Path) -> None:
         """`function` is `package.module:name`. It takes a request and a `Report`, and returns the answer."""
@@ -69,7 +69,7 @@ class WorkerPool:
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, WorkerProcess] = {}
         self._busy: dict[int, int] = {}
-        """The position of each busy worker's request, by the worker's place."""
+        """The position of each busy worker's request, by the worker's slot."""
 
     def run(self, requests: Sequence[Message], watcher: PoolWatcher, give_up_at: float | None = None) -> list[int]:
         """Run all requests, starting them in order.
@@ -80,10 +80,10 @@ class WorkerPool:
         while waiting or self._busy:
             if give_up_at is not None and time.time() > give_up_at:
                 return [*self._kill_busy(), *waiting]
-            for place in range(self._size):
-                if waiting and place not in self._busy:
-                    self._busy[place] = waiting.popleft()
-                    self._worker(place).send(requests[self._busy[place]])
+            for slot in range(self._size):
+                if waiting and slot not in self._busy:
+                    self._busy[slot] = waiting.popleft()
+                    self._worker(slot).send(requests[self._busy[slot]])
             for key, _ in self._selector.select(timeout=1.0):
                 self._receive(key.data, watcher)
         return []
@@ -91,8 +91,8 @@ class WorkerPool:
     def close(self) -> None:
         """End all processes. Those with a request are killed."""
         self._kill_busy()
-        for place in list(self._workers):
-            self._remove(place).dismiss()
+        for slot in list(self._workers):
+            self._remove(slot).dismiss()
         self._selector.close()
 
     def __enter__(self) -> Self:
@@ -101,47 +101,47 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _worker(self, place: int) -> WorkerProcess:
-        if place not in self._workers:
-            log = self._logs / f"worker-{place}.log"
-            worker = WorkerProcess(self._function, log, _environment(place, self._size))
-            self._workers[place] = worker
-            self._selector.register(worker.stream, selectors.EVENT_READ, place)
-        return self._workers[place]
+    def _worker(self, slot: int) -> WorkerProcess:
+        if slot not in self._workers:
+            log = self._logs / f"worker-{slot}.log"
+            worker = WorkerProcess(self._function, log, _environment(slot, self._size))
+            self._workers[slot] = worker
+            self._selector.register(worker.stream, selectors.EVENT_READ, slot)
+        return self._workers[slot]
 
-    def _receive(self, place: int, watcher: PoolWatcher) -> None:
-        worker = self._workers[place]
+    def _receive(self, slot: int, watcher: PoolWatcher) -> None:
+        worker = self._workers[slot]
         try:
             for message in worker.messages():
                 if "progress" in message:
-                    watcher.on_progress(self._busy[place], message["progress"])
+                    watcher.on_progress(self._busy[slot], message["progress"])
                     continue
-                request = self._busy.pop(place)
+                request = self._busy.pop(slot)
                 if message["broken"]:
-                    self._remove(place).kill()
+                    self._remove(slot).kill()
                 if "failed" in message:
                     watcher.on_failure(request, message["failed"])
                 else:
                     watcher.on_answer(request, message["answer"])
         except EOFError:
-            self._remove(place).kill()
-            if place in self._busy:
-                watcher.on_failure(self._busy.pop(place), worker.cause_of_death())
+            self._remove(slot).kill()
+            if slot in self._busy:
+                watcher.on_failure(self._busy.pop(slot), worker.cause_of_death())
 
     def _kill_busy(self) -> list[int]:
         killed = list(self._busy.values())
-        for place in list(self._busy):
-            self._remove(place).kill()
+        for slot in list(self._busy):
+            self._remove(slot).kill()
         self._busy.clear()
         return killed
 
-    def _remove(self, place: int) -> WorkerProcess:
-        worker = self._workers.pop(place)
+    def _remove(self, slot: int) -> WorkerProcess:
+        worker = self._workers.pop(slot)
         self._selector.unregister(worker.stream)
         return worker
 
 
-def _environment(place: int, workers: int) -> dict[str, str]:
+def _environment(slot: int, workers: int) -> dict[str, str]:
     """Give each worker a share of the cores and, on a machine with several GPUs, one GPU."""
     import torch
 
@@ -151,7 +151,7 @@ def _environment(place: int, workers: int) -> dict[str, str]:
     shares = {name: cores for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS") if name not in os.environ}
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        shares["CUDA_VISIBLE_DEVICES"] = str(place % gpus)
+        shares["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
     return {"OMP_WAIT_POLICY": "PASSIVE", **shares}
 
 
@@ -221,29 +221,29 @@ class WorkerProcess:
 
 
 def describe_error(error: Exception) -> str:
-    """Describe an error in one line: a user's mistake by its message, any other error with its type and place."""
+    """Describe an error in one line: a user's mistake by its message, any other error with its type, file and line."""
     if isinstance(error, UserError):
         return str(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
     message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    return f"{message} ({Path(place.filename).name}, line {place.lineno})"
+    return f"{message} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 def main() -> None:
     """Answer requests until stdin is closed."""
     messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep what libraries print out of the messages
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not mix with the messages
+    threading.Thread(target=_exit_after, args=(os.getppid(),), daemon=True).start()
     try:
         _serve(sys.argv[1], sys.stdin, messages)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)  # the parent informs the user, and the files on disk are valid
 
 
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent, which may have been killed, so that it holds no lock of a run folder."""
+def _exit_after(parent: int) -> None:
+    """Exit soon after the parent process does. An orphan would keep the lock of its run folder."""
     while os.getppid() == parent:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(_SECONDS_BETWEEN_CHECKS)
     os._exit(130)
 
 

@@ -209,7 +209,7 @@ def _dataset_json(entry: DatasetEntry, data_dir: str | None) -> dict[str, Any]:
 def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, int | None]:
     """The folder and the total size of the dataset's files, or two Nones if they are not on this machine."""
     from fedskew.data.catalogue import DATASETS
-    from fedskew.data.published.places import found_files
+    from fedskew.data.published.file_search import find_files
 
     if entry.made_of:
         parts = [_location(DATASETS[part], data_dir) for part in entry.made_of]
@@ -219,7 +219,7 @@ def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, in
         )
     if entry.published is None:
         return ("generated when loaded" if entry.name == "synthetic" else "part of scikit-learn"), None
-    files = found_files(entry.published, data_dir)
+    files = find_files(entry.published, data_dir)
     if not files:
         return None, None
     return str(Path(files[0]).parent), sum(path.stat().st_size for path in files if path.is_file())

@@ -24,9 +24,9 @@ from fedskew.data.published.digits import (
 )
 from fedskew.data.published.domains import DIGITS, load_domains
 from fedskew.data.published.download import RemoteFile
+from fedskew.data.published.file_search import Published, ensure_files
 from fedskew.data.published.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
 from fedskew.data.published.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
-from fedskew.data.published.places import Published, dataset_files
 from fedskew.data.published.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
 from fedskew.data.synthetic import CLASSES, SAMPLES, TEST_SHARE, load_synthetic
 from fedskew.errors import UserError, unknown
@@ -83,7 +83,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
             return entry.loader(partial(load, data_dir=data_dir), **options)
         if entry.published is None:
             return entry.loader(**options)
-        return entry.loader(dataset_files(entry.published, data_dir), **options)
+        return entry.loader(ensure_files(entry.published, data_dir), **options)
     path = Path(name).expanduser()
     if _exists(path):
         return load_own(path, options)

@@ -76,12 +76,12 @@ def read_counts(path: str | os.PathLike[str], data_classes: Sequence[str] = ()) 
 
     The data's classes, if known, help to tell a header from a row of counts, and names from counts.
     """
-    place = Path(path)
-    if place.is_dir():
-        return _read_folder(place)
-    if not place.exists():
+    source = Path(path)
+    if source.is_dir():
+        return _read_folder(source)
+    if not source.exists():
         raise UserError(f"no file or folder {str(path)!r}; {FORMS}")
-    return _read_table(place, data_classes)
+    return _read_table(source, data_classes)
 
 
 class _Row(NamedTuple):
@@ -90,7 +90,7 @@ class _Row(NamedTuple):
 
 
 def _read_table(path: Path, data_classes: Sequence[str]) -> LabelCounts:
-    rows = _cells(path)
+    rows = _read_rows(path)
     width = len(rows[0].cells)
     for row in rows:
         if len(row.cells) != width:
@@ -108,7 +108,7 @@ def _read_table(path: Path, data_classes: Sequence[str]) -> LabelCounts:
     return _without_totals(path, _Table(clients, classes, np.array(counts, np.int64), named, titled))
 
 
-def _cells(path: Path) -> list[_Row]:
+def _read_rows(path: Path) -> list[_Row]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
@@ -132,7 +132,8 @@ def _is_name(cell: str) -> bool:
 def _is_header(row: Sequence[str], data_classes: Sequence[str]) -> bool:
     """Return whether a row names the classes.
 
-    Numbers are names if they follow a heading for the clients, if they are 0, 1, 2 … or the data's classes.
+    Numbers count as class names if the first cell is a heading for the clients, if the numbers are 0, 1, 2 …, or if
+    they are the data's classes.
     """
     numbered = len(row) > 2 and list(row) == [str(c) for c in range(len(row))]
     listed = len(data_classes) > 0 and sorted(data_classes) in (sorted(row), sorted(row[1:]))
@@ -176,7 +177,7 @@ class _Table:
 
 
 def _without_totals(path: Path, table: _Table) -> LabelCounts:
-    """Leave out a row and a column of sums. Raise `UserError` if one is named as a sum (`_TOTALS`) but is not."""
+    """Leave out a row and a column of sums. Raise `UserError` if one is named as a sum but is not."""
     clients, classes, counts, notes = list(table.clients), list(table.classes), table.counts, []
     column = _total(f"{path}: column", classes if table.names_classes else None, counts.T)
     if column is not None:
@@ -232,7 +233,7 @@ def _by_number(name: str) -> tuple[bool, int, str]:
 
 def _histogram(path: Path) -> dict[str, int]:
     if path.suffix.lower() == ".csv":
-        rows = _cells(path)
+        rows = _read_rows(path)
         if any(len(row.cells) != 2 for row in rows):
             raise UserError(f"{path}: expected two columns, a class and its number of samples")
         rows = rows if _COUNT.fullmatch(rows[0].cells[1]) else rows[1:]
@@ -243,7 +244,7 @@ def _histogram(path: Path) -> dict[str, int]:
 
 
 def _is_sum(path: Path, name: str, histogram: dict[str, int]) -> bool:
-    """Return whether an entry is the sum of the others. Raise `UserError` if only its name says so (`_TOTALS`)."""
+    """Return whether an entry is the sum of the others. Raise `UserError` if it is named as a sum but is not."""
     if name.lower() not in _TOTALS:
         return False
     if histogram[name] != sum(histogram.values()) - histogram[name]:
@@ -256,7 +257,7 @@ def _json_histogram(path: Path) -> dict[str, int]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}; expected an object of classes and counts") from error
-    whole = isinstance(content, dict) and all(type(v) is int and v >= 0 for v in content.values())
-    if not whole:
+    valid = isinstance(content, dict) and all(type(v) is int and v >= 0 for v in content.values())
+    if not valid:
         raise UserError(f'{path}: expected an object such as {{"cat": 120, "dog": 0}}')
     return {str(name): int(v) for name, v in content.items()}

@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 CLASSES, SAMPLES, FEATURES, SEPARATION = 10, 4000, 20, 4.0
 TEST_SHARE = 0.25
-"""Test samples per training sample, unless the user gives their number."""
+"""The default number of test samples per training sample."""
 _PATCHES = 4
 """The number of random values along each side of an image. The pixels are interpolated between them."""
 _PIXEL_NOISE, _CONTRAST = 0.2, 40.0
@@ -133,6 +133,6 @@ def _images(points: Floats, shape: tuple[int, int, int], key: tuple[int, ...]) -
 
 def _blend(side: int) -> Floats:
     """Return the weights of the random values at each of `side` pixels, for linear interpolation."""
-    place = (np.arange(side) + 0.5) / side * _PATCHES - 0.5
-    distance = np.abs(np.clip(place, 0, _PATCHES - 1)[:, None] - np.arange(_PATCHES))
+    position = (np.arange(side) + 0.5) / side * _PATCHES - 0.5
+    distance = np.abs(np.clip(position, 0, _PATCHES - 1)[:, None] - np.arange(_PATCHES))
     return np.asarray(np.clip(1 - distance, 0, None), np.float64)

@@ -19,7 +19,7 @@ from typing import Any
 from fedskew.data import Dataset, Federation, load
 from fedskew.data.dataset import stratified_holdout
 from fedskew.data.partitions.saved import read_split
-from fedskew.data.published.places import cache_folder
+from fedskew.data.published.file_search import cache_folder
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation, partition_rule

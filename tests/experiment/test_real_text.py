@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from fedskew.data import DATASETS, Dirichlet, Federation, federation, load
-from fedskew.data.published.places import found_files
+from fedskew.data.published.file_search import find_files
 from fedskew.experiment.run import run
 
 METHODS = {
@@ -20,7 +20,7 @@ METHODS = {
 
 def _here(name: str) -> bool:
     published = DATASETS[name].published
-    return bool(os.environ.get("FEDSKEW_DATA")) and published is not None and bool(found_files(published, None))
+    return bool(os.environ.get("FEDSKEW_DATA")) and published is not None and bool(find_files(published, None))
 
 
 @cache

@@ -100,9 +100,9 @@ class Cutout:
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         height, width = images.shape[-2:]
-        places = draw_uniforms(keys, _CUTOUT_DRAWS, 2)
-        rows = self._covered(integers_below(height, places[:, :1]), height)
-        columns = self._covered(integers_below(width, places[:, 1:]), width)
+        draws = draw_uniforms(keys, _CUTOUT_DRAWS, 2)
+        rows = self._covered(integers_below(height, draws[:, :1]), height)
+        columns = self._covered(integers_below(width, draws[:, 1:]), width)
         covered = rows.unsqueeze(2) & columns.unsqueeze(1)
         return images.masked_fill(covered.unsqueeze(1), 0)
 

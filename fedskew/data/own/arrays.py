@@ -46,17 +46,17 @@ def array_dataset(
 
     Each part is (inputs, labels, name of the inputs, name of the labels), with the names for error messages. Inputs
     with two dimensions are a table, and with three dimensions grey images (n, height, width). With four dimensions, the
-    axis of size 1, 3 or 4 holds the channels. If both or neither axis could, `layout` ("nchw" or "nhwc") decides.
+    axis of size 1, 3 or 4 holds the channels. If both or neither have such a size, `layout` ("nchw" or "nhwc") decides.
     """
     labels = [read_labels(y, where, "row {}".format) for _, y, _, where in arrays]
     where = [name for _, _, name, _ in arrays]
-    kind, inputs = check_inputs([x for x, _, _, _ in arrays], where, layout)
+    kind, inputs = convert_inputs([x for x, _, _, _ in arrays], where, layout)
     parts = [Part(x, y, name) for x, y, name in zip(inputs, labels, where, strict=True)]
     return assemble(name, kind, parts, classes, test_fraction)
 
 
-def check_inputs(arrays: Sequence[Array], where: Sequence[str], layout: str | None) -> tuple[Kind, list[Array]]:
-    """Convert numbers to a table, or to uint8 images (n, channels, height, width). All arrays must have one form."""
+def convert_inputs(arrays: Sequence[Array], where: Sequence[str], layout: str | None) -> tuple[Kind, list[Array]]:
+    """Convert numbers to a table or to uint8 images (n, channels, height, width). All arrays must be of one form."""
     for array, name in zip(arrays, where, strict=True):
         if array.dtype.kind not in "biuf":
             raise UserError(f"{name}: values of type {array.dtype}; expected numbers")

@@ -1,4 +1,4 @@
-"""Assemble a dataset from a user's inputs and labels: number the labels, hold out a test set, scale the inputs."""
+"""Assemble a dataset from a user's inputs and labels: encode the labels, hold out a test set, scale inputs."""
 
 from __future__ import annotations
 

@@ -41,22 +41,22 @@ def load_image_folder(
 ) -> Dataset:
     """Load one folder of images per class, directly or under train/ and test/. The folder names are the classes."""
     size = parse_size(image_size)
-    halves = [folder]
+    folders = [folder]
     if (folder / "train").is_dir():
         test = next((folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()), None)
-        halves = [folder / "train", *([test] if test else [])]
-    found_names = tuple(sorted({name for half in halves for name in class_folders(half)}))
+        folders = [folder / "train", *([test] if test else [])]
+    found_names = tuple(sorted({name for part_folder in folders for name in class_folders(part_folder)}))
     names = class_list(classes) or found_names
     if not found_names:
         raise UserError(f"{folder}: no sub-folders, so there are no classes; expected {_FORMS}")
     if unlisted := [name for name in found_names if name not in names]:
         raise UserError(f"{folder}: folder {unlisted[0]!r} is not a listed class; expected {', '.join(names)}")
-    images = [labelled_images(half, names) for half in halves]
-    samples = [read_images(found, str(half), size) for found, half in zip(images, halves, strict=True)]
+    images = [labelled_images(part_folder, names) for part_folder in folders]
+    samples = [read_images(found, str(part_folder), size) for found, part_folder in zip(images, folders, strict=True)]
     pixels = same_channels([part.x.astype(np.uint8, copy=False) for part in samples])
     parts = [
-        Part(x, Labels(part.y, str(half), [str(path) for path, _ in found].__getitem__), str(half))
-        for x, part, half, found in zip(pixels, samples, halves, images, strict=True)
+        Part(x, Labels(part.y, str(part_folder), [str(path) for path, _ in found].__getitem__), str(part_folder))
+        for x, part, part_folder, found in zip(pixels, samples, folders, images, strict=True)
     ]
     return assemble(folder.resolve().name, "image", parts, names, test_fraction)
 

@@ -94,19 +94,19 @@ def load_samples(
     """Load torch Datasets whose items are pairs (input, label). An input is numbers, an image or a text."""
     samples = [_samples(data, where) for data, where in parts]
     names = class_list(classes) or _class_names(parts[0][0])
-    inputs, places = [x for x, _ in samples], [where for _, where in parts]
+    inputs, sources = [x for x, _ in samples], [where for _, where in parts]
     if isinstance(inputs[0][0], str):
         texts = [
             Part(list(map(str, x)), read_labels(y, where, "item {}".format), where)
-            for (x, y), where in zip(samples, places, strict=True)
+            for (x, y), where in zip(samples, sources, strict=True)
         ]
         return assemble(name, "text", texts, names, test_fraction, length, vocabulary)
     if is_image(inputs[0][0]):
         size, layout = parse_size(image_size), "nchw"
-        inputs = [_pixels(images, where, size) for images, where in zip(inputs, places, strict=True)]
+        inputs = [_pixels(images, where, size) for images, where in zip(inputs, sources, strict=True)]
         channels = max(len(image) for part in inputs for image in part)
         inputs = [[x if len(x) == channels else x.repeat(channels, axis=0) for x in part] for part in inputs]
-    arrays = [(_stack(x, where), y, where, where) for (_, y), x, where in zip(samples, inputs, places, strict=True)]
+    arrays = [(_stack(x, where), y, where, where) for (_, y), x, where in zip(samples, inputs, sources, strict=True)]
     return array_dataset(name, arrays, names, test_fraction, layout)
 
 

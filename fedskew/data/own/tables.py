@@ -9,7 +9,7 @@ import numpy as np
 
 from fedskew.data.dataset import Dataset
 from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
-from fedskew.data.own.arrays import check_inputs
+from fedskew.data.own.arrays import convert_inputs
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.labels import Labels, class_list, read_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY
@@ -83,7 +83,7 @@ def load_tables(
         pixels: list[Array] = [*same_channels([_decoded(table, inputs.names[0], size) for table in tables])]
     else:
         pixels = [_numbers(table, inputs.names) for table in tables]
-    kind, x = check_inputs(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
+    kind, x = convert_inputs(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
     parts = [Part(v, y, table.where) for v, y, table in zip(x, labels, tables, strict=True)]
     dataset = assemble(name, kind, parts, names, test_fraction)
     named = kind == "table" and dataset.input_shape == (len(inputs.names),)

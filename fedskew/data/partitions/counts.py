@@ -51,9 +51,9 @@ class Counts(CountedPartition):
 
     def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
         table = self._read(labels.names)
-        wanted = _by_class(table.counts, self._columns(table, labels.names), labels.classes)
-        self.require_samples((wanted > 0).sum(axis=0), labels.class_sizes, labels)
-        return _scaled(wanted, labels.class_sizes)[0]
+        requested = _by_class(table.counts, self._columns(table, labels.names), labels.classes)
+        self.require_samples((requested > 0).sum(axis=0), labels.class_sizes, labels)
+        return _scaled(requested, labels.class_sizes)[0]
 
     def _read(self, classes: Sequence[str]) -> LabelCounts:
         from fedskew.data.label_counts import read_counts
@@ -120,13 +120,13 @@ def _mapping_notes(
     classes = dataset.classes
     if len(table.classes) > len(classes):
         return [
-            f"{path} has {len(table.classes)} classes and {dataset.name} {len(classes)}: class i has the counts of "
-            f"columns i, i + {len(classes)} and so on; to keep them apart: --data synthetic --set "
+            f"{path} has {len(table.classes)} classes, but {dataset.name} has {len(classes)}: class i gets the counts "
+            f"of columns i, i + {len(classes)} and so on; to keep them apart: --data synthetic --set "
             f"data.classes={len(table.classes)}"
         ]
-    called = [classes[c] for c in column_class]
-    if table.names_classes and [name.lower() for name in table.classes] != [name.lower() for name in called]:
-        pairs = [f"{name} = {other}" for name, other in zip(table.classes, called, strict=True)]
+    mapped = [classes[c] for c in column_class]
+    if table.names_classes and [name.lower() for name in table.classes] != [name.lower() for name in mapped]:
+        pairs = [f"{name} = {other}" for name, other in zip(table.classes, mapped, strict=True)]
         more = f" and {len(pairs) - 10} more" if len(pairs) > 10 else ""
         return [f"{path}: classes of {dataset.name} stand in for yours: {', '.join(pairs[:10])}{more}"]
     left_out = [name for c, name in enumerate(classes) if c not in column_class]

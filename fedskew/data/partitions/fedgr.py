@@ -83,31 +83,31 @@ class DoubleImbalance(FewLabels):
         return _power_law(dealt, labels, self.exponent, seed)
 
 
-def _deal_labels(rule: Partition, clients: int, each: int, labels: Labels, seed: int) -> IntArray:
-    """Deal `each` labels to every client: [clients, each].
+def _deal_labels(rule: Partition, clients: int, per_client: int, labels: Labels, seed: int) -> IntArray:
+    """Deal `per_client` labels to every client: [clients, per_client].
 
     Clients take consecutive entries of random orders of the classes. A client whose entries span two orders skips, in
     the second one, the labels that it already has.
     """
-    rule.require_labels(each, labels)
+    rule.require_labels(per_client, labels)
     rule.require_clients(clients, len(labels))
     classes = labels.classes
-    orders = random_orders(-(-clients * each // classes), classes, seed, "partition fedgr labels")
-    for i in range(1, len(orders) if classes % each else 0):
-        held = orders[i - 1, classes - i * classes % each :]
-        new = orders[i][np.isin(orders[i], held, invert=True)][: each - len(held)]
+    orders = random_orders(-(-clients * per_client // classes), classes, seed, "partition fedgr labels")
+    for i in range(1, len(orders) if classes % per_client else 0):
+        held = orders[i - 1, classes - i * classes % per_client :]
+        new = orders[i][np.isin(orders[i], held, invert=True)][: per_client - len(held)]
         orders[i] = np.concatenate([new, orders[i][np.isin(orders[i], new, invert=True)]])
-    dealt = orders.ravel()[: clients * each].reshape(clients, each)
+    dealt = orders.ravel()[: clients * per_client].reshape(clients, per_client)
     rule.require_samples(np.bincount(dealt.ravel(), minlength=classes), labels.class_sizes, labels)
     return dealt
 
 
 def _power_law(dealt: IntArray, labels: Labels, exponent: float, seed: int) -> IntArray:
     """Return the counts. The quantities of each client's labels follow a power law."""
-    clients, each = dealt.shape
+    clients, per_client = dealt.shape
     owners = np.maximum(np.bincount(dealt.ravel(), minlength=labels.classes), 1)
     largest = labels.class_sizes // owners
-    rank = 1.0 + random_orders(clients, each, seed, "partition fedgr quantities")
+    rank = 1.0 + random_orders(clients, per_client, seed, "partition fedgr quantities")
     counts = np.zeros((clients, labels.classes), np.int64)
     quantities = np.maximum(1, largest[dealt] / rank**exponent).astype(np.int64)
     counts[np.arange(clients)[:, None], dealt] = quantities

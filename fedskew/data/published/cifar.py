@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in the publisher's binary version (the Python version is pickled)."""
+"""CIFAR-10 and CIFAR-100, in the publisher's binary version (the version for Python is a pickle)."""
 
 from __future__ import annotations
 

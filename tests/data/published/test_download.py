@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.data.published.download import RemoteFile, fetch
-from fedskew.data.published.places import Published, dataset_files
+from fedskew.data.published.file_search import Published, ensure_files
 from fedskew.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000
@@ -147,7 +147,7 @@ def test_runs_that_start_together_download_once(server: Server, cache: Path) -> 
     file = RemoteFile("file.bin", (server.url,), MD5)
     published = Published("things", ((("file.bin",),),), (), (file,))
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: dataset_files(published, None), range(4)))
+        found = list(pool.map(lambda _: ensure_files(published, None), range(4)))
     assert found == [[cache / "things" / "file.bin"]] * 4
     assert server.requested == [None]
 
@@ -159,7 +159,7 @@ def test_a_downloaded_archive_leaves_its_files_only(server: Server, cache: Path)
     server.content = packed.getvalue()
     file = RemoteFile("things.zip", (server.url,), "md5:" + hashlib.md5(server.content).hexdigest())
     published = Published("things", ((("a.bin",),),), ("raw",), (file,))
-    assert dataset_files(published, None) == [cache / "things" / "raw" / "a.bin"]
+    assert ensure_files(published, None) == [cache / "things" / "raw" / "a.bin"]
     assert names(cache) == {".things.lock", "things"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from archives import unpacks_tar
 
 from fedskew.data.published.download import RemoteFile, extract
-from fedskew.data.published.places import Published, dataset_files
+from fedskew.data.published.file_search import Published, ensure_files
 from fedskew.errors import UserError
 
 NOWHERE = "http://127.0.0.1:9/"
@@ -42,43 +42,43 @@ def pack(path: Path, names: tuple[str, ...]) -> Path:
 @pytest.mark.parametrize("folder", ["", "things", "Things/raw", "things/Things/raw"])
 def test_files_are_found_in_the_folder_itself_and_in_the_usual_ones(cache: Path, tmp_path: Path, folder: str) -> None:
     expected = put(tmp_path / "data" / folder)
-    assert dataset_files(published(), tmp_path / "data") == expected
+    assert ensure_files(published(), tmp_path / "data") == expected
 
 
 def test_a_folder_of_its_own_comes_before_files_that_merely_bear_the_names(cache: Path, tmp_path: Path) -> None:
     put(tmp_path / "data")
     expected = put(tmp_path / "data" / "things")
-    assert dataset_files(published(), tmp_path / "data") == expected
+    assert ensure_files(published(), tmp_path / "data") == expected
 
 
 def test_the_given_folder_comes_before_the_environment_and_that_before_the_cache(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distribution = put(tmp_path / "usr")
-    assert dataset_files(published((tmp_path / "usr",)), None) == distribution
+    assert ensure_files(published((tmp_path / "usr",)), None) == distribution
     cached = put(cache / "things")
-    assert dataset_files(published((tmp_path / "usr",)), None) == cached
+    assert ensure_files(published((tmp_path / "usr",)), None) == cached
     shared = put(tmp_path / "shared")
     monkeypatch.setenv("FEDSKEW_DATA", str(tmp_path / "shared"))
-    assert dataset_files(published(), None) == shared
+    assert ensure_files(published(), None) == shared
     given = put(tmp_path / "given")
-    assert dataset_files(published(), tmp_path / "given") == given
+    assert ensure_files(published(), tmp_path / "given") == given
 
 
 def test_half_of_the_files_is_not_the_dataset(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "a.bin").write_text("a")
     cached = put(cache)
-    assert dataset_files(published(), tmp_path / "half") == cached
+    assert ensure_files(published(), tmp_path / "half") == cached
 
 
 @unpacks_tar
 def test_an_archive_is_unpacked_into_the_cache_once(cache: Path, tmp_path: Path) -> None:
     archive = pack(tmp_path / "data" / "things.tar.gz", ("Things/raw/a.bin", "Things/raw/b.bin"))
-    found = dataset_files(published(), tmp_path / "data")
+    found = ensure_files(published(), tmp_path / "data")
     assert found == [cache / "things/Things/raw/a.bin", cache / "things/Things/raw/b.bin"]
     archive.write_bytes(b"no longer needed")
-    assert dataset_files(published(), tmp_path / "data") == found
+    assert ensure_files(published(), tmp_path / "data") == found
     assert {path.name for path in cache.iterdir()} == {".things.lock", "things"}
 
 
@@ -86,17 +86,17 @@ def test_an_archive_is_unpacked_into_the_cache_once(cache: Path, tmp_path: Path)
 def test_an_archive_of_something_else_is_refused(cache: Path, tmp_path: Path) -> None:
     pack(tmp_path / "things.tar.gz", ("other.bin",))
     with pytest.raises(UserError, match=r"things.tar.gz: does not contain the files of things"):
-        dataset_files(published(), tmp_path)
+        ensure_files(published(), tmp_path)
 
 
 def test_a_data_folder_that_does_not_exist_is_named(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'.*nowhere' does not exist"):
-        dataset_files(published(), tmp_path / "nowhere")
+        ensure_files(published(), tmp_path / "nowhere")
 
 
 def test_files_that_are_nowhere_are_asked_for_by_name(cache: Path) -> None:
     with pytest.raises(UserError, match=f"put things.tar.gz into {cache}"):
-        dataset_files(published(), None)
+        ensure_files(published(), None)
 
 
 @unpacks_tar

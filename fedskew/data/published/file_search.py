@@ -42,12 +42,12 @@ def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     return [Path(folder) for folder in given if folder]
 
 
-def found_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path] | None:
+def find_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path] | None:
     """Return the dataset's files, or None if they are missing. Nothing is unpacked or downloaded."""
     return _first_match(published, list(_folders(published, roots(data_dir))))
 
 
-def dataset_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path]:
+def ensure_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """Return the dataset's files, in the order of their layout. They are unpacked or downloaded if necessary."""
     folders = list(_folders(published, roots(data_dir)))
     if found := _first_match(published, folders):
