@@ -17,7 +17,7 @@ from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import Method, Objective, Part, Regulariser, make_method
 from fedskew.methods.parts import SGD_OPTIMIZERS
-from fedskew.models import Inputs, check_model, has_features, make_model
+from fedskew.models import DataShape, check_model, has_features, make_model
 
 DEFAULT_CLIENTS = 20
 
@@ -64,11 +64,11 @@ def prepare(
     devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
     check_participants(config.clients_per_round, fed.clients)
-    inputs = model_inputs(fed.dataset)
+    shape = data_shape(fed.dataset)
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
     if model is not None:
-        check_model(model, inputs)
-    module = make_model(name, inputs, config.seed) if model is None else model
+        check_model(model, shape)
+    module = make_model(name, shape, config.seed) if model is None else model
     for part in chosen.parts:
         part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
     if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in chosen.parts for m in part.members):
@@ -105,9 +105,9 @@ def _cpu_seconds(config: Config, fed: Federation, module: nn.Module) -> float:
     return estimated_seconds(module, torch.tensor(sample).to(kind), steps, passes * float(fed.sizes.mean()))
 
 
-def model_inputs(dataset: Dataset) -> Inputs:
-    """The inputs and outputs that a model for this dataset must have."""
-    return Inputs(dataset.input_shape, len(dataset.classes), dataset.vocabulary)
+def data_shape(dataset: Dataset) -> DataShape:
+    """The shape of a sample and the number of classes, for which a model is made."""
+    return DataShape(dataset.input_shape, len(dataset.classes), dataset.vocabulary)
 
 
 def suitable_model(dataset: Dataset) -> str:

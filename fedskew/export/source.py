@@ -20,7 +20,7 @@ def load(folder: str | Path = HERE) -> RawInputs:
     """Load the trained model on the CPU, in eval mode. Its `.model` expects samples already scaled and normalised."""
     about = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))
     form = about["inputs"]
-    inputs = Inputs(tuple(form["shape"]), len(about["classes"]), form["vocabulary"])
+    data = DataShape(tuple(form["shape"]), len(about["classes"]), form["vocabulary"])
     model = {construction}
     model.load_state_dict(load_file(Path(folder) / "model.safetensors"))
     return RawInputs(model, form).eval()
@@ -58,7 +58,7 @@ def model_source(name: str, with_words: bool = False, encoders: int = 0) -> str:
     factory = MODELS[name].factory
     modules = [base, sys.modules[factory.__module__], raw_inputs, *([words] if with_words else [])]
     parts = [_Source(inspect.getsource(module)) for module in modules]
-    construction = f"{factory.__name__}(inputs)"
+    construction = f"{factory.__name__}(data)"
     if encoders:
         parts.append(_side_by_side())
         construction = f"side_by_side([{construction} for _ in range({encoders})])"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedskew.experiment.config import Config
-from fedskew.experiment.preparation import model_inputs
+from fedskew.experiment.preparation import data_shape
 from fedskew.flower.contract import Contract
 from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
 from fedskew.flower.settings import FederationSettings
@@ -74,7 +74,7 @@ def noise_warning(settings: FederationSettings, contract: Contract, config: Conf
     if settings.privacy == "none":
         return None
     sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
-    parameters = parameter_count(make_model(config.model, model_inputs(contract.blank())))
+    parameters = parameter_count(make_model(config.model, data_shape(contract.blank())))
     ratio = noise_to_signal(settings.privacy, settings.noise, sites, parameters)
     if ratio <= 1:
         return None

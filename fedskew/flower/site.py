@@ -21,7 +21,7 @@ from fedskew.data.federation import Federation
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic, survey
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.preparation import model_inputs
+from fedskew.experiment.preparation import data_shape
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.experiment.round.sampler import draw_samples
 from fedskew.flower.contract import Contract
@@ -166,7 +166,7 @@ class Workplace:
         everything = Federation(dataset, federation.indices, federation.partition, federation.seed)
         self._held: dict[tuple[int, ...] | None, Federation] = {None: everything}
         self.method = make_method(self.config.method, self.config.method_params)
-        model = make_model(self.config.model, model_inputs(dataset), self.config.seed)
+        model = make_model(self.config.model, data_shape(dataset), self.config.seed)
         self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
         self._runtime = self.runtimes.runtime(model, "plain")
         self._wide: tuple[Tensors, ModelRuntime] | None = None

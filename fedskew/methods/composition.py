@@ -112,8 +112,8 @@ def canonical_name(name: str) -> str:
 
 def _sort_entries(entries: list[Entry]) -> list[Entry]:
     """Sort by slot, and drop FedAvg, which sets nothing, unless it is the only one."""
-    setting = [entry for entry in entries if entry.parts] or entries[:1]
-    return sorted(setting, key=lambda entry: min((_ORDER.index(slot_name(part)) for part in entry.parts), default=0))
+    with_parts = [entry for entry in entries if entry.parts] or entries[:1]
+    return sorted(with_parts, key=lambda entry: min((_ORDER.index(slot_name(part)) for part in entry.parts), default=0))
 
 
 def combined_entry(name: str) -> Entry:

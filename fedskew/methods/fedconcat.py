@@ -9,7 +9,7 @@ Diao et al., "Exploiting label skews in federated learning with model concatenat
 
 The final model has one encoder per cluster, so inference takes one forward pass per cluster.
 
-Sent to the server: its label counts once, then the model; in the last stage only the head.
+Sent to the server: the client's label counts once, then the model; in the last stage only the head.
 Extra compute: in the last stage one forward pass of every encoder per sample.
 """
 

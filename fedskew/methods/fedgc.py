@@ -11,7 +11,7 @@ U^k are the rows of client k's head. R is FedGR's repulsion (fedgr.py), which wa
 of client k with the other clients' rows of other labels. In the paper no two clients share a label, so every row has
 one owner. If clients share labels, the mean over a row's owners gives one common model.
 
-Sent to the server: the model and which labels it has.
+Sent to the server: the model and which labels the client has.
 Extra compute: one gradient step on the participants' heads, on the server.
 """
 

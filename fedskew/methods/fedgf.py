@@ -10,7 +10,7 @@ In the first round c = 0, which is FedSAM. During the first W rounds, c is the s
 clients drift depends on how long they train. So T_D is by default the published value (0.3 for 8 steps with a learning
 rate of 0.01), scaled to the length of this run's local training.
 
-Sent to the server: the model and its number of steps.
+Sent to the server: the model and the client's number of steps.
 Extra compute: one more forward and backward pass.
 """
 

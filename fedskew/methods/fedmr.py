@@ -12,7 +12,7 @@ of the last round's participants that have the class. If none has it, the previo
 entropy, or the loss of the objective that FedMR is combined with. The authors' code has only L_intra. L_inter, a
 margin between classes, is our reading of the paper's text (docs/fidelity.md).
 
-Sent to the server: the model; with L_inter also the mean feature of each of its classes.
+Sent to the server: the model; with L_inter also the mean feature of each of the client's classes.
 Extra compute: negligible; with L_inter one forward pass of each sample per round.
 """
 

@@ -25,7 +25,7 @@ class FedProx(Solver):
     """SGD with a proximal pull towards the received model."""
 
     mu: float = 0.01
-    """The FedVLS paper uses 0.01, and FedLMD's 0.5."""
+    """The FedVLS paper uses 0.01, and the FedLMD paper 0.5."""
 
     def __post_init__(self) -> None:
         expect(self.mu >= 0, "mu", self.mu, "a number ≥ 0")

@@ -26,7 +26,7 @@ class FedRS(Objective):
     """Cross entropy with the logits of vacant classes scaled down."""
 
     alpha: float = 0.7
-    """The FedVLS paper uses 0.7, and FedLMD's 0.5 or 0.9. With 1 it is FedAvg."""
+    """The FedVLS paper uses 0.7, and the FedLMD paper 0.5 or 0.9. With 1 it is FedAvg."""
     soft: bool = False
     """Scale by the class's count instead of its presence, as in the authors' later code."""
 

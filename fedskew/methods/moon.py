@@ -29,9 +29,9 @@ class MOON(Objective):
     """Cross entropy and a contrast between the features of the global and of the client's previous model."""
 
     mu: float = 0.01
-    """The FedVLS paper uses 0.01, and FedLMD's 0.1."""
+    """The FedVLS paper uses 0.01, and the FedLMD paper 0.1."""
     temperature: float = 0.5
-    """The FedVLS paper uses 0.5, and FedLMD's mostly 1."""
+    """The FedVLS paper uses 0.5, and the FedLMD paper mostly 1."""
     teacher_mode: Mode = "train"
     """The BatchNorm mode of both frozen models. A client does not keep the running statistics of its previous model."""
 

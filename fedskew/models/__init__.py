@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fedskew.models.base import Classifier, Inputs, has_features
+from fedskew.models.base import Classifier, DataShape, has_features
 from fedskew.models.catalogue import MODELS, ModelEntry, fits, input_kind, make_model, parameter_count
 from fedskew.models.custom import check_model
 
 __all__ = [
     "MODELS",
     "Classifier",
-    "Inputs",
+    "DataShape",
     "ModelEntry",
     "check_model",
     "fits",

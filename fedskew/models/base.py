@@ -28,8 +28,8 @@ def has_features(model: nn.Module) -> TypeGuard[Classifier]:
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What a model factory needs to know about the data."""
+class DataShape:
+    """The shape of a sample and the number of classes: what a model factory needs to know about the data."""
 
     shape: tuple[int, ...]
     """The shape of one sample: (channels, height, width), (features,), or (length,) for text."""
@@ -38,4 +38,4 @@ class Inputs:
     """The number of different tokens, for text."""
 
 
-Factory = Callable[[Inputs], nn.Module]
+Factory = Callable[[DataShape], nn.Module]

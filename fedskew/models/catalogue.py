@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedskew.errors import UserError, unknown
-from fedskew.models.base import Factory, Inputs
+from fedskew.models.base import DataShape, Factory
 from fedskew.models.cnn import cnn, convnet_l
 from fedskew.models.custom import custom_factory
 from fedskew.models.dnn import dnn
@@ -73,39 +73,39 @@ _ENTRIES = (
 MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ENTRIES}
 
 
-def make_model(name: str, inputs: Inputs, seed: int = 0) -> nn.Module:
+def make_model(name: str, data: DataShape, seed: int = 0) -> nn.Module:
     """Make the model called `name`, or call a user's `package.module:factory`, with initial weights from `seed`."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        factory = custom_factory(name) if ":" in name else _fitting_factory(name, inputs)
+        factory = custom_factory(name) if ":" in name else _fitting_factory(name, data)
         # Seed after importing a user's module, which may draw random numbers. Do not use torch.manual_seed, which
         # would also reseed the accelerators.
         torch.default_generator.manual_seed(integer_key(seed, "init"))
-        return factory(inputs)
+        return factory(data)
 
 
-def input_kind(inputs: Inputs) -> InputKind:
+def input_kind(data: DataShape) -> InputKind:
     """Infer the kind of data from the shape of a sample."""
-    if len(inputs.shape) == 3:
+    if len(data.shape) == 3:
         return "image"
-    return "text" if inputs.vocabulary else "table"
+    return "text" if data.vocabulary else "table"
 
 
-def fits(entry: ModelEntry, inputs: Inputs) -> bool:
+def fits(entry: ModelEntry, data: DataShape) -> bool:
     """Return whether the model accepts these inputs."""
-    kind = input_kind(inputs)
-    large_enough = kind != "image" or min(inputs.shape[1:]) >= entry.smallest_side
+    kind = input_kind(data)
+    large_enough = kind != "image" or min(data.shape[1:]) >= entry.smallest_side
     return kind in entry.kinds and large_enough
 
 
-def _fitting_factory(name: str, inputs: Inputs) -> Factory:
+def _fitting_factory(name: str, data: DataShape) -> Factory:
     """Return the model's factory. Raise `UserError` if the model does not accept these inputs."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     entry = MODELS[name]
-    if not fits(entry, inputs):
-        fitting = sorted(other.name for other in MODELS.values() if fits(other, inputs))
+    if not fits(entry, data):
+        fitting = sorted(other.name for other in MODELS.values() if fits(other, data))
         raise UserError(
-            f"model {name!r} does not accept {input_kind(inputs)} inputs of shape {inputs.shape}; "
+            f"model {name!r} does not accept {input_kind(data)} inputs of shape {data.shape}; "
             f"expected {entry.takes}. Models that fit: {', '.join(fitting)}"
         )
     return entry.factory

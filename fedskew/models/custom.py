@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.errors import UserError, unknown
-from fedskew.models.base import Factory, Inputs
+from fedskew.models.base import DataShape, Factory
 from fedskew.user_code import current_directory_importable, describe, import_user_module
 
 
@@ -19,25 +19,25 @@ def custom_factory(name: str) -> Factory:
     """Return a factory that calls the user's factory and checks its model on two samples of zeros."""
     user_factory = _find_factory(name)
 
-    def factory(inputs: Inputs) -> nn.Module:
+    def factory(data: DataShape) -> nn.Module:
         with current_directory_importable():
-            model = _call(user_factory, name, inputs)
+            model = _call(user_factory, name, data)
             if not isinstance(model, nn.Module):
                 raise UserError(f"model {name!r} returned a {type(model).__name__}; expected a torch.nn.Module")
-            _check_output(model, name, inputs)
+            _check_output(model, name, data)
         return model
 
     return factory
 
 
-def check_model(model: object, inputs: Inputs) -> None:
+def check_model(model: object, data: DataShape) -> None:
     """Raise `UserError` if the object is not a model, or does not accept these inputs."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model is {model!r}; expected a model's name or a torch.nn.Module")
     name = type(model).__name__
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"model {name!r} has no trainable parameter; expected at least one with requires_grad")
-    _check_output(copy.deepcopy(model).to("cpu", torch.get_default_dtype()), name, inputs)
+    _check_output(copy.deepcopy(model).to("cpu", torch.get_default_dtype()), name, data)
 
 
 def _find_factory(name: str) -> Callable[..., object]:
@@ -62,16 +62,16 @@ def _factories(module: ModuleType) -> list[str]:
     ]
 
 
-def _call(factory: Callable[..., object], name: str, inputs: Inputs) -> object:
-    arguments = (inputs,) if _takes_inputs(factory) else ()
+def _call(factory: Callable[..., object], name: str, data: DataShape) -> object:
+    arguments = (data,) if _takes_data_shape(factory) else ()
     try:
         return factory(*arguments)
     except Exception as error:
-        raise UserError(f"model {name!r} cannot be created for {inputs}: {describe(error)}") from error
+        raise UserError(f"model {name!r} cannot be created for {data}: {describe(error)}") from error
 
 
-def _takes_inputs(factory: Callable[..., object]) -> bool:
-    """Return whether the factory requires an argument, or accepts one called `inputs`."""
+def _takes_data_shape(factory: Callable[..., object]) -> bool:
+    """Return whether to pass the `DataShape`: the factory requires an argument, or its first one is called `inputs`."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except ValueError:  # builtins without a signature
@@ -80,19 +80,19 @@ def _takes_inputs(factory: Callable[..., object]) -> bool:
     return bool(positional) and (positional[0].default is inspect.Parameter.empty or positional[0].name == "inputs")
 
 
-def _check_output(model: nn.Module, name: str, inputs: Inputs) -> None:
-    samples = torch.zeros(2, *inputs.shape, dtype=torch.int64 if inputs.vocabulary else torch.get_default_dtype())
+def _check_output(model: nn.Module, name: str, data: DataShape) -> None:
+    samples = torch.zeros(2, *data.shape, dtype=torch.int64 if data.vocabulary else torch.get_default_dtype())
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
             logits = model(samples)
     except Exception as error:
-        raise UserError(f"model {name!r} does not accept inputs of shape {inputs.shape}: {describe(error)}") from error
+        raise UserError(f"model {name!r} does not accept inputs of shape {data.shape}: {describe(error)}") from error
     finally:
         for module, training in modes.items():
             module.training = training
-    expected = (2, inputs.classes)
+    expected = (2, data.classes)
     returned = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if returned != expected:
         raise UserError(f"model {name!r} returns {returned} for a batch of 2; expected {expected}, samples × classes")

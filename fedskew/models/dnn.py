@@ -6,16 +6,16 @@ from math import prod
 
 from torch import nn
 
-from fedskew.models.base import Classifier, Inputs
+from fedskew.models.base import Classifier, DataShape
 
 
-def dnn(inputs: Inputs, width: int = 200) -> Classifier:
+def dnn(data: DataShape, width: int = 200) -> Classifier:
     """Make a network with two hidden layers on the flattened sample, which may have any size."""
     encoder = nn.Sequential(
         nn.Flatten(),
-        nn.Linear(prod(inputs.shape), width),
+        nn.Linear(prod(data.shape), width),
         nn.ReLU(),
         nn.Linear(width, width),
         nn.ReLU(),
     )
-    return Classifier(encoder, nn.Linear(width, inputs.classes))
+    return Classifier(encoder, nn.Linear(width, data.classes))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedskew.models.base import Classifier, Inputs
+from fedskew.models.base import Classifier, DataShape
 
 _WIDTH = 32
 _PADDING = 0
 
 
-def fasttext(inputs: Inputs) -> Classifier:
+def fasttext(data: DataShape) -> Classifier:
     """Make PFLlib's text model, with the sizes in FedVLS's code. None of the papers specifies a text model."""
-    encoder = nn.Sequential(MeanEmbedding(inputs.vocabulary, _WIDTH), nn.Linear(_WIDTH, _WIDTH))
-    return Classifier(encoder, nn.Linear(_WIDTH, inputs.classes))
+    encoder = nn.Sequential(MeanEmbedding(data.vocabulary, _WIDTH), nn.Linear(_WIDTH, _WIDTH))
+    return Classifier(encoder, nn.Linear(_WIDTH, data.classes))
 
 
 class MeanEmbedding(nn.Module):

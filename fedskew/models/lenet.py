@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedskew.models.base import Classifier, Inputs
+from fedskew.models.base import Classifier, DataShape
 
 
-def lenet5(inputs: Inputs) -> Classifier:
+def lenet5(data: DataShape) -> Classifier:
     """Make LeNet-5. The first convolution pads MNIST's 28×28 to LeNet's 32×32."""
-    return _lenet(inputs, padding=2)
+    return _lenet(data, padding=2)
 
 
-def simple_cnn(inputs: Inputs) -> Classifier:
+def simple_cnn(data: DataShape) -> Classifier:
     """Make NIID-Bench's "simple-cnn", which does not pad."""
-    return _lenet(inputs, padding=0)
+    return _lenet(data, padding=0)
 
 
-def _lenet(inputs: Inputs, padding: int) -> Classifier:
-    channels, height, width = inputs.shape
+def _lenet(data: DataShape, padding: int) -> Classifier:
+    channels, height, width = data.shape
 
     def side(size: int) -> int:
         after_first = (size + 2 * padding - 4) // 2
@@ -37,4 +37,4 @@ def _lenet(inputs: Inputs, padding: int) -> Classifier:
         nn.Linear(120, 84),
         nn.ReLU(),
     )
-    return Classifier(encoder, nn.Linear(84, inputs.classes))
+    return Classifier(encoder, nn.Linear(84, data.classes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedskew.models.base import Classifier, Inputs
+from fedskew.models.base import Classifier, DataShape
 
 _BLOCKS = (
     # expansion, channels, repeats, stride of the first repeat
@@ -19,16 +19,16 @@ _BLOCKS = (
 _FEATURES = 1280
 
 
-def mobilenetv2(inputs: Inputs) -> Classifier:
+def mobilenetv2(data: DataShape) -> Classifier:
     """Make MobileNetV2 with stride 1 in the stem, ReLU instead of ReLU6 and global average pooling."""
     before = 32
-    layers = [*_conv_norm(inputs.shape[0], before, kernel=3), nn.ReLU()]
+    layers = [*_conv_norm(data.shape[0], before, kernel=3), nn.ReLU()]
     for expansion, after, repeats, first_stride in _BLOCKS:
         for repeat in range(repeats):
             layers.append(InvertedResidual(before, after, expansion, first_stride if repeat == 0 else 1))
             before = after
     layers += [*_conv_norm(before, _FEATURES, kernel=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Classifier(nn.Sequential(*layers), nn.Linear(_FEATURES, inputs.classes))
+    return Classifier(nn.Sequential(*layers), nn.Linear(_FEATURES, data.classes))
 
 
 class InvertedResidual(nn.Module):

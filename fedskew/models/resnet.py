@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedskew.models.base import Classifier, Inputs
+from fedskew.models.base import Classifier, DataShape
 
 _WIDE = (64, 128, 256, 512)
 _NARROW = (16, 32, 64)
@@ -17,45 +17,45 @@ Norm = Callable[[int], nn.Module]
 Shortcut = Callable[[int, int, int, Norm], nn.Module]
 
 
-def resnet18(inputs: Inputs) -> Classifier:
+def resnet18(data: DataShape) -> Classifier:
     """Make ResNet-18 with a stem for small images: 3×3, stride 1."""
-    return _resnet(inputs, _WIDE, blocks=2, shortcut=projection)
+    return _resnet(data, _WIDE, blocks=2, shortcut=projection)
 
 
-def resnet10(inputs: Inputs) -> Classifier:
+def resnet10(data: DataShape) -> Classifier:
     """Make FedNTD's ResNet-10: one block per stage, and BatchNorm uses the batch's statistics even in evaluation."""
     norm = partial(nn.BatchNorm2d, track_running_stats=False)
-    return _resnet(inputs, _WIDE, blocks=1, shortcut=projection, norm=norm)
+    return _resnet(data, _WIDE, blocks=1, shortcut=projection, norm=norm)
 
 
-def resnet18_imagenet(inputs: Inputs) -> Classifier:
+def resnet18_imagenet(data: DataShape) -> Classifier:
     """Make torchvision's ResNet-18 with its ImageNet stem, which FedVLS's code applies to small images."""
     stem = [
-        nn.Conv2d(inputs.shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
+        nn.Conv2d(data.shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(64),
         nn.ReLU(),
         nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
     ]
-    model = _resnet(inputs, _WIDE, blocks=2, shortcut=projection, stem=stem)
+    model = _resnet(data, _WIDE, blocks=2, shortcut=projection, stem=stem)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model
 
 
-def resnet32(inputs: Inputs) -> Classifier:
+def resnet32(data: DataShape) -> Classifier:
     """Make the CIFAR ResNet with five blocks per stage and shortcuts without parameters (option A)."""
-    return _kaiming_init(_resnet(inputs, _NARROW, blocks=5, shortcut=ZeroPadded))
+    return _kaiming_init(_resnet(data, _NARROW, blocks=5, shortcut=ZeroPadded))
 
 
-def resnet8(inputs: Inputs) -> Classifier:
+def resnet8(data: DataShape) -> Classifier:
     """Make the CIFAR ResNet with one block per stage and shortcuts without parameters (option A)."""
-    return _kaiming_init(_resnet(inputs, _NARROW, blocks=1, shortcut=ZeroPadded))
+    return _kaiming_init(_resnet(data, _NARROW, blocks=1, shortcut=ZeroPadded))
 
 
-def resnet8_b(inputs: Inputs) -> Classifier:
+def resnet8_b(data: DataShape) -> Classifier:
     """Make the CIFAR ResNet with one block per stage and convolutional shortcuts (option B)."""
-    return _kaiming_init(_resnet(inputs, _NARROW, blocks=1, shortcut=projection))
+    return _kaiming_init(_resnet(data, _NARROW, blocks=1, shortcut=projection))
 
 
 class BasicBlock(nn.Module):
@@ -99,7 +99,7 @@ def projection(before: int, after: int, stride: int, norm: Norm) -> nn.Module:
 
 
 def _resnet(
-    inputs: Inputs,
+    data: DataShape,
     widths: Sequence[int],
     blocks: int,
     shortcut: Shortcut,
@@ -107,14 +107,14 @@ def _resnet(
     stem: Sequence[nn.Module] | None = None,
 ) -> Classifier:
     before = widths[0]
-    layers = _small_stem(inputs.shape[0], before, norm) if stem is None else list(stem)
+    layers = _small_stem(data.shape[0], before, norm) if stem is None else list(stem)
     for stage, after in enumerate(widths):
         for block in range(blocks):
             stride = 2 if stage > 0 and block == 0 else 1
             layers.append(BasicBlock(before, after, stride, shortcut, norm))
             before = after
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Classifier(nn.Sequential(*layers), nn.Linear(before, inputs.classes))
+    return Classifier(nn.Sequential(*layers), nn.Linear(before, data.classes))
 
 
 def _small_stem(channels: int, width: int, norm: Norm) -> list[nn.Module]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedskew.models.base import Classifier, Inputs
+from fedskew.models.base import Classifier, DataShape
 
 _HIDDEN = 512
 
 
-def vgg9(inputs: Inputs) -> Classifier:
+def vgg9(data: DataShape) -> Classifier:
     """Make VGG-9: six convolutions and three linear layers, with light dropout between them."""
-    channels, height, width = inputs.shape
+    channels, height, width = data.shape
     encoder = nn.Sequential(
         *_stage(channels, 32, 64),
         *_stage(64, 128, 128),
@@ -22,12 +22,12 @@ def vgg9(inputs: Inputs) -> Classifier:
         *_hidden(256 * (height // 8) * (width // 8)),
         nn.Dropout(0.1),
     )
-    return Classifier(encoder, nn.Linear(_HIDDEN, inputs.classes))
+    return Classifier(encoder, nn.Linear(_HIDDEN, data.classes))
 
 
-def vgg11(inputs: Inputs) -> Classifier:
+def vgg11(data: DataShape) -> Classifier:
     """Make VGG-11: eight convolutions and three linear layers."""
-    channels, height, width = inputs.shape
+    channels, height, width = data.shape
     encoder = nn.Sequential(
         *_stage(channels, 64),
         *_stage(64, 128),
@@ -37,7 +37,7 @@ def vgg11(inputs: Inputs) -> Classifier:
         nn.Flatten(),
         *_hidden(512 * (height // 32) * (width // 32)),
     )
-    return Classifier(encoder, nn.Linear(_HIDDEN, inputs.classes))
+    return Classifier(encoder, nn.Linear(_HIDDEN, data.classes))
 
 
 def _stage(channels: int, *widths: int) -> list[nn.Module]:

@@ -13,7 +13,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.storage.about import recorded_inputs
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.models import MODELS, Inputs, check_model, make_model
+from fedskew.models import MODELS, DataShape, check_model, make_model
 from fedskew.models.concatenation import with_encoders
 
 
@@ -21,28 +21,28 @@ def load_model(folder: Path, own: nn.Module | None = None) -> nn.Module:
     """The model in float32, on the CPU and in eval mode; `own` is the user's module, if the run was given an object."""
     files = RunFolder(folder)
     tensors, meta = files.load_model()
-    inputs = _inputs(files)
-    module = _fresh(files.config, inputs, folder) if own is None else copy.deepcopy(own)
-    check_model(module, inputs)
+    shape = _data_shape(files)
+    module = _fresh(files.config, shape, folder) if own is None else copy.deepcopy(own)
+    check_model(module, shape)
     module = with_encoders(module, meta.get("encoders", 0)).to("cpu", torch.float32)
     _fill(module, tensors, files.model_path)
     module.eval()
     return module
 
 
-def _inputs(files: RunFolder) -> Inputs:
+def _data_shape(files: RunFolder) -> DataShape:
     federation = (files.about() or {}).get("federation", {})
     form = recorded_inputs(federation, files.path)
-    return Inputs(tuple(form["shape"]), len(federation["classes"]), form["vocabulary"])
+    return DataShape(tuple(form["shape"]), len(federation["classes"]), form["vocabulary"])
 
 
-def _fresh(config: Config, inputs: Inputs, folder: Path) -> nn.Module:
+def _fresh(config: Config, shape: DataShape, folder: Path) -> nn.Module:
     if config.model not in MODELS and ":" not in config.model:
         raise UserError(
             f"the model of {folder} is an object {config.model!r} of your program; pass it as model=, for instance "
             "fedskew.export.export_run(folder, out, model=the_object)"
         )
-    return make_model(config.model, inputs, config.seed)
+    return make_model(config.model, shape, config.seed)
 
 
 def _fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -14,7 +14,7 @@ from toy_runs import distance, finished, image_federation, linear, norm_and_drop
 from fedskew.data.federation import Federation
 from fedskew.experiment.round.state import RunState
 from fedskew.methods import METHODS
-from fedskew.models import MODELS, Inputs, make_model
+from fedskew.models import MODELS, DataShape, make_model
 
 
 def disagreement(
@@ -59,7 +59,7 @@ def test_every_method(method: str, precision: str) -> None:
 @pytest.mark.parametrize("method", by_kind(METHODS))
 def test_every_method_on_text(method: str) -> None:
     federation = text_federation()
-    model = make_model("fasttext", Inputs(federation.dataset.input_shape, 4, federation.dataset.vocabulary))
+    model = make_model("fasttext", DataShape(federation.dataset.input_shape, 4, federation.dataset.vocabulary))
     lr = 0.07 if any(name in method for name in KEEP_MOVES) else 0.01
     settings: dict[str, Any] = {"clients_per_round": 3, "local_epochs": 1, "lr": lr}
     difference = disagreement(federation, method, model, PARAMS.get(method), **settings)
@@ -97,7 +97,7 @@ def model_case(name: str) -> tuple[Federation, nn.Module]:
     else:
         side = LARGE.get(name, max(8, MODELS[name].smallest_side))
         federation = image_federation(counts, (1, side, side), tests=3)
-    inputs = Inputs(federation.dataset.input_shape, 3, federation.dataset.vocabulary)
+    inputs = DataShape(federation.dataset.input_shape, 3, federation.dataset.vocabulary)
     return federation, make_model(name, inputs)
 
 

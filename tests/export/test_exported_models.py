@@ -21,7 +21,7 @@ from fedskew.experiment.storage.files import write_tensors
 from fedskew.export import onnx_file
 from fedskew.export.raw_inputs import RawInputs
 from fedskew.export.source import model_source
-from fedskew.models import MODELS, Inputs, make_model
+from fedskew.models import MODELS, DataShape, make_model
 
 with_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -113,7 +113,7 @@ def test_onnx_of_a_table_standardises_its_columns(tmp_path: Path) -> None:
 def test_a_file_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = form("dnn")
     run = finished("dnn", inputs)
-    other = make_model("dnn", Inputs(tuple(inputs["shape"]), len(CLASSES)), seed=5)
+    other = make_model("dnn", DataShape(tuple(inputs["shape"]), len(CLASSES)), seed=5)
     right = onnx_file._onnx
     monkeypatch.setattr(onnx_file, "_onnx", lambda model, run: right(RawInputs(other, inputs).eval(), run))
     with pytest.raises(UserError, match="compute different logits"):

@@ -20,7 +20,7 @@ from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts
-from fedskew.models import Inputs, make_model, parameter_count
+from fedskew.models import DataShape, make_model, parameter_count
 
 SECRET = {"share_loss": False, "attempts": 1}
 
@@ -78,7 +78,7 @@ def test_noise_larger_than_any_change_is_warned_of() -> None:
     config = with_values(Config(), {"model": "dnn"})
     many, few = (tuple(f"site-{i}" for i in range(number)) for number in (1000, 3))
     loud = FederationSettings(sites=few, privacy="central")
-    parameters = parameter_count(make_model("dnn", Inputs((1, 8, 8), 2, 0)))
+    parameters = parameter_count(make_model("dnn", DataShape((1, 8, 8), 2, 0)))
     expected = f"the noise on a round's mean is {math.sqrt(parameters) / 3:.0f} times as large"
     assert expected in str(noise_warning(loud, contract, config))
     assert noise_warning(FederationSettings(sites=many, privacy="central"), contract, config) is None

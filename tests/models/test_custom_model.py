@@ -12,9 +12,9 @@ from torch import nn
 
 import fedskew as fs
 from fedskew.errors import UserError
-from fedskew.models import Inputs, check_model, make_model
+from fedskew.models import DataShape, check_model, make_model
 
-DIGITS = Inputs((1, 8, 8), 10)
+DIGITS = DataShape((1, 8, 8), 10)
 SOURCE = """
 import torch
 from torch import nn
@@ -131,6 +131,6 @@ def test_an_object_that_does_not_fit_the_data_is_refused_before_training(model: 
 
 def test_a_model_in_double_precision_is_checked_and_left_as_it_is() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
-    check_model(model, Inputs((1, 8, 8), 10))
+    check_model(model, DataShape((1, 8, 8), 10))
     assert model.training
     assert next(model.parameters()).dtype == torch.float64

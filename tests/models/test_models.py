@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.errors import UserError
-from fedskew.models import MODELS, Classifier, Inputs, make_model, parameter_count
+from fedskew.models import MODELS, Classifier, DataShape, make_model, parameter_count
 from fedskew.models.cnn import convnet
 
-CIFAR10 = Inputs((3, 32, 32), 10)
-CIFAR100 = Inputs((3, 32, 32), 100)
-TINY = Inputs((3, 64, 64), 200)
-MNIST = Inputs((1, 28, 28), 10)
-DIGITS = Inputs((1, 8, 8), 10)
-AG_NEWS = Inputs((200,), 4, vocabulary=98_635)
+CIFAR10 = DataShape((3, 32, 32), 10)
+CIFAR100 = DataShape((3, 32, 32), 100)
+TINY = DataShape((3, 64, 64), 200)
+MNIST = DataShape((1, 28, 28), 10)
+DIGITS = DataShape((1, 8, 8), 10)
+AG_NEWS = DataShape((200,), 4, vocabulary=98_635)
 
 COUNTS = [
     ("dnn", MNIST, 199_210),
@@ -50,7 +50,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("name", "inputs", "count"), COUNTS)
-def test_parameter_count_is_the_published_one(name: str, inputs: Inputs, count: int) -> None:
+def test_parameter_count_is_the_published_one(name: str, inputs: DataShape, count: int) -> None:
     with torch.device("meta"):
         assert parameter_count(MODELS[name].factory(inputs)) == count
 
@@ -74,16 +74,16 @@ def test_mobilenetv2_running_statistics() -> None:
     assert sum(buffer.numel() for norm in norms for buffer in norm.buffers() if buffer.dim()) == 35_088
 
 
-def small_inputs(name: str) -> Inputs:
+def small_inputs(name: str) -> DataShape:
     """The smallest inputs for which more than one pixel is left for BatchNorm."""
     entry = MODELS[name]
     if "text" in entry.kinds:
-        return Inputs((5,), 3, vocabulary=11)
+        return DataShape((5,), 3, vocabulary=11)
     side = {"mobilenetv2": 16, "resnet18-imagenet": 40, "resnet18": 16, "resnet10": 16}.get(name, 8)
-    return Inputs((3, max(side, entry.smallest_side), max(side, entry.smallest_side)), 3)
+    return DataShape((3, max(side, entry.smallest_side), max(side, entry.smallest_side)), 3)
 
 
-def batch(inputs: Inputs, size: int, seed: int = 0) -> Tensor:
+def batch(inputs: DataShape, size: int, seed: int = 0) -> Tensor:
     random = torch.Generator().manual_seed(seed)
     if inputs.vocabulary:
         return torch.randint(inputs.vocabulary, (size, *inputs.shape), generator=random)
@@ -119,7 +119,7 @@ def test_tfcnn_has_a_bias_free_head() -> None:
 
 
 def test_padding_does_not_change_a_text() -> None:
-    model = make_model("fasttext", Inputs((6,), 4, vocabulary=50))
+    model = make_model("fasttext", DataShape((6,), 4, vocabulary=50))
     short, long = torch.tensor([[7, 9]]), torch.tensor([[7, 9, 0, 0, 0, 0]])
     torch.testing.assert_close(model(short), model(long))
     assert model(torch.zeros(1, 6, dtype=torch.int64)).isfinite().all()
@@ -142,9 +142,9 @@ def test_resnet32_starts_from_kaiming_normal() -> None:
 def test_smallest_side_is_exact(name: str) -> None:
     side = MODELS[name].smallest_side
     x = torch.zeros(2, 3, side, side)
-    assert make_model(name, Inputs((3, side, side), 4)).eval()(x).shape == (2, 4)
+    assert make_model(name, DataShape((3, side, side), 4)).eval()(x).shape == (2, 4)
     if side > 1:
-        too_small = Inputs((3, side - 1, side - 1), 4)
+        too_small = DataShape((3, side - 1, side - 1), 4)
         with pytest.raises(UserError, match=rf"{name}.*at least {side}×{side}"):
             make_model(name, too_small)
         with pytest.raises((RuntimeError, UserWarning)), torch.device("meta"):
@@ -154,20 +154,20 @@ def test_smallest_side_is_exact(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_images_need_not_be_square(name: str) -> None:
     if "image" in MODELS[name].kinds:
-        assert make_model(name, Inputs((1, 33, 40), 4)).eval()(torch.zeros(1, 1, 33, 40)).shape == (1, 4)
+        assert make_model(name, DataShape((1, 33, 40), 4)).eval()(torch.zeros(1, 1, 33, 40)).shape == (1, 4)
 
 
 @pytest.mark.parametrize(
     ("name", "inputs", "hint"),
     [
         ("cnn", AG_NEWS, "fasttext"),
-        ("cnn", Inputs((12,), 3), "dnn"),
+        ("cnn", DataShape((12,), 3), "dnn"),
         ("dnn", AG_NEWS, "fasttext"),
         ("fasttext", MNIST, "cnn"),
         ("lenet5", DIGITS, "cnn"),
     ],
 )
-def test_unsuitable_data_are_refused_with_models_that_fit(name: str, inputs: Inputs, hint: str) -> None:
+def test_unsuitable_data_are_refused_with_models_that_fit(name: str, inputs: DataShape, hint: str) -> None:
     with pytest.raises(UserError, match=rf"{name}.*expected.*fit: .*{hint}") as error:
         make_model(name, inputs)
     assert str(inputs.shape) in str(error.value)

@@ -13,7 +13,7 @@ from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
-from fedskew.models import MODELS, Inputs, make_model
+from fedskew.models import MODELS, DataShape, make_model
 
 CLASSES = ["cat", "dog", "a|b"]
 
@@ -47,7 +47,7 @@ def finished(
     partition: PartitionConfig | None = None,
     **about: Any,
 ) -> Result:
-    made = make_model(name, Inputs(tuple(inputs["shape"]), len(CLASSES), inputs["vocabulary"]))
+    made = make_model(name, DataShape(tuple(inputs["shape"]), len(CLASSES), inputs["vocabulary"]))
     confusion = [[8, 1, 1], [0, 10, 0], [6, 4, 0]]
     history = [RoundRow(round=t, model_round=t, evaluation=Evaluation(np.array(confusion))) for t in range(8)]
     federation = {"classes": CLASSES, "inputs": inputs, **about}

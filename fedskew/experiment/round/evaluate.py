@@ -37,7 +37,7 @@ class RoundEvaluation:
     def is_due(self, plan: RoundPlan, after: RunState) -> bool:
         """Whether this round ends with an evaluation: every `eval_every` rounds, and at the end of each stage.
 
-        Never if the test set has no samples with the stage's labels.
+        No evaluation is due if the test set has no samples with the stage's labels.
         """
         labels = plan.stage.labels
         if labels is not None and not np.isin(self._federation.dataset.test.y, labels).any():
@@ -75,7 +75,7 @@ class TestSet:
     def __init__(self, evaluators: Mapping[str, Evaluator]) -> None:
         """Take one evaluator per domain, to report each domain, or a single one under any name."""
         self._evaluators = evaluators
-        self._tested: dict[int, tuple[int, Confusion]] = {}
+        self._last_results: dict[int, tuple[int, Confusion]] = {}
         """The version of each client's own model that was evaluated last, and its confusion matrix."""
 
     def evaluate(self, model: ModelState, labels: Labels = None) -> Evaluation:
@@ -113,12 +113,12 @@ class TestSet:
         versions = states.versions.get(model, {})
         for client in clients:
             version = versions.get(client, 0)
-            if self._tested.get(client, (-1,))[0] == version:
+            if self._last_results.get(client, (-1,))[0] == version:
                 continue
-            untrained = next((tested for tested in self._tested.values() if tested[0] == version == 0), None)
+            untrained = next((result for result in self._last_results.values() if result[0] == version == 0), None)
             tensors = states.read(model, [client])[0]
-            self._tested[client] = untrained or (version, self.confusion(own_model(tensors)))
-        matrices = [self._tested[client][1] for client in clients]
+            self._last_results[client] = untrained or (version, self.confusion(own_model(tensors)))
+        matrices = [self._last_results[client][1] for client in clients]
         return {
             "evaluation": Evaluation(np.sum(matrices, axis=0)),
             "client_accuracy": [accuracy(matrix) for matrix in matrices],

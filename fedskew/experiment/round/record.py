@@ -165,7 +165,7 @@ class RoundRecord:
     def _fedavg_visits(self, plan: RoundPlan) -> float:
         """Samples that a FedAvg round with the same clients would train on.
 
-        If the stage leaves out clients or classes, the expected number if it did not.
+        If the stage leaves out clients or classes, this is the expected number for a round with all of them.
         """
         sizes = self._federation.sizes
         if plan.stage.labels is None and plan.stage.clients is None:

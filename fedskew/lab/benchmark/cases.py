@@ -13,7 +13,7 @@ from torch import nn
 from fedskew.data import Dataset, Federation, Samples
 from fedskew.errors import unknown
 from fedskew.experiment.config import Config, PartitionConfig
-from fedskew.experiment.preparation import model_inputs
+from fedskew.experiment.preparation import data_shape
 from fedskew.models import make_model
 
 CLASSES = 10
@@ -108,7 +108,7 @@ class Case:
         self.federation().label_counts  # noqa: B018 - cached
 
     def fresh_model(self) -> nn.Module:
-        return make_model(self.model, model_inputs(self.federation().dataset))
+        return make_model(self.model, data_shape(self.federation().dataset))
 
     def config(self, engine: str) -> Config:
         """The configuration of the run."""

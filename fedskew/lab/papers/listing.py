@@ -24,7 +24,7 @@ from fedskew.lab.papers.protocol import Protocol, protocol
 from fedskew.lab.papers.selection import Selection
 from fedskew.lab.sweep.job import Job, identity, merge_jobs
 from fedskew.methods import Objective, make_method
-from fedskew.models import Inputs, make_model
+from fedskew.models import DataShape, make_model
 
 _SHAPES = {
     "mnist": (1, 28, 28),
@@ -91,7 +91,7 @@ def _rate(data: str, model: str, batch_size: int, participants: int, device: str
     place = choose_device(device)
     shape = _SHAPES[data]
     text = DATASETS[data].kind == "text"
-    network = make_model(model, Inputs(shape, DATASETS[data].classes, _VOCABULARY if text else 0), 0).to(place)
+    network = make_model(model, DataShape(shape, DATASETS[data].classes, _VOCABULARY if text else 0), 0).to(place)
     batch = min(batch_size, _BATCH) if place.type == "cpu" else batch_size * participants
     x = torch.randint(1, 1000, (batch, *shape), device=place) if text else torch.rand(batch, *shape, device=place)
     y = torch.randint(0, DATASETS[data].classes, (batch,), device=place)

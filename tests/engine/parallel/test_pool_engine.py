@@ -34,7 +34,7 @@ from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.methods import METHODS
-from fedskew.models import Inputs, make_model
+from fedskew.models import DataShape, make_model
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="workers are forked under Linux only"),
@@ -78,7 +78,7 @@ def test_stacked_workers_agree_to_rounding(method: str) -> None:
 
 def test_texts() -> None:
     federation = text_federation()
-    model = make_model("fasttext", Inputs(federation.dataset.input_shape, 4, federation.dataset.vocabulary))
+    model = make_model("fasttext", DataShape(federation.dataset.input_shape, 4, federation.dataset.vocabulary))
     plain, pool = finished(server(federation, "fedvls", model)), in_a_pool(server(federation, "fedvls", model))
     assert same_bits(plain[0], pool[0])
 
