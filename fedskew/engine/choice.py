@@ -21,7 +21,7 @@ from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 5_000
-"""With at least this many local steps, compiling pays off. It takes as long as it saves in a few thousand steps."""
+"""With at least this many local steps, compiling pays off. Compiling takes the time that a few thousand steps save."""
 _WORTH_STACKING = 4
 """With at least this many clients per worker process, it is faster to train them stacked than one after another."""
 SHORT_RUN = 30.0
@@ -83,8 +83,8 @@ def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
 def choose_engine(name: str, model: nn.Module, device: torch.device, seconds: float = 0.0) -> str:
     """Resolve `auto`: `stacked` on a GPU, and the fastest engine in one process for a short run on a CPU.
 
-    A long run on a CPU (by `seconds`, the estimate) keeps `auto` in its configuration. `cpu_engine` resolves it at the
-    start, because that choice depends on the machine, and the run may be resumed on another one.
+    A run on a CPU that is long, judged by the estimate `seconds`, keeps `auto` in its configuration. `cpu_engine`
+    resolves it at the start, because that choice depends on the machine, and the run may be resumed on another one.
     """
     if name.startswith("pool") and (device.type != "cpu" or sys.platform != "linux"):
         raise UserError(f"engine {name!r} needs a CPU and Linux; expected plain, stacked or auto here")

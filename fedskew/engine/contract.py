@@ -37,8 +37,8 @@ class LocalTraining:
     """The name of the local optimiser."""
 
     @property
-    def optimiser(self) -> LocalOptimiser:
-        """The local optimiser itself, with these settings."""
+    def local_optimiser(self) -> LocalOptimiser:
+        """The optimiser that `optimizer` names, with these settings."""
         return OPTIMISERS[self.optimizer](self.momentum, self.weight_decay)
 
 

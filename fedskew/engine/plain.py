@@ -80,7 +80,7 @@ class _ClientTraining:
         self.params = {name: p.to(device, copy=True) for name, p in start.params.items()}
         self.buffers = {name: b.to(device, copy=True) for name, b in start.buffers.items()}
         self.tally: Tensors = {}
-        self._optimiser = work.local.optimiser
+        self._optimiser = work.local.local_optimiser
         self._optimiser_state = self._optimiser.new_state(list(self.params.values()))
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         client_key = torch.tensor(plan.client_key, device=device)

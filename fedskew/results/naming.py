@@ -11,7 +11,7 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.config.keys import SKEW_KEYS
 from fedskew.methods import make_method
 
-CIRCUMSTANCES = ("seed", "data_dir", "checkpoint_every", "engine", "device", "compile", "eval_local")
+IGNORED_KEYS = ("seed", "data_dir", "checkpoint_every", "engine", "device", "compile", "eval_local")
 """Keys that may differ between runs of one experiment."""
 
 
@@ -21,7 +21,7 @@ def flat(config: Config) -> dict[str, Any]:
     for key, value in config.to_mapping().items():
         if isinstance(value, Mapping):
             values |= {f"{key}.{inner}": v for inner, v in value.items()}
-        elif key not in CIRCUMSTANCES:
+        elif key not in IGNORED_KEYS:
             values[key] = value
     return values
 

@@ -47,7 +47,7 @@ class Tiling:
         return {"ROWS": self.rows, "CHANNELS": self.channels, "num_warps": self.warps}
 
 
-# -- the rule of shapes ------------------------------------------------------------------------------------
+# -- block sizes, by shape ---------------------------------------------------------------------------------
 
 _MULTIPROCESSORS = 132
 """Multiprocessors of an H200."""
@@ -69,10 +69,10 @@ def _channel_block(clients: int, channels: int) -> int:
 
 
 def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
-    """Return a tiling with two 16-byte loads in flight per thread (backwards, of the images and of their gradient).
+    """Return a tiling with two 16-byte loads in flight per thread. Backwards, one is of the images' gradient.
 
     There are as many programs as can run at once with their registers: four per multiprocessor forwards and three
-    backwards. Each has at least two blocks of rows.
+    backwards. Each program has at least two blocks of rows.
     """
     wide = _channel_block(clients, channels)
     high = 8 * 32 * (16 if backwards else 32) // dtype.itemsize // wide
@@ -92,7 +92,7 @@ def _cut(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
 
 
 def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
-    """Return a tensor [K, C] with contiguous rows, and their stride. The images replace a missing tensor."""
+    """Return a tensor [K, C] with contiguous rows, and their stride. If it is missing, return the images, unread."""
     if values is None:
         return x, 0
     values = values if values.stride(1) == 1 or values.shape[1] == 1 else values.contiguous()

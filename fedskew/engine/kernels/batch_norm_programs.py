@@ -6,9 +6,9 @@ A row is a pixel of a sample. Images [K, rows, C], partial results [splits, K, 2
 over the images are split the same way. In the second pass, each program first combines the results of all splits for
 its channels, which saves a launch. It runs backwards, because the last values read are still in the cache.
 
-Names in capitals are compiled in. Sizes are not, because each would need a compilation per layer: C is `groups` of
-ALIGNED, the number of values that one load may take. Triton does not specialise on sizes that are 1 or multiples of 16,
-or on weights that are not aligned to 16 bytes.
+Names in capitals are compiled in. Sizes are not, because each would need a compilation per layer. C is `groups` times
+ALIGNED, the number of values that one load may take. `do_not_specialize` keeps Triton from compiling once more for
+sizes that are 1 or multiples of 16, and for weights that are not aligned to 16 bytes.
 """
 
 import triton
@@ -22,7 +22,7 @@ _UNALIGNED = ("weight", "bias")
 
 @triton.jit
 def _counted(valid, row, rows, pixels, SHIFTS: tl.constexpr, HAS_VALID: tl.constexpr):
-    """Return masks of the rows that exist and of the rows that are valid."""
+    """Return the mask of the rows that exist and are valid."""
     counted = row < rows
     if HAS_VALID:
         counted = counted & (tl.load(valid + quotient(row, pixels, SHIFTS), mask=counted, other=0) != 0)

@@ -60,7 +60,7 @@ def _precision(dtype: torch.dtype, tf32: bool) -> str:
     return "tf32" if tf32 or dtype != torch.float32 else "ieee"
 
 
-# -- rules of shapes ---------------------------------------------------------------------------------------
+# -- block sizes, by shape ---------------------------------------------------------------------------------
 
 _MULTIPROCESSORS = 132
 """Multiprocessors of an H200."""
@@ -70,8 +70,9 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
     """Return the tiling of the forward pass and the input's gradient, for `columns` of results and `channels` per tap.
 
     Blocks are as wide as the result, so that the images are read once. A block of the reduction lies inside one tap if
-    the channels allow it. Otherwise it holds all taps if whole pixels of four channels can be loaded, and else it is a
-    padded 32. Exact float32 has no tensor cores and needs small blocks, or it would spill registers.
+    the channels allow it. Otherwise it holds all taps if whole pixels of four channels can be loaded. In all other
+    cases it has 32 entries, some of them padding. Exact float32 has no tensor cores and needs small blocks, or it would
+    spill registers.
     """
     if _precision(dtype, tf32) == "ieee":
         return Tiling(64, power_of_two(16, 64, columns), 16, warps=4, stages=2)
@@ -102,7 +103,7 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: t
 
 
 def _even_splits(programs: int) -> int:
-    """Return the splits per program that give every multiprocessor the same two to four programs, preferably few."""
+    """Return how often to split each program, so that every multiprocessor gets the same number, two to four."""
     choices = [max(1, each * _MULTIPROCESSORS // programs) for each in (2, 3, 4)]
 
     def busy(splits: int) -> float:

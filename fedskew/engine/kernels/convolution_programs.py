@@ -3,9 +3,9 @@
 
 Memory, all contiguous: images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, gradients
 of the weights [splits, K, taps·C, O]. Names in capitals are compiled in. Sizes are not, because each would need a
-compilation per layer, except in the `fixed` programs, for layers whose short loops make it worthwhile. C is `groups` of
-ALIGNED and O is `out_groups` of OUT_ALIGNED, the numbers of values that one load may take. SHIFTS means that all sizes
-of images are powers of two.
+compilation per layer, except in the `fixed` programs, for layers whose short loops make it worthwhile. C is `groups`
+times ALIGNED and O is `out_groups` times OUT_ALIGNED, the numbers of values that one load may take. SHIFTS means that
+all sizes of images are powers of two.
 """
 
 from types import FunctionType

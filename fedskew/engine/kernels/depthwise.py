@@ -45,7 +45,7 @@ class Tiling:
         return {"PIXELS": self.pixels, "CHANNELS": self.channels, "num_warps": self.warps, "num_stages": 2}
 
 
-# -- rules of shapes ---------------------------------------------------------------------------------------
+# -- block sizes, by shape ---------------------------------------------------------------------------------
 
 _PROGRAMS = 1056
 """Minimum number of programs for the gradient of the weights: eight per multiprocessor of an H200, which has 132."""

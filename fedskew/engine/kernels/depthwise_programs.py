@@ -3,8 +3,8 @@
 
 Memory, all contiguous: images [K, pixels, C], weights [K, taps, C] with taps = KH·KW in row order, gradients of the
 weights [splits, K, taps, C]. Names in capitals are compiled in. Sizes are not, because each would need a compilation
-per layer. C is `groups` of ALIGNED, the number of values that one load may take. SHIFTS means that all sizes of images
-are powers of two.
+per layer. C is `groups` times ALIGNED, the number of values that one load may take. SHIFTS means that all sizes of
+images are powers of two.
 """
 
 import triton

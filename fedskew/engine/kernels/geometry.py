@@ -49,7 +49,7 @@ class Geometry:
         return self.taps * self.c
 
     def reversed(self) -> Geometry:
-        """Return the geometry of the convolution, with the flipped window, for the images' gradient at stride 1."""
+        """Return the geometry of the images' gradient, which is a convolution with the flipped window at stride 1."""
         ph, pw = self.kh - 1 - self.ph, self.kw - 1 - self.pw
         return replace(self, h=self.ho, w=self.wo, c=self.o, ho=self.h, wo=self.w, o=self.c, ph=ph, pw=pw)
 

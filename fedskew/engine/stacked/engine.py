@@ -37,9 +37,9 @@ from fedskew.methods.parts import Part, Tensors
 T = TypeVar("T")
 
 _CPU_CACHE = 8 << 20
-"""On a CPU, the bytes that the parameters of the clients that train at a time may take together."""
+"""On a CPU, the most bytes that the parameters of all clients in training may take together."""
 _MIN_ON_CPU = 4
-"""On a CPU, the number of clients that train at a time even if their parameters take more than that."""
+"""On a CPU, this many clients train at a time even if their parameters take more bytes than that."""
 
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what fits in a cache; what keeps a GPU busy
 STAGED_STEPS = 16
@@ -83,7 +83,7 @@ class Slots:
             "rates": {"lr": torch.zeros((), dtype=torch.float32, device=self._device)},
             "data": data.tensors(),
             **layouts.common_memory(work),
-            **layouts.optimiser_memory(work.local.optimiser, rows, self._device),
+            **layouts.optimiser_memory(work.local.local_optimiser, rows, self._device),
         }
         if any(p.dtype == torch.float64 for p in work.sent.params.values()):
             self._memory["rates"]["lr"] = self._memory["rates"]["lr"].double()
@@ -132,7 +132,7 @@ class Slots:
         key = slots, width
         if key not in self._programs:
             memory = {kind: dict(tensors) for kind, tensors in self._memory.items()}
-            for kind in (*_PER_SLOT, *work.local.optimiser.state_names):
+            for kind in (*_PER_SLOT, *work.local.local_optimiser.state_names):
                 memory[kind] = {name: t[:slots] for name, t in self._memory[kind].items()}
             memory["inputs"], memory["plan"] = self._inputs(slots, width, schedule.times)
             step = SlotStep(
@@ -348,7 +348,7 @@ class StackedEngine(Engine):
             one, two = (bytes_taken(partial(step, number), self._data.y.device) for number in (1, 2))
         except torch.OutOfMemoryError:
             return 1
-        shaped = 3 + len(work.local.optimiser.shaped_state)
+        shaped = 3 + len(work.local.local_optimiser.shaped_state)
         each = max(two - one, one // 2) + shaped * layouts.params.row_bytes
         each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
         results = layouts.params.row_bytes + layouts.buffers.row_bytes + 2 * layouts.state.row_bytes

@@ -264,7 +264,7 @@ class SlotStep:
 
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
         """Update the parameters: on a GPU whole rows of memory at once, on a CPU one tensor after another."""
-        layout, optimiser = self.layouts.params, self.work.local.optimiser
+        layout, optimiser = self.layouts.params, self.work.local.local_optimiser
         by_tensor = isinstance(lr, float)
         flat_direction = direction if by_tensor else layout.flat(direction)
         names = list(flat_direction)

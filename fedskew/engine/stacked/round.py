@@ -205,7 +205,7 @@ class SlotRound:
         """Write clients into slots. `clients` (on the device) and `numbers` (on the host) are the same clients."""
         memory = self._program.memory
         self._start(memory, slots, numbers)
-        for kind in (*self._work.local.optimiser.state_names, "sums"):
+        for kind in (*self._work.local.local_optimiser.state_names, "sums"):
             for tensor in memory[kind].values():
                 tensor[slots] = 0
         memory["label_counts"][""][slots] = self._label_counts[clients]

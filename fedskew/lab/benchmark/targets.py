@@ -84,8 +84,8 @@ def _rounds_row(ours: Measurement, rounds: Sequence[Measurement]) -> RoundsRow:
         m for m in rounds if (m.model, m.clients, m.precision) == (ours.model, ours.clients, ours.precision)
     ]  # fmt: skip
     fedavg = [m for m in same if m.method == "fedavg"]
-    of_engine = [m for m in fedavg if m.contender not in (*NOT_OURS, BARE) and _engine(m) == _engine(ours)]
-    engine = [m for m in of_engine if m.sizes == ours.sizes and m is not ours]
+    same_engine = [m for m in fedavg if m.contender not in (*NOT_OURS, BARE) and _engine(m) == _engine(ours)]
+    engine = [m for m in same_engine if m.sizes == ours.sizes and m is not ours]
     bare = [m for m in fedavg if m.contender == BARE] if ours.method == "fedavg" else []
     loop = [m for m in fedavg if m.contender == LOOP] if ours.method == "fedavg" else []
     return RoundsRow(ours, fastest(engine), fastest(bare), fastest(loop))

@@ -1,4 +1,4 @@
-"""The methods that were rerun in near settings, with what they gained, reveal and cost, and what papers print."""
+"""Methods that were rerun in near settings: their gains, what they reveal and cost, and the gains that papers print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The known settings, those of the papers and those that fedskew reran, and which of them are near a federation."""
+"""The known settings (those of the papers and those that fedskew reran), and which of them are near a federation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SIMILAR_PARTICIPATION = 2.0
 """Shares of clients per round that differ by up to this factor are similar, unless only one of them is all clients. A
 method that helps with few clients per round may harm with all of them (RESULTS.md, the map)."""
 NEARNESS = (
-    f"Near means: five measures of skew (vacant and minority classes, Hellinger distance, client sizes, class sizes) "
-    f"that differ by at most {NEAR} on average, and a similar share of clients per round (within a factor of "
+    f"A setting is near if five measures of skew (vacant and minority classes, Hellinger distance, client sizes, class "
+    f"sizes) differ by at most {NEAR} on average, and if the share of clients per round is similar (within a factor of "
     f"{SIMILAR_PARTICIPATION:g}; if all clients take part in one setting, they must in the other). The data and the "
     "model may differ."
 )
@@ -118,7 +118,7 @@ def nearest(
     With `participation`, only settings with a similar share of clients per round count. `same` is the federation's own
     setting, if it is known. A setting with the same data and split has distance 0.
     """
-    place = skew.place()
+    own = skew.coordinates()
     found = []
     for setting in settings:
         if participation is not None and not _is_similar(setting.participation, participation):
@@ -127,7 +127,7 @@ def nearest(
             found.append(Neighbour(setting, 0.0))
             continue
         try:
-            found.append(Neighbour(setting, round(distance(place, setting.place()), 2)))
+            found.append(Neighbour(setting, round(distance(own, setting.coordinates()), 2)))
         except UserError:  # the split cannot be drawn
             continue
 

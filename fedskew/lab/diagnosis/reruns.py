@@ -110,7 +110,8 @@ def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, d
         runs = _usual(method, variants)
         seeds = sorted(runs.keys() & baseline.keys())
         if seeds and method != BASELINE:
-            numbers = [tuple(round(of[seed][i], 2) for seed in seeds) for i in (0, 1) for of in (runs, baseline)]
+            both = (runs, baseline)
+            numbers = [tuple(round(by_seed[seed][i], 2) for seed in seeds) for i in (0, 1) for by_seed in both]
             found.append(Rerun(setting, protocol, method, *numbers))
     return found
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from fedskew.data import PARTITIONS, make_partition
 from fedskew.data.catalogue import DATASETS
+from fedskew.experiment.config.keys import SKEW_KEYS
 from fedskew.lab.diagnosis.skew import Floats, Skew
 
 SEEDS = (0, 1)
 """Seeds of the splits over which a setting's measures are averaged."""
-STRENGTHS = ("beta", "shards", "labels_per_client")
-"""Parameters that set the strength of a rule's skew. Labels show them without their name, even at their default."""
+
 DRAWN = 50_000
 """To measure the skew of a known setting, its rule splits this many labels, equally many of each class."""
 
@@ -60,7 +60,8 @@ class KnownSetting:
 
     @property
     def label(self) -> str:
-        strength = " ".join(f"{value}" if name in STRENGTHS else f"{name}={value}" for name, value in self.params)
+        """The setting in words. Parameters that set how strong the skew is are shown without their name."""
+        strength = " ".join(f"{value}" if name in SKEW_KEYS else f"{name}={value}" for name, value in self.params)
         part = f", {self.per_round} per round" if self.per_round and self.per_round < self.clients else ""
         return f"{self.dataset}, {self.rule}{' ' + strength if strength else ''}, {self.clients} clients{part}"
 
@@ -84,26 +85,29 @@ class KnownSetting:
         known = [gain for gain in gains if gain is not None]
         return sum(known) / len(known) if known else None
 
-    def place(self) -> Floats:
-        return _place(self.rule, self.params, self.clients, self.classes)
+    def coordinates(self) -> Floats:
+        return _coordinates(self.rule, self.params, self.clients, self.classes)
 
 
 @lru_cache(maxsize=256)
-def _place(rule: str, params: tuple[tuple[str, Any], ...], clients: int, classes: int) -> Floats:
+def _coordinates(rule: str, params: tuple[tuple[str, Any], ...], clients: int, classes: int) -> Floats:
     labels = np.repeat(np.arange(classes), DRAWN // classes)
     split = make_partition(rule, clients=clients, **dict(params))
     places = []
     for seed in SEEDS:
         parts = split.split(labels, classes, seed)
-        places.append(Skew(np.array([np.bincount(labels[part], minlength=classes) for part in parts])).place())
+        places.append(Skew(np.array([np.bincount(labels[part], minlength=classes) for part in parts])).coordinates())
     return np.asarray(np.mean(places, axis=0), np.float64)
 
 
 def known_setting(
     dataset: str, rule: str, params: Mapping[str, Any], clients: int, per_round: int | None
 ) -> KnownSetting:
-    """A setting without scores. Default parameters are left out, so that a paper's setting equals its rerun."""
-    usual = {spec.name: spec.default for spec in fields(PARTITIONS[rule])} if rule in PARTITIONS else {}
-    kept = {name: v for name, v in params.items() if name in STRENGTHS or name not in usual or usual[name] != v}
+    """A setting without scores. Other parameters than `SKEW_KEYS` are left out if they have their default.
+
+    So a paper's setting equals its rerun.
+    """
+    defaults = {spec.name: spec.default for spec in fields(PARTITIONS[rule])} if rule in PARTITIONS else {}
+    kept = {name: v for name, v in params.items() if name in SKEW_KEYS or name not in defaults or defaults[name] != v}
     few = per_round if per_round is not None and per_round < clients else None
     return KnownSetting(dataset, rule, tuple(sorted(kept.items())), clients, few)

@@ -95,13 +95,14 @@ class Skew:
         counts = self._held.astype(np.float64)
         totals, n = counts.sum(axis=0), self.clients
 
-        def surprise(log_beta: float) -> float:
+        def negative_log_likelihood(log_beta: float) -> float:
             b = float(np.exp(log_beta))
             per_class = gammaln(n * b) - gammaln(totals + n * b) + (gammaln(counts + b) - gammaln(b)).sum(axis=0)
             return -float(per_class.sum())
 
         low, high = np.log(BETAS)
-        return float(np.exp(minimize_scalar(surprise, bounds=(low, high), method="bounded").x))
+        found = minimize_scalar(negative_log_likelihood, bounds=(low, high), method="bounded")
+        return float(np.exp(found.x))
 
     @property
     def size_ratio(self) -> float:
@@ -124,9 +125,9 @@ class Skew:
         """Hellinger distance between all samples and a uniform label distribution."""
         return float(np.sqrt(max(0.0, 1 - np.sqrt(self.overall / self.classes).sum())))
 
-    def place(self) -> Floats:
-        """The coordinates by which settings are compared, each from 0 to about 1: vacant and minority classes, distance
-        of clients from all samples, inequality of client sizes, inequality of classes."""
+    def coordinates(self) -> Floats:
+        """The numbers by which settings are compared, each from 0 to about 1: vacant and minority classes, distance of
+        clients from all samples, inequality of client sizes, inequality of classes."""
         return np.array(
             [
                 self.vacant.mean(),
@@ -139,5 +140,5 @@ class Skew:
 
 
 def distance(one: Floats, other: Floats) -> float:
-    """Root mean square difference of two places."""
+    """Root mean square difference of two settings' coordinates."""
     return float(np.sqrt(np.mean((one - other) ** 2)))

@@ -36,8 +36,8 @@ def starting_config(method: str, per_round: int | None, given: Config | None, co
 
 def stand_in(counts: LabelCounts) -> Config:
     """Synthetic data with the classes of these counts, with enough samples, up to a limit that keeps runs fast."""
-    wanted = int(counts.counts.sum(axis=0).max()) * len(counts.classes)
-    samples = min(max(wanted, STAND_IN_SAMPLES[0]), STAND_IN_SAMPLES[1])
+    needed = int(counts.counts.sum(axis=0).max()) * len(counts.classes)
+    samples = min(max(needed, STAND_IN_SAMPLES[0]), STAND_IN_SAMPLES[1])
     data = {"data": "synthetic", "data.classes": list(counts.classes), "data.samples": samples}
     return with_values(Config(), {**data, "rounds": STAND_IN_ROUNDS})
 

@@ -40,7 +40,7 @@ class Cell:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """What the cells of neighbouring columns share: everything but the method and the metric."""
+        """Dataset, split and condition. Cells of one place may still differ in the method and the metric."""
         return self.dataset, self.split, self.condition
 
     @property

@@ -57,7 +57,7 @@ class Work:
     """Local steps that must run one after another."""
 
 
-def trained(jobs: Iterable[Job]) -> list[Config]:
+def needed_runs(jobs: Iterable[Job]) -> list[Config]:
     """The runs that the jobs need. A start model that several jobs share is trained once."""
     listed = list(jobs)
     starts = {identity(job.start): job.start for job in listed if job.start is not None}
@@ -183,7 +183,7 @@ def _jobs(cells: Sequence[Cell], choice: CellChoice) -> list[Job]:
 
 
 def _line(what: str, about: str, jobs: Sequence[Job], device: str) -> Line:
-    runs = trained(jobs)
+    runs = needed_runs(jobs)
     return Line(what, about, len(jobs), sum(work(run).steps for run in runs), sum(seconds(run, device) for run in runs))
 
 

@@ -46,8 +46,8 @@ class Rerun:
     def difference(self) -> float | None:
         """Rerun minus paper. None if they are not comparable.
 
-        That is so if a run was stopped or never reached the target, or if the metric compares with FedAvg and the runs
-        have fewer rounds than the paper's.
+        They are not if a run was stopped or never reached the target. They are not, either, if the metric compares with
+        FedAvg and the runs have fewer rounds than the paper's.
         """
         printed = self.cell.printed
         incomparable = self.stopped or self.never or (measure(self.cell.metric).compares and self.shortened is not None)

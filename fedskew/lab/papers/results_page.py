@@ -159,12 +159,12 @@ def _choices(folder: Path) -> list[str]:
     path = folder / "choose" / "table.md"
     if not path.is_file():
         return []
-    said = (
+    introduction = (
         "What `fedskew choose` chose, and its test accuracy on fresh splits beside that of all methods with their "
         "default settings (`python tools/check_choose.py`). [docs/choose.md](docs/choose.md) names the federation "
         "where earlier versions missed, and what these rows leave open.\n"
     )
-    return ["## Does the race choose well?\n", said, path.read_text(encoding="utf-8")]
+    return ["## Does the race choose well?\n", introduction, path.read_text(encoding="utf-8")]
 
 
 def _findings(path: Path) -> dict[str, str]:

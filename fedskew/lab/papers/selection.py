@@ -21,7 +21,7 @@ from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.values import integer, read_yaml
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, select_cells, table_cells, why_not_runnable
 from fedskew.lab.papers.protocol import papers, protocol
-from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, merge_jobs
+from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job, merge_jobs
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def all_tables() -> list[tuple[str, str]]:
     return table_names(papers())
 
 
-_MACHINE_KEYS = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every"))
+_MACHINE_KEYS = tuple(key for key in NON_IDENTIFYING_KEYS if key not in ("rounds", "eval_every"))
 _KEYS = ("tables", "dataset", "split", "condition", "methods", "variant", "seeds", "rounds", "set")
 
 

@@ -149,8 +149,8 @@ def _list_missing(cells: Sequence[Cell]) -> list[str]:
             methods.append(cell.method + why)
     alike: dict[str, dict[str, list[str]]] = {}
     for (dataset, split, condition), methods in lacking.items():
-        of_split = alike.setdefault(", ".join(methods), {}).setdefault(f"{dataset} {split}", [])
-        of_split.append(condition.replace(";", " "))
+        listed_conditions = alike.setdefault(", ".join(methods), {}).setdefault(f"{dataset} {split}", [])
+        listed_conditions.append(condition.replace(";", " "))
     listed = "; ".join(f"{_where(splits)}: {methods}" for methods, splits in alike.items())
     return [f"Not rerun: {listed}.\n"]
 

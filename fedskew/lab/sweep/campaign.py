@@ -18,7 +18,7 @@ from fedskew.workers import default_workers
 class Campaign:
     """Runs the jobs that are not done yet, and saves their records."""
 
-    file_of: Callable[[Job], RecordsFile]
+    record_file: Callable[[Job], RecordsFile]
     """Returns the file for a job's record."""
     known: Records
     """Records of earlier runs, and of this campaign's runs as they end."""
@@ -75,7 +75,7 @@ class Campaign:
     def save_outcome(self, job: Job, outcome: Outcome) -> None:
         self.outcomes[job.identity] = outcome
         if outcome.record is not None and job.validation is None:
-            self.file_of(job).append(outcome.record)
+            self.record_file(job).append(outcome.record)
             self.known.add(outcome.record)
         if outcome.status == "failed":
             self.failures[job.label] = outcome.reason

@@ -25,7 +25,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.config.values import integer, read_yaml
 from fedskew.experiment.preparation import partition_rule
-from fedskew.lab.sweep.job import CIRCUMSTANCES, Job
+from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job
 from fedskew.methods import make_method
 
 
@@ -39,7 +39,7 @@ class Point:
 
     @property
     def job(self) -> Job:
-        compared = [key for key in self.place if key in CIRCUMSTANCES and key != "rounds"]
+        compared = [key for key in self.place if key in NON_IDENTIFYING_KEYS and key != "rounds"]
         tag = ",".join(f"{key}={self.place[key]}" for key in compared)
         return Job(self.config, ", ".join(f"{key} {value}" for key, value in self.place.items()), tag=tag)
 

@@ -19,7 +19,7 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import partition_rule
 from fedskew.methods import Schedule, make_method
 
-CIRCUMSTANCES = (
+NON_IDENTIFYING_KEYS = (
     "data_dir",
     "rounds",
     "engine",
@@ -31,12 +31,12 @@ CIRCUMSTANCES = (
     "mean_last",
     "checkpoint_every",
 )
-"""Keys that do not distinguish experiments: where a run runs, how long, and how it is evaluated."""
+"""Keys that do not distinguish experiments: where a run is executed, how long it is, and how it is evaluated."""
 
 
 def experiment(config: Config) -> dict[str, Any]:
     """The keys that define an experiment, with the defaults of method and partition filled in."""
-    mapping = {key: value for key, value in config.to_mapping().items() if key not in CIRCUMSTANCES}
+    mapping = {key: value for key, value in config.to_mapping().items() if key not in NON_IDENTIFYING_KEYS}
     method = make_method(config.method, config.method_params)
     if has_stages(config):
         mapping["rounds"] = config.rounds

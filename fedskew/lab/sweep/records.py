@@ -125,7 +125,7 @@ class Record:
         return until(self._points(measure), rounds)[-1][1] if measure in self.content else None
 
     def mean_of_last(self, measure: str) -> float:
-        """Mean of a measure such as `macro_f1` over the last rounds (`mean_last`); of AUROC, only the final value."""
+        """Mean of a measure such as `macro_f1` over the last rounds (`mean_last`). For AUROC, it is the final value."""
         if measure == "auroc":
             return float(self.content["auroc"])
         return mean_of_last(self._points(measure), self.config.mean_last).accuracy

@@ -29,7 +29,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.config.values import integer, read_yaml, real
 from fedskew.experiment.preparation import partition_rule
-from fedskew.lab.sweep.job import CIRCUMSTANCES, Job
+from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job
 from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.lab.sweep.table import measured_name
 from fedskew.methods import make_method
@@ -37,7 +37,7 @@ from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 JOURNAL = "search.jsonl"
 _VALIDATION = 0.2
-_IRRELEVANT = tuple(key for key in CIRCUMSTANCES if key not in ("rounds", "eval_every", "mean_last"))
+_NOT_SCORED = tuple(key for key in NON_IDENTIFYING_KEYS if key not in ("rounds", "eval_every", "mean_last"))
 """Keys that do not change the score of a point."""
 
 Run = Callable[[Sequence[Job]], Mapping[str, Outcome]]
@@ -58,7 +58,7 @@ class Search:
     @property
     def name(self) -> str:
         """Identifies the search; it changes if new trials could not be compared with old ones."""
-        base = {key: value for key, value in self.base.to_mapping().items() if key not in _IRRELEVANT}
+        base = {key: value for key, value in self.base.to_mapping().items() if key not in _NOT_SCORED}
         judged = [base, self.space, list(self.seeds), self.validation]
         if self.metric.name != DEFAULT_METRIC:
             judged.append(self.metric.name)
@@ -67,7 +67,7 @@ class Search:
     def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
         """The runs that score a point, one per seed. Points that differ only in rounds or evaluation are different
         points, too."""
-        tag = ",".join(f"{key}={value}" for key, value in values.items() if key in CIRCUMSTANCES)
+        tag = ",".join(f"{key}={value}" for key, value in values.items() if key in NON_IDENTIFYING_KEYS)
         return [
             Job(
                 with_values(self.base, {**values, "seed": seed}),
@@ -200,7 +200,7 @@ def _score(outcomes: Sequence[Outcome], metric: RankingMetric) -> float | None:
 
 
 def mean_score(records: Sequence[Record], metric: RankingMetric) -> float:
-    """Mean over seeds of the mean of the last rounds (`mean_last`), since single rounds swing."""
+    """Mean over seeds of the mean of the last rounds (`mean_last`), because single rounds vary."""
     return fmean(record.mean_of_last(measured_name(metric)) for record in records)
 
 

@@ -20,7 +20,7 @@ def drawn(rule: str, classes: int = 10, samples: int = 20_000, **params: object)
 
 
 def test_an_even_federation_has_no_skew() -> None:
-    assert EVEN.place() == pytest.approx([0, 1, 0, 0, 0])
+    assert EVEN.coordinates() == pytest.approx([0, 1, 0, 0, 0])
     assert EVEN.divergence == pytest.approx(np.zeros(4))
     assert EVEN.beta == pytest.approx(BETAS[1], rel=0.1)
 
@@ -56,7 +56,7 @@ def test_of_the_capped_split_it_finds_the_order_of_magnitude(beta: float) -> Non
 def test_more_skew_is_further_away() -> None:
     places = [drawn("dirichlet", clients=10, beta=b) for b in (5.0, 0.5, 0.05)]
     assert places[0].hellinger.mean() < places[1].hellinger.mean() < places[2].hellinger.mean()
-    assert distance(EVEN.place(), places[0].place()) < distance(EVEN.place(), places[2].place())
+    assert distance(EVEN.coordinates(), places[0].coordinates()) < distance(EVEN.coordinates(), places[2].coordinates())
 
 
 def test_sizes_and_classes_are_measured_apart() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedskew.experiment.config import Config, with_values
-from fedskew.lab.sweep.job import CIRCUMSTANCES, Job, identity
+from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job, identity
 
 OTHER = {
     "data_dir": "/elsewhere", "rounds": 7, "engine": "plain", "device": "cpu", "precision": "float64",
@@ -16,7 +16,7 @@ OTHER = {
 
 
 def test_where_and_how_far_a_run_went_does_not_count() -> None:
-    assert set(OTHER) == set(CIRCUMSTANCES)
+    assert set(OTHER) == set(NON_IDENTIFYING_KEYS)
     for key, value in OTHER.items():
         assert identity(with_values(Config(), {key: value})) == identity(Config()), key
 
