@@ -158,10 +158,13 @@ def _live(
 
 
 def _require_runs(paths: list[str]) -> None:
-    """Refuse a folder without runs, because the page would wait for ever if it is misspelt."""
+    """Refuse a folder without runs or races, because the page would wait for ever if it is misspelt."""
     from fedskew.results import find_runs
+    from fedskew.results.race import find_races
 
     for path in paths:
+        if find_races([path]):
+            continue
         try:
             find_runs([path])
         except UserError as error:

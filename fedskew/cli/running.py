@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -195,10 +195,14 @@ def showing_runs(folder_of: FolderOf, runs: int, quiet: bool) -> Iterator[RunPro
         else:
             yield progress
     except KeyboardInterrupt as interrupt:
-        round_ = progress.status.round if progress.status else 0
-        where = f"after round {round_}" if round_ else "before the first round"
-        notice(f"stopped {where}; repeat the command to resume")
-        raise typer.Exit(INTERRUPTED) from interrupt
+        raise _stopped(progress.status.round if progress.status else 0) from interrupt
+
+
+def _stopped(round_: int) -> typer.Exit:
+    """Print where the run stopped, and return the exception that ends the program."""
+    where = f"after round {round_}" if round_ else "before the first round"
+    notice(f"stopped {where}; repeat the command to resume")
+    return typer.Exit(INTERRUPTED)
 
 
 class Observers(NamedTuple):
@@ -266,7 +270,11 @@ def _live_report(folders: Sequence[Path], rank_by: str) -> Iterator[None]:
         return
     from fedskew.live.process import live_page
 
-    with live_page(folders, rank_by) as url:
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(live_page(folders, rank_by))
+        except KeyboardInterrupt as interrupt:
+            raise _stopped(0) from interrupt
         notice(f"live report: {url}")
         yield
 

@@ -146,6 +146,7 @@ class Result:
     @property
     def curve(self) -> CurveSummary:
         """Best, last and mean-of-last accuracy."""
+        self._require_evaluation()
         return CurveSummary.from_curve(self.accuracy_curve, self.config.mean_last)
 
     @property
@@ -161,6 +162,9 @@ class Result:
     @property
     def evaluation(self) -> Evaluation:
         """The evaluation of the last global model on the test set."""
+        return self._require_evaluation()
+
+    def _require_evaluation(self) -> Evaluation:
         if self.last is None:
             raise UserError(f"no round of {self.name} has been evaluated yet")
         return self.last

@@ -54,10 +54,16 @@ def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result
     expected = dict(module.named_parameters()) if count_encoders(module) else network.state().params
     _check_model(folder, expected, {name: t for name, t in tensors.items() if name not in buffers})
     module.load_state_dict({name: t.to(server.device) for name, t in tensors.items()}, strict=False)
+    rows = folder.rounds()
+    if not any(row.is_evaluated for row in rows):
+        raise UserError(
+            f"{folder.path} is finished, but {folder.rounds_path.name} is missing or has no evaluated round; "
+            "restore it, or delete the folder to run again"
+        )
     summary = folder.summary() or {}
     engine = summary.get("engine", server.engine_name)
     stopped = bool(summary.get("stopped_early"))
-    return recorder.result(module, folder.rounds(), engine, stopped, summary.get("auroc"))
+    return recorder.result(module, rows, engine, stopped, summary.get("auroc"))
 
 
 def _require_space(server: Server, folder: RunFolder, start: RunState, checkpoint: Checkpoint | None) -> None:

@@ -27,10 +27,16 @@ def live_page(paths: Sequence[str | Path], rank_by: str = DEFAULT_METRIC) -> Ite
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # Ctrl-C in the terminal is meant for the run
     )
     assert child.stdin is not None
     assert child.stdout is not None
-    url = child.stdout.readline().strip()
+    try:
+        url = child.stdout.readline().strip()
+    except BaseException:
+        child.kill()
+        child.communicate()
+        raise
     if not url:
         child.wait()
         raise UserError("the live page could not be served, for the reason above; run without --live")
@@ -55,9 +61,6 @@ def serve(paths: Sequence[str], rank_by: str) -> None:
         return
     server.start()
     print(server.url, flush=True)
-    try:
-        sys.stdin.read()
-    except KeyboardInterrupt:  # Ctrl-C is meant for the run; keep serving until it ends
-        sys.stdin.read()
+    sys.stdin.read()
     server.finish()
     server.close()

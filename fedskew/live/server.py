@@ -53,7 +53,7 @@ class LiveServer:
     def state_since(self, after: int) -> dict[str, Any]:
         """The state to send to a browser that has version `after`."""
         ended = self.ended.is_set()
-        state = self.state.current(after) | {"finished": ended}
+        state = self.state.current(after, ended) | {"finished": ended}
         if ended:
             self._waiting.clear()
         else:

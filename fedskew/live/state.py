@@ -1,4 +1,4 @@
-"""The current content of the live page, rebuilt only when a run has written something."""
+"""The current content of the live page, rebuilt only when a run or a race has written something."""
 
 from __future__ import annotations
 
@@ -11,73 +11,101 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import body, charts, page
-from fedskew.results import find_runs, load_runs
+from fedskew.results import LoadedRuns, Result, find_runs, load_runs_and_races
+from fedskew.results.race import RACE, find_races
 from fedskew.results.ranking import DEFAULT_METRIC
 
-FILES = ("rounds.jsonl", "summary.json")
+FILES = ("about.json", "rounds.jsonl", "summary.json")
 """The files that change during a run."""
+_LISTED = 3
+"""The status line names at most this many runs."""
+NOTHING = LoadedRuns([])
 
 
 class LiveState:
-    """Follows run folders, which need not exist yet."""
+    """Follows the folders of runs and races, which need not exist yet."""
 
     def __init__(self, paths: Sequence[str | Path], rank_by: str = DEFAULT_METRIC) -> None:
-        self._paths, self._rank_by = list(paths), rank_by
+        self._paths, self._rank_by = list(map(Path, paths)), rank_by
         self._lock = threading.Lock()
         self._seen: tuple[object, ...] = ("nothing",)
+        self._loaded = NOTHING
         self._content: dict[str, Any] = {}
         self._version = 0
 
     def page(self) -> str:
         """Render the whole page."""
-        return page(self._document()[0], live=True)
+        return page(self._document(self._load()), live=True)
 
-    def current(self, after: int) -> dict[str, Any]:
-        """Return the content if it changed since version `after`, otherwise only the version and the status line."""
+    def current(self, after: int, ended: bool = False) -> dict[str, Any]:
+        """Return the content if it changed since version `after`, otherwise only the version and the status line.
+
+        `ended` says that the process that wrote the runs has ended, so unfinished runs were interrupted.
+        """
         with self._lock:
             written = self._written()
             if written != self._seen:
-                shown, status = self._document()
+                self._loaded = self._load()
+                shown = self._document(self._loaded)
                 self._seen = written
                 self._version += 1
-                self._content = {"body": str(body(shown)), "status": status, **charts(shown)}
-            if after == self._version:
-                return {"version": self._version, "status": self._content["status"]}
-            return {"version": self._version, **self._content}
+                self._content = {"body": str(body(shown)), **charts(shown)}
+            content = {} if after == self._version else self._content
+            return {"version": self._version, "status": _status(self._loaded, ended), **content}
 
     def _written(self) -> tuple[object, ...]:
         """The size and time of each followed file, which change when a run writes something."""
         found = []
-        for folder in self._folders():
-            for path in (folder / name for name in FILES):
-                stat = path.stat() if path.exists() else None
-                found.append((str(path), stat and (stat.st_size, stat.st_mtime_ns)))
+        files = [folder / name for folder in self._run_folders() for name in FILES]
+        for path in (*files, *(folder / RACE for folder in find_races(self._paths))):
+            stat = path.stat() if path.exists() else None
+            found.append((str(path), stat and (stat.st_size, stat.st_mtime_ns)))
         return tuple(found)
 
-    def _folders(self) -> list[Path]:
+    def _run_folders(self) -> list[Path]:
         folders: list[Path] = []
         for path in self._paths:
             try:
                 folders += find_runs([path])
-            except UserError:  # not started yet
+            except UserError:  # not started yet, or a race
                 continue
         return folders
 
-    def _document(self) -> tuple[Document, str]:
-        folders = self._folders()
+    def _load(self) -> LoadedRuns:
+        """Load all runs and races that exist. If none can be read, the reason is in `unreadable`."""
+        folders: list[str | Path] = [*self._run_folders(), *find_races(self._paths)]
         if not folders:
-            return Document("fedskew", [], None, ["no results yet: the first round has not started"]), "waiting"
+            return NOTHING
         try:
-            loaded = load_runs(folders)
+            return load_runs_and_races(folders)
         except UserError as error:
-            return Document("fedskew", [], None, [str(error)]), "waiting"
+            return LoadedRuns([], [str(error)])
+
+    def _document(self, loaded: LoadedRuns) -> Document:
+        if not loaded.runs and not loaded.races:
+            problems = loaded.unreadable or ["no results yet: the first round has not started"]
+            return Document("fedskew", [], None, problems)
         try:
-            shown = document(loaded, with_features=False, rank_by=self._rank_by)
+            return document(loaded, with_features=False, rank_by=self._rank_by)
         except UserError as error:  # for instance AUROC, which no run has before its end
             ranked = document(loaded, with_features=False)
-            shown = replace(ranked, problems=[*ranked.problems, f"ranked by accuracy: {error}"])
-        done = sum(run.finished for run in loaded.runs)
-        running = [f"{run.config.method} seed {run.seed}: round {run.history[-1].round}"
-                   for run in loaded.runs if not run.finished and run.history]  # fmt: skip
-        status = f"{done} of {len(loaded.runs)} runs finished" if len(loaded.runs) > 1 else ""
-        return shown, ", ".join(filter(None, [status, *running[:3]])) or "finished"
+            return replace(ranked, problems=[*ranked.problems, f"ranked by accuracy: {error}"])
+
+
+def _status(loaded: LoadedRuns, ended: bool) -> str:
+    """One line: what is finished, and where the rest is or was interrupted."""
+    runs, races = loaded.runs, loaded.races
+    if not runs and not races:
+        return "ended before the first round" if ended else "waiting"
+    going = [_position(run) for run in runs if not run.finished]
+    going += [f"race: {len(race.rungs)} rungs done" for race in races if not race.finished]
+    if not going:
+        return "finished"
+    done = sum(run.finished for run in runs)
+    parts = [f"{done} of {len(runs)} runs finished"] if len(runs) > 1 else []
+    return ", ".join([*(["interrupted"] if ended else []), *parts, *going[:_LISTED]])
+
+
+def _position(run: Result) -> str:
+    where = f"round {run.history[-1].round}" if run.history else "before the first round"
+    return f"{run.config.method} seed {run.seed}: {where}"

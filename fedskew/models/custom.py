@@ -24,6 +24,7 @@ def custom_factory(name: str) -> Factory:
             model = _call(user_factory, name, data)
             if not isinstance(model, nn.Module):
                 raise UserError(f"model {name!r} returned a {type(model).__name__}; expected a torch.nn.Module")
+            _check_trainable(model, name)
             _check_output(model, name, data)
         return model
 
@@ -35,8 +36,7 @@ def check_model(model: object, data: DataShape) -> None:
     if not isinstance(model, nn.Module):
         raise UserError(f"model is {model!r}; expected a model's name or a torch.nn.Module")
     name = type(model).__name__
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UserError(f"model {name!r} has no trainable parameter; expected at least one with requires_grad")
+    _check_trainable(model, name)
     _check_output(copy.deepcopy(model).to("cpu", torch.get_default_dtype()), name, data)
 
 
@@ -78,6 +78,11 @@ def _takes_data_shape(factory: Callable[..., object]) -> bool:
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return bool(positional) and (positional[0].default is inspect.Parameter.empty or positional[0].name == "inputs")
+
+
+def _check_trainable(model: nn.Module, name: str) -> None:
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"model {name!r} has no trainable parameter; expected at least one with requires_grad")
 
 
 def _check_output(model: nn.Module, name: str, data: DataShape) -> None:

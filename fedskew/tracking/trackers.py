@@ -21,6 +21,8 @@ from fedskew.metrics.confusion import MEASURES
 FolderOf = Callable[[Prepared], Path]
 """Returns the folder of a run."""
 EXPERIMENT = "fedskew"
+EVERY_ROUND = "cost/seconds"
+"""A metric that every round has."""
 
 
 def scalars(row: RoundRow) -> dict[str, float]:
@@ -110,22 +112,34 @@ class MLflow(Tracker):
         self._make: Any = MlflowClient
         self._client: Any = None
         self._run = ""
+        self._logged = 0
+        """The last round that was logged before this session. MLflow would keep a repeated round twice."""
 
-    def begin(self, prepared: Prepared, folder: Path, round: int) -> None:  # noqa: ARG002
+    def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._client = self._make(f"sqlite:///{(folder.parent / 'mlflow.db').absolute()}")
         known = self._client.get_experiment_by_name(EXPERIMENT)
         place = (folder.parent / "mlruns").absolute().as_uri()
         experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT, place)
         name = run_name(prepared.config)
-        before = self._client.search_runs([experiment], f"attributes.run_name = '{name}'")
-        if before:
+        before = self._client.search_runs([experiment], f"attributes.run_name = '{name}'")  # the newest first
+        if before and round:
             self._run = before[0].info.run_id
             self._client.update_run(self._run, "RUNNING")
+            history = self._client.get_metric_history(self._run, EVERY_ROUND)
+            self._logged = max((metric.step for metric in history), default=0)
             return
+        for run in before:  # begun again from the start: what was logged belongs to another run
+            if run.info.status == "RUNNING":
+                self._client.set_terminated(run.info.run_id, "KILLED")
+        self._logged = 0
         self._run = self._client.create_run(experiment, run_name=name).info.run_id
         for key, value in _flat(prepared).items():
             self._client.log_param(self._run, key, value)
+
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
+        if row.round > self._logged:
+            super().on_round(row, rounds_ahead)
 
     def log(self, numbers: dict[str, float], round: int) -> None:
         for name, value in numbers.items():

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import fedskew as fs
 from fedskew.report.sections.federation import federation
@@ -41,6 +45,20 @@ def test_a_saved_split_and_saved_counts_are_read_again(cli):
     assert again["hash"] == first["hash"]
     counted = cli("partition", "--partition", "counts", "--set", "partition.path=counts.csv", "--json").json
     assert counted["label_counts"] == first["label_counts"]
+
+
+READ_ONLY = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "png"])
+def test_a_read_only_disk_is_one_line(tmp_path: Path, kind: str) -> None:
+    mount = f"mount -t tmpfs -o ro none {tmp_path}"
+    if shutil.which("unshare") is None or subprocess.run([*READ_ONLY, mount], capture_output=True).returncode:
+        pytest.skip("this machine does not let users mount a file system")
+    command = f"{sys.executable} -m fedskew partition --save {tmp_path}/split.{kind}"
+    done = subprocess.run([*READ_ONLY, f"{mount} && {command}"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"error: cannot write {tmp_path}/split.{kind}: Read-only file system\n"
 
 
 def test_the_seed_decides_the_split(cli):

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedskew.errors import UserError
+from fedskew.results import load_run
+
 TINY = ("run", "--rounds", "3", "--clients", "6", "--clients-per-round", "2", "--local-epochs", "1", "--beta", "0.5")
 
 
@@ -31,6 +34,18 @@ def test_the_result_is_shown_with_every_class(cli):
     assert all(any(line.startswith(f"{c} ") for line in lines) for c in range(10))
     assert max(map(len, lines)) <= 80
     assert "round 3/3" in outcome.err
+
+
+def test_a_finished_run_whose_rows_are_gone_is_one_line(cli):
+    assert cli(*TINY, "--out", "here").status == 0
+    for damage in (lambda rows: rows.write_text("not JSON\n"), Path.unlink):
+        damage(Path("here/rounds.jsonl"))
+        outcome = cli(*TINY, "--out", "here", "--quiet")
+        assert outcome.status == 2
+        assert "here is finished, but rounds.jsonl is missing or has no evaluated round; restore it" in outcome.err
+        assert outcome.err.count("\n") == 1
+    with pytest.raises(UserError, match="no round of here has been evaluated yet"):
+        load_run("here").summary()
 
 
 def test_quiet_has_the_result_only(cli):

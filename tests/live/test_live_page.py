@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,3 +151,41 @@ def test_run_live_tells_its_address_and_leaves_nobody_behind(
     url = next(word for word in told.split() if word.startswith("http://"))
     with pytest.raises(OSError, match="refused"):
         state(url)
+
+
+SLOW_START = """
+import os, pathlib, sys, time
+if "fedskew.live.process" in pathlib.Path("/proc/self/cmdline").read_text():
+    pathlib.Path(os.environ["STARTING"]).write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_interrupt_while_the_page_starts_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+    starting = tmp_path / "starting"
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths, "STARTING": str(starting)}
+    command = [sys.executable, "-m", "fedskew", "run", "--live", "--rounds", "1", "--out", str(tmp_path / "run")]
+    run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while run.poll() is None and not (starting.exists() and starting.read_text()):
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+    told = run.communicate()[1]
+    assert told == "stopped before the first round; repeat the command to resume\n"
+    assert run.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(starting.read_text()), 0)
+
+
+def test_an_interrupted_run_is_not_called_finished(served: LiveServer, tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    assert state(served.url)["status"] == "finished"
+    (tmp_path / "run/summary.json").unlink()
+    assert state(served.url)["status"] == "fedavg seed 0: round 2"
+    served.ended.set()
+    assert state(served.url)["status"] == "interrupted, fedavg seed 0: round 2"
+    assert state(served.url)["finished"]
+    (tmp_path / "run/rounds.jsonl").unlink()
+    assert state(served.url)["status"] == "interrupted, fedavg seed 0: before the first round"

@@ -39,6 +39,12 @@ def width(hidden=16):
 def frozen(inputs):
     return Net().eval()
 
+def untrainable():
+    return Net().requires_grad_(False)
+
+def without_parameters():
+    return nn.Flatten()
+
 def wrong_classes():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
 
@@ -105,6 +111,8 @@ def test_the_check_does_not_change_the_model() -> None:
         ("my_nets:wrong_classes", r"returns \(2, 7\).*expected \(2, 10\)"),
         ("my_nets:wrong_input", r"does not accept inputs of shape \(1, 8, 8\)"),
         ("my_nets:pair", "returns tuple"),
+        ("my_nets:untrainable", "has no trainable parameter; expected at least one with requires_grad"),
+        ("my_nets:without_parameters", "has no trainable parameter; expected at least one with requires_grad"),
     ],
 )
 def test_mistakes_are_one_line(name: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,35 @@ def test_mlflow_has_every_round(tmp_path: Path) -> None:
     assert run.data.metrics["test/accuracy"] == pytest.approx(result.accuracy)
     assert run.data.params["method.name"] == "fedavg"
     assert run.info.status == "FINISHED"
+
+
+def test_mlflow_has_every_round_once_after_a_restart(tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking", reason="MLflow is not installed")
+
+    class Interrupt(fs.Callback):
+        def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
+            if row.round == 3:
+                raise KeyboardInterrupt
+
+    folder, fed = tmp_path / "runs/one", fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0))
+
+    def run(*callbacks: fs.Callback) -> None:
+        trackers = make_trackers("mlflow", lambda _: folder)
+        fs.run(fed, "fedavg", rounds=4, local_epochs=1, checkpoint_every=2, out=folder,
+               callbacks=[*trackers, *callbacks])  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Interrupt())
+    run()  # repeats round 3
+    client = tracking.MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    experiment = client.get_experiment_by_name("fedskew").experiment_id
+    (whole,) = client.search_runs([experiment])
+    assert sorted(m.step for m in client.get_metric_history(whole.info.run_id, "test/accuracy")) == [1, 2, 3, 4]
+    shutil.rmtree(folder)
+    run()
+    newest, _ = client.search_runs([experiment])
+    assert sorted(m.step for m in client.get_metric_history(newest.info.run_id, "test/accuracy")) == [1, 2, 3, 4]
+    assert newest.info.run_id != whole.info.run_id
 
 
 def test_wandb_writes_a_folder_and_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

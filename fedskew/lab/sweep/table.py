@@ -91,10 +91,18 @@ def _mean(place: Place, rows: Sequence[Line], metric: RankingMetric) -> float:
     if None in values:
         at = ", ".join(place)
         raise UserError(
-            f"{at} has no {metric.label}, because an earlier version of fedskew ran it; repeat the sweep with "
-            "another --out"
+            f"{at} has no {metric.label}: {_reason_for_gap(metric)}; or repeat the sweep with another --out"
         )
     return math.fsum(values) / len(values)
+
+
+def _reason_for_gap(metric: RankingMetric) -> str:
+    if metric.measure is not None:
+        return "an earlier version of fedskew ran it; rank by accuracy"
+    return (
+        "it is computed only after a run's last round, and only for a global model, but the run went further, has no "
+        "global model, or is of an earlier version of fedskew; rank by macro-f1"
+    )
 
 
 def write_csv(lines: Sequence[Line], path: Path) -> None:

@@ -14,7 +14,13 @@ from fedskew.report.figures.bars import add_setting, last_local_row, with_local_
 from fedskew.report.model_outputs import ModelOutputs, model_outputs
 from fedskew.report.sections.features import cloud_chart, distance_chart, probability_chart
 from fedskew.report.sections.federation import partition_map
-from fedskew.report.sections.predictions import confusion_chart, predicted, sampled_labels, with_common_scale
+from fedskew.report.sections.predictions import (
+    confusion_chart,
+    predicted,
+    sampled_labels,
+    shown_rounds,
+    with_common_scale,
+)
 from fedskew.results import Comparison, MethodRuns
 
 
@@ -33,10 +39,12 @@ def labels_and_predictions(comparisons: Sequence[Comparison]) -> Figure:
     """Draw the labels of each round's clients, and what each method predicts after the round."""
     panels: list[Heat] = []
     for comparison in comparisons:
-        runs = [(method, run) for method in comparison.methods if (run := method.first)]
+        runs = [(m, run) for m in comparison.methods if (run := m.first) is not None and shown_rounds(run)]
         held = sampled_labels(runs[0][1], comparison) if runs else None
         found = [*([held] if held else []), *(predicted(method, run, comparison) for method, run in runs)]
         panels += [replace(panel, title=add_setting(panel.title, comparison, comparisons)) for panel in found]
+    if not panels:
+        raise UserError("no round has been evaluated yet; expected runs with an evaluated round")
     return Figure("predictions", "Labels of the sampled clients and predictions", with_common_scale(panels), 3)
 
 

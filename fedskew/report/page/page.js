@@ -153,7 +153,11 @@
   async function refresh(version) {
     let state;
     try { state = await (await fetch("state.json?after=" + version)).json(); }
-    catch { LIVE.textContent = "the run has ended or cannot be reached; this page no longer updates"; return; }
+    catch {
+      LIVE.textContent = "the run has ended or cannot be reached";
+      setTimeout(() => refresh(version), 5000);  // the same command may resume it at the same address
+      return;
+    }
     if (state.version !== version) {
       const open = [...document.querySelectorAll("details[open]")].map((d) => d.dataset.table);
       const height = window.scrollY;
@@ -164,7 +168,7 @@
       boxes().forEach((box) => watcher.observe(box));
       window.scrollTo(0, height);
     }
-    LIVE.textContent = state.finished ? "finished" : "live, " + state.status;
+    LIVE.textContent = state.finished ? state.status : "live, " + state.status;
     if (!state.finished) setTimeout(() => refresh(state.version), 1500);
   }
 

@@ -29,7 +29,8 @@ def curves(comparison: Comparison) -> Section:
     ]
     if costs:
         figures.append(Figure("costs", "Accuracy over cost", costs, 2))
-    if not any(row.bytes for run in comparison.runs for row in run.history):
+    trained = [row for run in comparison.runs for row in run.history if row.round]
+    if trained and not any(row.bytes for row in trained):
         missing.append(
             "communication: an earlier version of fedskew made these runs and did not count bytes; repeat them"
         )

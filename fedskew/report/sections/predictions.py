@@ -54,25 +54,30 @@ def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def predictions(comparison: Comparison) -> Section:
-    runs = [(method, run) for method in comparison.methods[:MAX_PANELS] if (run := method.first) is not None]
+    title = "Predictions over the rounds"
+    methods = comparison.methods[:MAX_PANELS]
+    runs = [(method, run) for method in methods if (run := method.first) is not None and shown_rounds(run)]
     if not runs:
-        return Section("predictions", "Predictions over the rounds", missing=["no run has been evaluated yet"])
-    panels: list[Heat] = []
-    missing = []
+        return Section("predictions", title, missing=["no round has been evaluated yet"])
     labels = next((found for _, run in runs if (found := sampled_labels(run, comparison))), None)
+    panels = [*([labels] if labels else []), *(predicted(method, run, comparison) for method, run in runs)]
+    figure = Figure("predictions", _caption(labels), with_common_scale(panels), 3)
+    missing = [] if labels else ["labels of the sampled clients: the runs have no label counts"]
+    return Section("predictions", title, [_words(labels, runs[0][1])], [figure], missing=missing)
+
+
+def _caption(labels: Heat | None) -> str:
+    return "Labels of the sampled clients and predictions, round by round" if labels else "Predictions, round by round"
+
+
+def _words(labels: Heat | None, run: Result) -> str:
     if labels is None:
-        missing.append("labels of the sampled clients: the run folder has no label counts")
-    else:
-        panels.append(labels)
-    panels += [predicted(method, run, comparison) for method, run in runs]
-    words = [
+        return f"What the global model predicts after each round (seed {run.seed})."
+    return (
         "The first panel shows the labels of each round's clients, the others what the global model predicts after "
-        f"the round (seed {runs[0][1].seed}). If the predictions follow the labels of the round, the model forgets the "
-        "other classes."
-    ]
-    panels = with_common_scale(panels)
-    figure = Figure("predictions", "Labels of the sampled clients and predictions, round by round", panels, 3)
-    return Section("predictions", "Predictions over the rounds", words, [figure], missing=missing)
+        f"the round (seed {run.seed}). If the predictions follow the labels of the round, the model forgets the other "
+        "classes."
+    )
 
 
 def with_common_scale(panels: Sequence[Heat]) -> list[Heat]:
@@ -92,14 +97,17 @@ def sampled_labels(run: Result, comparison: Comparison) -> Heat | None:
 
 
 def predicted(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:
-    rounds = [t for t in sorted(run.evaluations) if t > 0][:MAX_ROUNDS]
-    predictions_made = np.array([run.evaluations[t].confusion.sum(axis=0) for t in rounds]).reshape(len(rounds), -1)
+    rounds = shown_rounds(run)
+    predictions_made = np.array([run.evaluations[t].confusion.sum(axis=0) for t in rounds])
     key = f"predictions-{method.style}"
     return _by_round(key, f"predictions of {method.label}", comparison, list(map(str, rounds)), predictions_made)
 
 
+def shown_rounds(run: Result) -> list[int]:
+    """The evaluated rounds to draw, without the initial model."""
+    return [t for t in sorted(run.evaluations) if t > 0][:MAX_ROUNDS]
+
+
 def _by_round(key: str, title: str, comparison: Comparison, rounds: list[str], counts: Counts) -> Heat:
-    shares = (
-        [[number(v, 1) for v in row] for row in _shares(counts).T] if len(counts) else [[]] * len(comparison.classes)
-    )
+    shares = [[number(v, 1) for v in row] for row in _shares(counts).T]
     return Heat(key, title, "class", "round", "% of the round", comparison.classes, rounds, shares)

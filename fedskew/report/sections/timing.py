@@ -20,14 +20,15 @@ def timing(comparison: Comparison) -> Section:
     runs = comparison.runs
     missing = []
     figures = []
-    if all(row.time for run in runs for row in run.history if row.round) and any(len(r.history) > 1 for r in runs):
+    if not any(run.rounds for run in runs):
+        missing.append("time by part: no round is finished yet")
+    elif all(row.time for run in runs for row in run.history if row.round):
         figures.append(Figure("time", "Seconds by part, mean over the seeds", [_parts(comparison)]))
     else:
         missing.append("time by part: an earlier version of fedskew made these runs and did not record it")
     columns = ["method", "seed", "rounds", "seconds", "seconds per round", "engine", "device", "folder"]
     rows = [
-        [method.label, run.seed, len(run.history) - 1, number(run.seconds, 1),
-         number(run.seconds / max(1, len(run.history) - 1), 3),
+        [method.label, run.seed, run.rounds, number(run.seconds, 1), number(run.seconds / max(1, run.rounds), 3),
          run.engine, run.config.device, str(run.folder)]
         for method in comparison.methods for run in method.runs
     ]  # fmt: skip
