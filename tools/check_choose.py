@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from fedskew.choose.choice import choose
-from fedskew.choose.field import DECISIVE
+from fedskew.choose.field import DEFAULT_FIELD
 from fedskew.cli.race_display import racing
 from fedskew.experiment.config import Config, with_values
 from fedskew.lab.sweep.campaign import Campaign
@@ -70,7 +70,12 @@ def test_seeds(name: str) -> range:
 
 
 _NO_TERMS = {"name": "fedvls", "distill_weight": 0, "suppress_weight": 0}
-METHODS: dict[str, Any] = {**{name: name for name in DECISIVE}, "moon": "moon", "fedgr": "fedgr", "L_cal": _NO_TERMS}
+METHODS: dict[str, Any] = {
+    **{name: name for name in DEFAULT_FIELD},
+    "moon": "moon",
+    "fedgr": "fedgr",
+    "L_cal": _NO_TERMS,
+}
 """All methods with their default settings: those of the race and of the map."""
 
 

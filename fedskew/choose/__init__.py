@@ -1,4 +1,4 @@
-"""Races methods on a federation: `fedskew choose`, or `fedskew.choose(...)` in Python."""
+"""Race methods on a federation: `fedskew choose`, or `fedskew.choose(...)` in Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Choice", "choose"]
 
 
 class _CallablePackage(ModuleType):
-    """Makes the package callable: once it is imported, `fedskew.choose` is the package and no longer the function."""
+    """Makes the package callable, because `fedskew.choose` is the package, not the function, once it is imported."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Choice:
         return choose(*arguments, **options)

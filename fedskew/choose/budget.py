@@ -12,9 +12,9 @@ from fedskew.choose.field import Candidate, make_field
 from fedskew.errors import UserError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-PER_METHOD = 2
-"""A method has at most this many candidates from the second rung on, so that one method cannot fill it."""
-USED = 0.85
+MAX_PER_METHOD = 2
+"""The most candidates of one method from the second rung on, so that one method cannot fill a rung."""
+PLANNED_SHARE = 0.85
 """Plans use only this share of a time budget, because rounds differ in length."""
 
 
@@ -36,7 +36,7 @@ class Budget:
         return cls(float(found[1]) * _SECONDS[found[2]], "seconds")
 
     def show(self, amount: float | None = None) -> str:
-        """An amount in the budget's unit, in words; by default the whole budget."""
+        """Format an amount in the budget's unit, by default the whole budget."""
         number = self.amount if amount is None else amount
         if self.unit == "rounds":
             return f"{number:.0f} rounds"
@@ -48,21 +48,21 @@ class Plan:
     """How thorough the race is."""
 
     settings: int
-    """0, 1 or 2: how many settings besides the defaults are tried, see `make_field`."""
+    """How many settings are tried besides the defaults: 0 for none, 1 for some, 2 for all. See `make_field`."""
     splits: int
-    """Splits in every rung but the final."""
+    """Splits in each rung before the final."""
     finalists: int
     """Methods besides FedAvg in the final."""
     final_splits: int
     """Fresh splits in the final."""
 
     def sizes(self, methods: int) -> tuple[int, int]:
-        """Candidates in the second and third rung.
+        """Return the number of candidates in the second and in the third rung.
 
         The first rung drops settings and learning rates, but no method: after so few rounds, the order of the methods
         says little. The second one drops methods, and leaves twice as many candidates as the final has places.
         """
-        return PER_METHOD * methods, 2 * (self.finalists + 1)
+        return MAX_PER_METHOD * methods, 2 * (self.finalists + 1)
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -89,14 +89,14 @@ PLANS = (
 
 
 def rungs(rounds: int) -> tuple[int, ...]:
-    """A ninth, a third and all of the rounds. Short runs have fewer rungs."""
+    """Return the rounds at which rungs end: a ninth, a third and all of the rounds. Short runs have fewer rungs."""
     first = max(1, -(-rounds // 9))
     return tuple(dict.fromkeys(min(rounds, r) for r in (first, 3 * first, rounds)))
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a round of each method costs, in the budget's unit, and what every trial costs besides."""
+    """The cost of a round of each method and the fixed cost of a trial, in the budget's unit."""
 
     per_round: Mapping[str, float]
     per_trial: float
@@ -106,39 +106,39 @@ class Costs:
         """For a budget in rounds: a round of any method costs 1, and starting a trial costs nothing."""
         return cls(dict.fromkeys(methods, 1.0), 0.0)
 
-    def trial(self, candidate: Candidate, rounds: int) -> float:
+    def trial_cost(self, candidate: Candidate, rounds: int) -> float:
         return self.per_trial + self.per_round[candidate.method] * rounds
 
     @property
-    def usual_round(self) -> float:
-        """A round of a later rung: the mean over the methods, because it is not known yet which of them get there."""
+    def mean_round(self) -> float:
+        """The expected cost of a round in a later rung: the mean over all methods, since any of them may get there."""
         return fmean(self.per_round.values())
 
-    def race(self, plan: Plan, methods: Sequence[str], lr: float, rounds: int) -> float:
-        """The whole race up to and including the final."""
+    def race_cost(self, plan: Plan, methods: Sequence[str], lr: float, rounds: int) -> float:
+        """Return the cost of the whole race, including the final."""
         field = make_field(methods, lr, plan.settings)
         first, *later = rungs(rounds)
-        total = plan.splits * sum(self.trial(candidate, first) for candidate in field)
+        total = plan.splits * sum(self.trial_cost(candidate, first) for candidate in field)
         before = first
         for size, rung in zip(plan.sizes(len(methods))[-len(later) :] if later else (), later, strict=True):
             total += (
-                min(size, PER_METHOD * len(methods))
+                min(size, MAX_PER_METHOD * len(methods))
                 * plan.splits
-                * (self.per_trial + self.usual_round * (rung - before))
+                * (self.per_trial + self.mean_round * (rung - before))
             )
             before = rung
-        return total + self.final(plan, rounds)
+        return total + self.final_cost(plan, rounds)
 
-    def final(self, plan: Plan, rounds: int) -> float:
-        return (plan.finalists + 1) * plan.final_splits * (self.per_trial + self.usual_round * rounds)
+    def final_cost(self, plan: Plan, rounds: int) -> float:
+        return (plan.finalists + 1) * plan.final_splits * (self.per_trial + self.mean_round * rounds)
 
 
 def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float, rounds: int, workers: int) -> Plan:
-    """The most thorough plan that fits into the budget; refuse a budget that is too small for all of them."""
-    share = 1.0 if budget.unit == "rounds" else USED * workers
+    """Return the most thorough plan that fits into the budget. Raise `UserError` if none fits."""
+    share = 1.0 if budget.unit == "rounds" else PLANNED_SHARE * workers
     needed = 0.0
     for plan in PLANS:
-        needed = costs.race(plan, methods, lr, rounds) / share
+        needed = costs.race_cost(plan, methods, lr, rounds) / share
         if needed <= budget.amount:
             return plan
     raise UserError(
@@ -148,8 +148,8 @@ def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float,
 
 
 def shrink_final(plan: Plan, left: float, costs: Costs, rounds: int) -> Plan:
-    """The plan with a final that fits into what is left of the budget, with at least one method and three splits."""
+    """Reduce the final to what is left of the budget, but keep one method besides FedAvg and three splits."""
     smaller = [Plan(plan.settings, plan.splits, finalists, splits)
                for splits in range(plan.final_splits, 2, -1) for finalists in range(plan.finalists, 0, -1)]  # fmt: skip
-    fitting = [one for one in smaller if costs.final(one, rounds) <= left]
-    return max(fitting, key=lambda one: (min(one.finalists, 2), one.final_splits, one.finalists), default=smaller[-1])
+    fitting = [small for small in smaller if costs.final_cost(small, rounds) <= left]
+    return max(fitting, key=lambda p: (min(p.finalists, 2), p.final_splits, p.finalists), default=smaller[-1])

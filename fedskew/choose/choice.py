@@ -1,4 +1,4 @@
-"""`fedskew.choose`: which method for this federation, measured on it."""
+"""`fedskew.choose`: find the best method for a federation by racing methods on it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _FEDERATED = (
     "data", "data_dir", "model", "rounds", "clients_per_round", "local_epochs", "batch_size", "lr_decay", "optimizer",
     "momentum", "weight_decay", "clip_norm", "average", "augment", "seed",
 )  # fmt: skip
-"""Keys that a federation across machines shares with a simulated run; the others are a site's own business."""
+"""Keys that a federation across machines shares with a simulated run. Each site decides about the others."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The answer of a race, and the files that put it into practice."""
+    """The result of a race, and the files with which to use it."""
 
     race: RaceRecord
     folder: Path
@@ -59,17 +59,17 @@ class Choice:
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """What to take, by how much it is better, what it costs and reveals, and what else would do."""
+        """The answer in sentences: the best method, its lead, what it costs and reveals, and the alternatives."""
         return self.race.answer
 
     @property
     def run_file(self) -> Path:
-        """For `fedskew run -c`."""
+        """The configuration for `fedskew run -c`."""
         return self.folder / RUN_FILE
 
     @property
     def federation_file(self) -> Path:
-        """For `fedskew federate init -c`."""
+        """The configuration for `fedskew federate init -c`."""
         return self.folder / FEDERATION_FILE
 
     def to_json(self) -> dict[str, Any]:
@@ -93,18 +93,19 @@ def choose(
     watcher: RaceWatcher | None = None,
     **settings: Any,
 ) -> Choice:
-    """Race methods on a federation and choose one; `settings` are keys of a configuration, such as `rounds` and `lr`.
+    """Race methods on a federation and choose one.
 
-    `data` is a federation, or anything that `load` takes, which `partition` then splits; `settings` override `config`.
-    Every seed has its own split by the same rule. The race tries the learning rate, a third of it and three times it.
-    All choices are made on validation data, which are held out of the clients' training data.
+    `data` is a federation, or anything that `load` takes, which `partition` then splits. `settings` are keys of a
+    configuration, such as `rounds` and `lr`, and override those in `config`. Every seed has its own split by the same
+    rule. The race tries the learning rate, a third of it and three times it. Methods are compared on validation data,
+    which are held out of the clients' training data.
 
-    `budget` is a time such as `5m`, or a total number of rounds over all runs, such as `2000r`. Without `methods`, the
-    race has a default field; FedAvg always takes part. The same call continues a race that was interrupted, in the
+    `budget` is a time such as `5m`, or a total number of rounds over all runs, such as `2000r`. Without `methods`, a
+    default list of methods is raced. FedAvg always takes part. The same call continues an interrupted race in the
     folder `out`. Several processes run the trials, unless the data are Python objects, which only this process has.
     """
     base, split = _federation(data, partition, with_values(config or Config(), settings))
-    limit, watching = Budget.parse(budget), watcher or RaceWatcher()
+    limit, watcher = Budget.parse(budget), watcher or RaceWatcher()
     metric = find_metric(rank_by).name
     if metric not in MEASURES:
         raise UserError(
@@ -115,43 +116,43 @@ def choose(
         choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)
     federation = split(base)
     for note in federation.notes:
-        watching.on_notice(note)
+        watcher.on_notice(note)
     fraction = validation_fraction(int(federation.sizes.sum()))
     prepare(base, hold_out(federation, fraction, base.seed))  # refuses wrong settings before any folder is made
     folder = Path(out) if out else Path("runs") / _name(base, field)
-    with _opened(folder):
-        record = _begin(folder, base, field, metric, budget)
+    with _locked(folder):
+        record = _record_so_far(folder, base, field, metric, budget)
         if record.finished:
-            watching.on_notice(f"{folder} is finished already; nothing was run")
+            watcher.on_notice(f"{folder} is finished already; nothing was run")
         else:
             processes = 1 if split is not shared_federation else workers or default_workers(base.device, len(field))
-            trials = Trials(_racing(base), fraction, folder, processes, watching, split)
+            trials = Trials(_trial_config(base), fraction, folder, processes, watcher, split)
             with contextlib.closing(trials):
-                record = Race(base, record, limit, folder, trials, processes, watching).run()
+                record = Race(base, record, limit, folder, trials, processes, watcher).run()
         choice = Choice(record, folder)
         _write_files(choice)
     return choice
 
 
 def _federation(data: object, partition: Partition | None, config: Config) -> tuple[Config, Split]:
-    """What all candidates share, and how the federation of a seed is made."""
+    """Return the configuration that all candidates share, and the function that makes the federation of a seed."""
     config = replace(config, method="fedavg", method_params={})
     if config.data_dir is not None:  # workers may run in other folders
         config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is split already; pass its dataset instead")
-        return _given(data, config)
+        return _from_federation(data, config)
     if partition is not None:
-        config = replace(config, partition=_described(partition.describe()))
+        config = replace(config, partition=_partition_config(partition.describe()))
     if data is None or isinstance(data, str | PathLike):
         return config if data is None else with_values(config, {"data": str(data)}), shared_federation
-    return _given(federation(load(data), partition_rule(config), config.partition_seed), config)
+    return _from_federation(federation(load(data), partition_rule(config), config.partition_seed), config)
 
 
-def _given(whole: Federation, config: Config) -> tuple[Config, Split]:
-    """A federation given as an object. If its configuration makes the same one, other processes can make it, too."""
-    partition = _described(whole.partition)
+def _from_federation(whole: Federation, config: Config) -> tuple[Config, Split]:
+    """Use a federation object. If its configuration gives the same federation, other processes can make it, too."""
+    partition = _partition_config(whole.partition)
     dataset = whole.dataset
     described = replace(
         config, data=dataset.name, data_params=dict(dataset.in_memory), partition=partition, seed=whole.seed
@@ -160,30 +161,30 @@ def _given(whole: Federation, config: Config) -> tuple[Config, Split]:
         with contextlib.suppress(UserError):
             if shared_federation(described).hash == whole.hash:
                 return described, shared_federation
-    return described, lambda wanted: whole.resplit(wanted.seed)
+    return described, lambda run_config: whole.resplit(run_config.seed)
 
 
-def _described(rule: Mapping[str, object]) -> PartitionConfig:
+def _partition_config(rule: Mapping[str, object]) -> PartitionConfig:
     params = {key: value for key, value in rule.items() if key not in ("name", "clients")}
     clients = rule.get("clients")
     return PartitionConfig(str(rule["name"]), clients if isinstance(clients, int) else None, None, params)
 
 
-def _racing(base: Config) -> Config:
-    """The configuration of the race's runs: evaluated in every round. `auto` does not compile, as most are short."""
+def _trial_config(base: Config) -> Config:
+    """Return the configuration of trials: evaluate every round, and compile only on request, as most runs are short."""
     every = rungs(base.rounds)[0]
     compiled = "never" if base.compile == "auto" else base.compile
     return replace(base, eval_every=1, eval_local=False, checkpoint_every=every, compile=compiled)
 
 
 def _name(base: Config, methods: tuple[str, ...]) -> str:
-    """A readable folder name; the same for the same federation and field."""
+    """Return a readable folder name, which is the same for the same federation and methods."""
     text = json.dumps([config_hash(base), methods])
     return f"choose-{run_name(base).rsplit('-', 1)[0]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Any:
+def _locked(folder: Path) -> Any:
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(folder / ".lock")
@@ -193,8 +194,8 @@ def _opened(folder: Path) -> Any:
         lock.release()
 
 
-def _begin(folder: Path, base: Config, methods: tuple[str, ...], rank_by: str, budget: str) -> RaceRecord:
-    """The record of this race so far. Another budget, field or ranking is a new race, which reuses all trials."""
+def _record_so_far(folder: Path, base: Config, methods: tuple[str, ...], rank_by: str, budget: str) -> RaceRecord:
+    """Return the record of this race so far. With another budget, methods or metric, a new race reuses all trials."""
     new = RaceRecord(base.to_mapping(), methods, rank_by, budget)
     before = load_race(folder)
     if before is None:

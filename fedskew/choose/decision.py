@@ -1,8 +1,8 @@
 """The decision after the final, its reasons, and the answer in words.
 
-The finalists are ordered by their means over all splits on which they were trained to the end, those of the race
-included: with few splits, every one counts. FedAvg is the choice unless another method is better on the fresh splits by
-more than noise: its mean lead over tuned FedAvg must exceed one standard error of the paired differences. A
+The finalists are ordered by their means over all splits on which they were trained to the end. This includes the splits
+of the last rung, because there are few splits in all. FedAvg is the choice unless another method is better on the fresh
+splits by more than noise: its mean lead over tuned FedAvg must exceed one standard error of the paired differences. A
 significance test at 5 % would be the wrong rule for a choice that must be made either way. With few splits it would
 keep FedAvg where others are several points better. The answer reports the test beside the choice.
 """
@@ -15,21 +15,21 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedskew.choose.field import BASELINE
-from fedskew.choose.trial import Measured
+from fedskew.choose.trial import TrialResult
 from fedskew.methods import combined_entry
 from fedskew.results.race import Finalist, Standing
 from fedskew.results.ranking import find_metric
 from fedskew.results.significance import Difference, holm, paired
 
-Result = tuple[Standing, Sequence[float], Sequence[Measured]]
-"""A finalist's scores on the fresh splits, its scores on the splits of the race, and what else was measured."""
+Result = tuple[Standing, Sequence[float], Sequence[TrialResult]]
+"""A finalist with its scores on the fresh splits, its scores on the earlier splits, and its other measurements."""
 
 _SAME_COST = 0.02
-"""Costs are multiples of FedAvg's. Those that differ by no more than this count as equal."""
+"""Costs are multiples of FedAvg's. Two costs that differ by no more than this count as equal."""
 
 
 def decide(results: Sequence[Result], rank_by: str) -> dict[str, Any]:
-    """The last fields of the race's record: the finalists, the choice and the answer."""
+    """Return the last fields of the race's record: the finalists, the choice and the answer."""
     baseline, _, costs = next(result for result in results if result[0].method == BASELINE)
     others = [standing for standing, _, _ in results if standing is not baseline]
     compared = [paired(standing.scores, baseline.scores) for standing in others]
@@ -38,9 +38,10 @@ def decide(results: Sequence[Result], rank_by: str) -> dict[str, Any]:
         _finalist(standing, fmean([*standing.scores.values(), *raced]), corrected.get(standing.label), measured, costs)
         for standing, raced, measured in results
     ]
-    final = tuple(sorted(found, key=lambda one: -one.overall))
-    place = next(i for i, one in enumerate(final) if one.standing is baseline)
-    chosen = next((i for i, one in enumerate(final[:place]) if _beats(one.standing, baseline)), place)
+    final = tuple(sorted(found, key=lambda finalist: -finalist.overall))
+    baseline_rank = next(i for i, finalist in enumerate(final) if finalist.standing is baseline)
+    better = enumerate(final[:baseline_rank])
+    chosen = next((i for i, finalist in better if _beats(finalist.standing, baseline)), baseline_rank)
     splits = len(results[0][0].scores) + len(results[0][1])
     return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by, splits))}
 
@@ -49,8 +50,8 @@ def _finalist(
     standing: Standing,
     overall: float,
     difference: Difference | None,
-    measured: Sequence[Measured],
-    baseline: Sequence[Measured],
+    measured: Sequence[TrialResult],
+    baseline: Sequence[TrialResult],
 ) -> Finalist:
     entry = combined_entry(standing.method)
 
@@ -74,7 +75,7 @@ def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, splits: i
     metric, fresh = find_metric(rank_by).label, len(chosen.standing.scores)
     take = f"Take {_named(chosen.standing)}: {_percent(chosen.overall)} {metric} on validation data"
     lines = [f"{take}, mean of {splits} splits."]
-    baseline = next(one for one in final if one.standing.method == BASELINE)
+    baseline = next(finalist for finalist in final if finalist.standing.method == BASELINE)
     if chosen is baseline:
         lines += [_no_better(final, baseline, metric)]
     elif chosen.difference is not None:
@@ -84,7 +85,7 @@ def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, splits: i
 
 
 def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str) -> str:
-    best = next(one for one in final if one is not baseline)
+    best = next(finalist for finalist in final if finalist is not baseline)
     if best.overall <= baseline.overall:
         return f"No other method in the final has a higher mean {metric}; {best.standing.label} comes next."
     lead = f"{100 * (best.overall - baseline.overall):.1f} points"
@@ -102,39 +103,43 @@ def _lead(difference: Difference) -> str:
     return f"{points} ({interval}, {better}; {verdict}{corrected})"
 
 
-def _cost(one: Finalist) -> str:
+def _cost(finalist: Finalist) -> str:
     costs = [
         f"{ratio:.2f} times the {what}"
-        for ratio, what in ((one.compute, "computation"), (one.traffic, "traffic"), (one.seconds, "time per round"))
+        for ratio, what in (
+            (finalist.compute, "computation"),
+            (finalist.traffic, "traffic"),
+            (finalist.time_ratio, "time per round"),
+        )
         if abs(ratio - 1) > _SAME_COST
     ]
     listed = " and ".join(filter(None, (", ".join(costs[:-1]), *costs[-1:])))
-    per_step = "" if " per " in one.extra_compute else "per step: "
-    extra = f" ({per_step}{one.extra_compute})" if one.extra_compute != "none" else ""
+    per_step = "" if " per " in finalist.extra_compute else "per step: "
+    extra = f" ({per_step}{finalist.extra_compute})" if finalist.extra_compute != "none" else ""
     cost = f"costs {listed} of FedAvg{extra}" if costs else "costs no more than FedAvg"
-    reveals = "nothing about its labels" if one.reveals == "nothing" else one.reveals
+    reveals = "nothing about its labels" if finalist.reveals == "nothing" else finalist.reveals
     return f"{cost}. Besides its updates, a site reveals {reveals}"
 
 
 def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
     """Finalists that are not significantly worse than the chosen one, and are cheaper or reveal less."""
     lines = []
-    for one in final:
-        if one is chosen or _is_worse(one.standing, chosen.standing):
+    for finalist in final:
+        if finalist is chosen or _is_worse(finalist.standing, chosen.standing):
             continue
         reasons = []
-        if one.compute < chosen.compute - _SAME_COST or one.traffic < chosen.traffic - _SAME_COST:
+        if finalist.compute < chosen.compute - _SAME_COST or finalist.traffic < chosen.traffic - _SAME_COST:
             reasons.append("is cheaper")
-        if one.reveals == "nothing" != chosen.reveals:
+        if finalist.reveals == "nothing" != chosen.reveals:
             reasons.append("reveals nothing about labels")
         if reasons:
-            lines.append(f"{_named(one.standing)} {' and '.join(reasons)}, and is not significantly worse.")
+            lines.append(f"{_named(finalist.standing)} {' and '.join(reasons)}, and is not significantly worse.")
     return lines
 
 
-def _is_worse(one: Standing, chosen: Standing) -> bool:
-    """Whether one finalist is significantly worse than the chosen one."""
-    difference = paired(chosen.scores, one.scores)
+def _is_worse(finalist: Standing, chosen: Standing) -> bool:
+    """Whether a finalist is significantly worse than the chosen one."""
+    difference = paired(chosen.scores, finalist.scores)
     return difference is None or (difference.significant and difference.mean > 0)
 
 

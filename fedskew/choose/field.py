@@ -1,4 +1,4 @@
-"""The field of a race: methods, the settings that decide how well each does, and learning rates."""
+"""The field of a race: methods, the settings to try for each, and learning rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASELINE = "fedavg"
 
 Settings = Mapping[str, Any]
 
-DECISIVE: dict[str, Sequence[Settings]] = {
+DEFAULT_FIELD: dict[str, Sequence[Settings]] = {
     "fedavg": (),
     "fedprox": ({"mu": 0.1}, {"mu": 0.001}),
     "fedavgm": ({"server_momentum": 0.9}, {"server_momentum": 0.4}),
@@ -32,7 +32,7 @@ DECISIVE: dict[str, Sequence[Settings]] = {
     "fedlmd-tf": ({"beta": 0.3},),
     "fedvls": ({"distill_weight": 0.0, "suppress_weight": 0.0}, {"distill_weight": 0.5}),
 }
-"""The default field. Each method is tried with its default settings and with these.
+"""The methods that are raced by default. Each is tried with its default settings and with these.
 
 They are the methods that were best, or within a point of the best, somewhere in fedskew's maps (RESULTS.md), and the
 usual server rules. Methods that train in stages cannot be raced, because their first rounds train other models.
@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """A name for files, the same for the same candidate."""
+        """A name for files, which is the same for the same candidate."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return f"{self.method.replace(':', '_')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -84,8 +84,8 @@ class Candidate:
 
 
 def field_methods(names: Iterable[str] | None) -> tuple[str, ...]:
-    """The methods of a race, checked. FedAvg is always among them, because every answer is relative to it."""
-    chosen = [BASELINE, *(DECISIVE if names is None else map(canonical_name, names))]
+    """Check the names and return the methods of a race. FedAvg is always among them, as the baseline."""
+    chosen = [BASELINE, *(DEFAULT_FIELD if names is None else map(canonical_name, names))]
     if set(chosen) == {BASELINE}:
         raise UserError(f"methods has only {BASELINE}, which always takes part; expected at least one other method")
     for name in chosen:
@@ -99,18 +99,19 @@ def field_methods(names: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def make_field(methods: Sequence[str], lr: float, settings: int) -> list[Candidate]:
-    """All candidates: every method with every learning rate and, with `settings` above 0, other settings.
+    """Return all candidates: every method, with every learning rate.
 
-    1: other settings with the configured learning rate only. 2: with every learning rate.
+    If `settings` is 1, the other settings of a method are also tried with the configured learning rate. If it is 2,
+    they are also tried with every learning rate.
     """
     rates = [_rounded(lr * factor) for factor in LR_FACTORS]
     found = [Candidate(method, rate) for method in methods for rate in rates]
     for method in methods if settings else ():
         tried = rates if settings > 1 else rates[:1]
-        found += [Candidate(method, rate, params) for params in DECISIVE.get(method, ()) for rate in tried]
+        found += [Candidate(method, rate, params) for params in DEFAULT_FIELD.get(method, ()) for rate in tried]
     return found
 
 
 def _rounded(rate: float) -> float:
-    """Two significant digits, which are easier to read."""
+    """Round to two significant digits, which are easier to read."""
     return float(f"{rate:.2g}")

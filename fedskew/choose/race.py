@@ -2,11 +2,11 @@
 
 Every candidate trains for a ninth of the rounds on the same splits. The two best of each method go on to a third of the
 rounds, and the best of these to the end. The best methods and tuned FedAvg then meet in a final, on splits that no
-choice has seen. Runs continue from their checkpoints, so no round is trained twice.
+earlier decision has used. Runs continue from their checkpoints, so no round is trained twice.
 
-This is a loop of its own and not Optuna's pruner, which stops single trials: here all candidates of a rung are compared
-on the same splits, FedAvg is never dropped, one method cannot fill a rung with its settings, and the plan follows from
-a budget. It also runs where Optuna is not installed.
+Optuna's pruner is not used, because it stops single trials. Here all candidates of a rung are compared on the same
+splits, FedAvg is never dropped, one method cannot fill a rung with its settings, and the plan follows from a budget.
+The race also runs where Optuna is not installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from fedskew.choose.budget import PER_METHOD, USED, Budget, Costs, Plan, choose_plan, rungs, shrink_final
+from fedskew.choose.budget import MAX_PER_METHOD, PLANNED_SHARE, Budget, Costs, Plan, choose_plan, rungs, shrink_final
 from fedskew.choose.decision import decide
 from fedskew.choose.field import BASELINE, Candidate, make_field
 from fedskew.choose.trial import Trial
@@ -44,7 +44,7 @@ class Race:
     watcher: RaceWatcher
 
     def run(self) -> RaceRecord:
-        """Race from the start, or from where an earlier session of the same race stopped."""
+        """Run the race from the start, or from where an earlier session stopped."""
         self._earlier, self._began = self.trials.seconds, time.monotonic()
         rounds, methods = rungs(self.base.rounds), self.record.methods
         if self.budget.unit == "rounds":
@@ -64,12 +64,12 @@ class Race:
             size = sizes[number] if number < len(sizes) else 0
             kept = keep(ranking, size) if size else finalists(ranking, self._fit_final(plan, costs))
             self.trials.drop([c for c in field if c not in kept], self._seeds(range(plan.splits)))
-            self._note_rung(number, rung, ranking, kept)
+            self._record_rung(number, rung, ranking, kept)
             field = kept
         return self._final(field, self._fit_final(plan, costs).final_splits, rounds[-1])
 
     def _plan(self, costs: Costs) -> Plan:
-        """The plan of an earlier session with the same budget, or the most thorough one that the budget allows."""
+        """Return the plan of an earlier session, or the most thorough plan that the budget allows."""
         if self.record.plan is not None:
             return Plan.from_json(self.record.plan)
         plan = choose_plan(self.budget, costs, self.record.methods, self.base.lr, self.base.rounds, self.workers)
@@ -77,7 +77,7 @@ class Race:
         return plan
 
     def _measured_costs(self, rounds: int) -> Costs:
-        """Seconds per round of each method, and of starting a trial, from the first rung on the first split."""
+        """Measure the seconds per round of each method and per start of a trial, on the first split."""
         per_round, starts = {}, []
         for method in self.record.methods:
             found = [self.trials.get(c, self._seeds([0])[0], rounds)
@@ -90,10 +90,14 @@ class Race:
         return Costs(per_round, median(starts))
 
     def _fit_final(self, plan: Plan, costs: Costs) -> Plan:
-        """The plan with a final that still fits; estimates made after the first rung may have been too low."""
+        """Return the plan with a final that still fits into the budget. The first estimates may have been too low."""
         if self.record.final_plan is None:
             spent = self._earlier + time.monotonic() - self._began
-            left = math.inf if self.budget.unit == "rounds" else USED * (self.budget.amount - spent) * self.workers
+            left = (
+                math.inf
+                if self.budget.unit == "rounds"
+                else PLANNED_SHARE * (self.budget.amount - spent) * self.workers
+            )
             self._save(final_plan=shrink_final(plan, left, costs, self.base.rounds).to_json())
         assert self.record.final_plan is not None
         return Plan.from_json(self.record.final_plan)
@@ -125,7 +129,7 @@ class Race:
         return [candidate for candidate in field if candidate.method not in self.trials.failures]
 
     def _train(self, heading: str, field: Sequence[Candidate], splits: Sequence[int], until: int) -> None:
-        """Train all candidates on all splits; split by split, so that an interrupted race has complete splits."""
+        """Train all candidates split by split, so that an interrupted race has complete splits."""
         self.trials.run(heading, [Trial(c, seed, until) for seed in self._seeds(splits) for c in field])
         if {candidate.method for candidate in self._without_failed(field)} == {BASELINE}:
             reasons = "; ".join(f"{method}: {reason}" for method, reason in self.trials.failures.items())
@@ -145,7 +149,7 @@ class Race:
     def _standing(self, candidate: Candidate, scores: dict[int, float], kept: bool) -> Standing:
         return Standing(candidate.method, candidate.label, candidate.lr, dict(candidate.params), scores, kept)
 
-    def _note_rung(
+    def _record_rung(
         self, number: int, rounds: int, ranking: Sequence[tuple[Candidate, dict[int, float]]], kept: list[Candidate]
     ) -> None:
         standings = tuple(self._standing(candidate, scores, candidate in kept) for candidate, scores in ranking)
@@ -159,30 +163,30 @@ class Race:
 
 
 def scored_rounds(config: Config, rounds: int) -> int:
-    """How many of the last rounds the score after `rounds` rounds averages: a third, but at most `mean_last`."""
+    """Return how many of the first `rounds` rounds a score averages: the last third, but at most `mean_last`."""
     return min(config.mean_last, max(1, rounds // 3))
 
 
 def keep(ranking: Sequence[tuple[Candidate, object]], size: int) -> list[Candidate]:
-    """The best `size` candidates, at most two per method, and in any case two of FedAvg.
+    """Return the best `size` candidates, at most two per method, and always two of FedAvg.
 
-    If the best candidate of a method has the method's highest learning rate, the second one must have a lower rate:
-    high rates lead after few rounds and often fall behind later.
+    If the best candidate of a method has the method's highest learning rate, the second one must have a lower rate,
+    because high rates lead after few rounds and often fall behind later.
     """
     highest: dict[str, float] = {}
     for candidate, _ in ranking:
         highest[candidate.method] = max(candidate.lr, highest.get(candidate.method, 0.0))
     kept: list[Candidate] = []
     for candidate, _ in ranking:
-        alike = [other for other in kept if other.method == candidate.method]
-        spare = len(alike) < PER_METHOD and (len(kept) < size or candidate.is_baseline)
-        if spare and not (alike and alike[0].lr == candidate.lr == highest[candidate.method]):
+        same_method = [other for other in kept if other.method == candidate.method]
+        has_room = len(same_method) < MAX_PER_METHOD and (len(kept) < size or candidate.is_baseline)
+        if has_room and not (same_method and same_method[0].lr == candidate.lr == highest[candidate.method]):
             kept.append(candidate)
     return kept
 
 
 def finalists(ranking: Sequence[tuple[Candidate, object]], plan: Plan) -> list[Candidate]:
-    """The best candidate of FedAvg, and of each of the best other methods."""
+    """Return the best candidate of FedAvg and of each of the best other methods."""
     best: dict[str, Candidate] = {}
     for candidate, _ in ranking:
         best.setdefault(candidate.method, candidate)

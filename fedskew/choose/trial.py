@@ -1,7 +1,8 @@
 """One trial: a run of a candidate on one split, up to some round. A later trial of the same run continues there.
 
-An exception pauses a run after the checkpoint of that round, so it resumes like any interrupted run: with the same bits
-as if it had never stopped. Schedules that depend on the total number of rounds see the full number from the start.
+An exception pauses the run after the checkpoint of that round. It later resumes like any interrupted run and gives the
+same bits as if it had never stopped. Schedules that depend on the total number of rounds see the full number from the
+start.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MEASURES = {name: metric.measure for name, metric in METRICS.items() if metric.m
 
 @dataclass(frozen=True)
 class Trial:
-    """Train a candidate on the split of a seed until some round."""
+    """A candidate to be trained on the split of a seed, until some round."""
 
     candidate: Candidate
     seed: int
@@ -67,7 +68,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TrialResult:
     """The results of a trial, including the rounds of earlier trials of the same run."""
 
     rounds: int
@@ -84,7 +85,7 @@ class Measured:
     diverged: int
 
     def score(self, rank_by: str, rounds: int, last: int) -> float:
-        """The mean over the `last` rounds up to `rounds`, if they were evaluated, because single rounds fluctuate."""
+        """Return the mean over the evaluated rounds among the `last` ones up to `rounds`. Single rounds fluctuate."""
         values = [value for number, value in self.curves[rank_by] if rounds - last < number <= rounds]
         return fmean(values)
 
@@ -92,7 +93,7 @@ class Measured:
         return dict(vars(self))
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Measured:
+    def from_json(cls, content: Mapping[str, Any]) -> TrialResult:
         curves = {name: [(int(n), float(v)) for n, v in curve] for name, curve in content["curves"].items()}
         return cls(**{**content, "curves": curves})
 
@@ -137,7 +138,7 @@ def serve(request: Message, report: Report, split: Split = shared_federation) ->
     return _measured(rows, pause.resumed_after, time.perf_counter() - began).to_json()
 
 
-def _measured(rows: list[RoundRow], resumed_after: int, seconds: float) -> Measured:
+def _measured(rows: list[RoundRow], resumed_after: int, seconds: float) -> TrialResult:
     evaluated = [row for row in rows if row.is_evaluated]
     curves = {
         name: [(row.model_round, float(getattr(row.required_evaluation, measure))) for row in evaluated]
@@ -145,7 +146,7 @@ def _measured(rows: list[RoundRow], resumed_after: int, seconds: float) -> Measu
     }
     # The first round after a start takes longer than a typical one.
     typical = [row.seconds for row in rows if row.round > resumed_after + 1] or [row.seconds for row in rows]
-    return Measured(
+    return TrialResult(
         rounds=rows[-1].round,
         curves=curves,
         seconds=seconds,
@@ -157,7 +158,7 @@ def _measured(rows: list[RoundRow], resumed_after: int, seconds: float) -> Measu
 
 
 def _free_gpu_memory() -> None:
-    """Free the memory of a run before the next one needs it: CUDA graphs are in reference cycles."""
+    """Free the memory of a run before the next one needs it. CUDA graphs are in reference cycles."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     gc.collect()

@@ -1,4 +1,4 @@
-"""All trials of a race: run by worker processes, and kept on disk, so that nothing is computed twice."""
+"""Run the trials of a race in worker processes, and keep their results on disk, so that no trial runs twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from fedskew.choose.field import Candidate
-from fedskew.choose.trial import SERVE, Measured, Split, Trial, drop_checkpoints, serve
+from fedskew.choose.trial import SERVE, Split, Trial, TrialResult, drop_checkpoints, serve
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.storage.files import reporting_os_errors
@@ -17,27 +17,27 @@ from fedskew.results.race import RaceRecord
 from fedskew.workers import Message, PoolWatcher, WorkerPool, describe_error
 
 RUNS = ".runs"
-"""Folders of the runs; the name is hidden from `fedskew report`, since these runs are tested on validation data."""
+"""The folder of the runs. Its name hides them from `fedskew report`, because they are tested on validation data."""
 TRIALS = "trials.jsonl"
 
 
 class RaceWatcher:
-    """Receives the progress of a race; does nothing unless overridden."""
+    """Receives the progress of a race. Its methods do nothing by default."""
 
     def on_notice(self, line: str) -> None:
-        """A line that the user should see."""
+        """Called with a line that the user should see."""
 
     def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
-        """These trials begin."""
+        """Called before these trials begin."""
 
     def on_round(self, trial: Trial, round: int) -> None:
-        """A trial has finished a round."""
+        """Called when a trial has finished a round."""
 
-    def on_trial(self, trial: Trial, measured: Measured | None) -> None:
-        """A trial has ended; None if it failed."""
+    def on_trial(self, trial: Trial, measured: TrialResult | None) -> None:
+        """Called when a trial has ended. `measured` is None if it failed."""
 
     def on_standings(self, race: RaceRecord) -> None:
-        """A rung is complete; this is the record so far."""
+        """Called when a rung is complete, with the record so far."""
 
 
 class Trials:
@@ -61,7 +61,7 @@ class Trials:
 
     @property
     def seconds(self) -> float:
-        """Time of all trials so far, as if all workers had always been busy."""
+        """Wall-clock time of all trials so far, if all workers were always busy."""
         return sum(measured.seconds for measured in self._measured.values()) / self._workers
 
     @property
@@ -72,26 +72,26 @@ class Trials:
             longest[key] = max(longest.get(key, 0), measured.rounds)
         return sum(longest.values())
 
-    def get(self, candidate: Candidate, seed: int, until: int) -> Measured:
+    def get(self, candidate: Candidate, seed: int, until: int) -> TrialResult:
         trial = Trial(candidate, seed, until)
         return self._measured[trial.key, trial.until]
 
     def run(self, heading: str, trials: Sequence[Trial]) -> None:
-        """Run those without a result. A method whose trial fails is listed in `failures`."""
+        """Run the trials without a result. A method whose trial fails is listed in `failures`."""
         todo = [trial for trial in trials if (trial.key, trial.until) not in self._measured]
         self._watcher.on_trials(heading, todo)
         requests = [t.request(self._base, self._fraction, self._folder / RUNS, self._pool is None) for t in todo]
-        handling = _Handling(self, todo)
+        events = _TrialEvents(self, todo)
         if self._pool is not None:
-            self._pool.run(requests, handling)
+            self._pool.run(requests, events)
             return
         for number, request in enumerate(requests):
             try:
-                answer = serve(request, partial(handling.on_progress, number), self._split)
+                answer = serve(request, partial(events.on_progress, number), self._split)
             except Exception as error:  # one method that fails must not end the race
-                handling.on_failure(number, describe_error(error))
+                events.on_failure(number, describe_error(error))
             else:
-                handling.on_answer(number, answer)
+                events.on_answer(number, answer)
 
     def drop(self, candidates: Sequence[Candidate], seeds: Sequence[int]) -> None:
         """Free the disk space of runs that will not continue."""
@@ -100,7 +100,7 @@ class Trials:
                 drop_checkpoints(self._folder / RUNS / Trial(candidate, seed, 0).key)
 
     def keep(self, trial: Trial, answer: Message) -> None:
-        self._measured[trial.key, trial.until] = measured = Measured.from_json(answer)
+        self._measured[trial.key, trial.until] = measured = TrialResult.from_json(answer)
         line = json.dumps({"key": trial.key, "until": trial.until, "measured": answer}, separators=(",", ":"))
         with reporting_os_errors("write", self._file), self._file.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -117,8 +117,8 @@ class Trials:
     def progress(self, trial: Trial, round: int) -> None:
         self._watcher.on_round(trial, round)
 
-    def _read(self) -> dict[tuple[str, int], Measured]:
-        """The results of earlier sessions; a kill may have left an incomplete last line."""
+    def _read(self) -> dict[tuple[str, int], TrialResult]:
+        """Read the results of earlier sessions. If one was killed, the last line may be incomplete."""
         if not self._file.is_file():
             return {}
         with reporting_os_errors("read", self._file):
@@ -127,14 +127,14 @@ class Trials:
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 content = json.loads(line)
-                found[content["key"], content["until"]] = Measured.from_json(content["measured"])
+                found[content["key"], content["until"]] = TrialResult.from_json(content["measured"])
         if lines and not self._file.read_bytes().endswith(b"\n"):
             with self._file.open("a", encoding="utf-8") as file:
                 file.write("\n")
         return found
 
 
-class _Handling(PoolWatcher):
+class _TrialEvents(PoolWatcher):
     def __init__(self, trials: Trials, todo: Sequence[Trial]) -> None:
         self._trials, self._todo = trials, todo
 

@@ -1,4 +1,4 @@
-"""Validation data for a race: held out of every client's training data. The test set plays no part."""
+"""Validation data for a race, held out of every client's training data. The test set is not used."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def validation_fraction(samples: int) -> float:
 
 
 def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
-    """The federation with a share of each client's samples of each class as its test set.
+    """Return the federation with a share of each client's samples of each class as its test set.
 
-    A client keeps at least one sample of every class that it has, so the skew stays what it is. The share is exact on
-    average: each number is rounded up or down at random, drawn from the seed, the client and the class.
+    A client keeps at least one sample of every class that it has, so the skew stays the same. The share is exact on
+    average, because each number of samples is rounded up or down at random, keyed by seed, client and class.
     """
     labels = federation.dataset.train.y
     held = np.zeros(len(labels), dtype=bool)
@@ -46,15 +46,15 @@ def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
     return replace(federation, dataset=dataset, indices=kept)
 
 
-_recent: dict[tuple[str, int, float], Federation] = {}
-_RECENT = 12
+_cache: dict[tuple[str, int, float], Federation] = {}
+_CACHE_SIZE = 12
 
 
 def validation_federation(whole: Federation, seed: int, fraction: float) -> Federation:
-    """Like `hold_out`; each process computes a split once."""
+    """Return `hold_out` of the federation, computed once per process."""
     key = (whole.hash, seed, fraction)
-    if key not in _recent:
-        while len(_recent) >= _RECENT:
-            del _recent[next(iter(_recent))]
-        _recent[key] = hold_out(whole, fraction, seed)
-    return _recent[key]
+    if key not in _cache:
+        while len(_cache) >= _CACHE_SIZE:
+            del _cache[next(iter(_cache))]
+        _cache[key] = hold_out(whole, fraction, seed)
+    return _cache[key]

@@ -256,7 +256,7 @@ def _show_data(name: str, federation: Federation) -> None:
 
 def _check(app: str, site: SiteConfig, federation: Federation) -> None:
     from fedskew.cli.terminal import notice, stdout
-    from fedskew.flower.approving import require_approval
+    from fedskew.flower.app_review import require_approval
     from fedskew.flower.disclosure import disclosures, settings_warnings
     from fedskew.flower.planning import read_app
     from fedskew.flower.request_checks import DETAILS
@@ -307,8 +307,8 @@ def _approve(
     A site with approvals runs no other app, and refuses requests with other settings than the approved ones.
     """
     from fedskew.cli.terminal import notice, stdout
-    from fedskew.flower.approvals import add_approval
-    from fedskew.flower.approving import describe_app, make_approval
+    from fedskew.flower.app_review import describe_app, make_approval
+    from fedskew.flower.approved_apps import add_approval
     from fedskew.flower.site_config import load_site
 
     site = load_site(file)

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedskew.choose.race import scored_rounds
-from fedskew.choose.trial import Measured, Trial
+from fedskew.choose.trial import Trial, TrialResult
 from fedskew.choose.trials import RaceWatcher
 from fedskew.cli.commands import INTERRUPTED
 from fedskew.cli.terminal import notice, stderr
@@ -60,7 +60,7 @@ class RaceProgress(RaceWatcher):
         self._running[trial.key] = round
         self.show()
 
-    def on_trial(self, trial: Trial, measured: Measured | None) -> None:
+    def on_trial(self, trial: Trial, measured: TrialResult | None) -> None:
         self.done += 1
         self._running.pop(trial.key, None)
         if measured is not None:

@@ -18,8 +18,8 @@ from fedskew.flower.operators_guide import GUIDE, SITE
 from fedskew.flower.settings import FederationSettings
 
 PACKAGE = "federation_app"
-_ELSEWHERE = ("data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local")
-"""Keys of a simulation that a federation does not use, or that are written separately."""
+_OMITTED_KEYS = ("data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local")
+"""Keys that a federation does not use, or that are written separately."""
 
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
@@ -40,7 +40,7 @@ def _files(name: str, settings: FederationSettings, contract: Contract, config: 
         "pyproject.toml": _pyproject(project, settings, contract, config),
         "README.md": _guide(project, settings, config),
         "site.example.yaml": SITE.format(first=settings.sites[0], shape=list(contract.shape), kind=contract.kind),
-        f"{PACKAGE}/__init__.py": '"""Own methods and models may lie here, as federation_app.module:Class."""\n',
+        f"{PACKAGE}/__init__.py": '"""Your own methods and models go here: federation_app.module:Class."""\n',
         f"{PACKAGE}/server_app.py": _APP.format(side="server"),
         f"{PACKAGE}/client_app.py": _APP.format(side="client"),
     }
@@ -85,14 +85,14 @@ def _pyproject(name: str, settings: FederationSettings, contract: Contract, conf
             head + _table("tool.flwr.app.config", training),
             _table("tool.flwr.app.config.method", _bare({"name": config.method, **config.method_params})),
             _table("tool.flwr.app.config.federation", federation),
-            "# What every site's data must keep to; classes are a set of names, a site may lack some.",
+            "# Every site's data must meet this contract. A site may lack some of the classes.",
             _table("tool.flwr.app.config.contract", _bare(contract.to_json())),
         ]
     )
 
 
 def _training(config: Config) -> dict[str, Any]:
-    return {key: value for key, value in config.to_mapping().items() if key not in _ELSEWHERE}
+    return {key: value for key, value in config.to_mapping().items() if key not in _OMITTED_KEYS}
 
 
 def _bare(values: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

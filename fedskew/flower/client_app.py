@@ -17,7 +17,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedskew.flower.frames import receive_frame, send_frame
-from fedskew.flower.runtime import FORK_SERVER, socket_path
+from fedskew.flower.socket_paths import FORK_SERVER, socket_path
 from fedskew.flower.wire import Facts, from_records, to_records
 
 app = ClientApp()
@@ -42,25 +42,25 @@ app.evaluate()(answer)
 
 
 def _request(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
-    """The worker's reply. A worker that ends meanwhile, for new code of the app or by a crash, is replaced once."""
+    """Return the worker's reply. If the worker crashes, or ends because the app's code changed, start another once."""
     for _ in range(2):
-        with contextlib.suppress(OSError, EOFError), _connected(site) as connection:
+        with contextlib.suppress(OSError, EOFError), _connect_to_worker(site) as connection:
             send_frame(connection, facts, payload)
             return receive_frame(connection)
     raise RuntimeError(f"the worker of {site} ended twice while it worked, perhaps because memory ran out")
 
 
-def _connected(site: Path) -> socket.socket:
-    """A connection to the site's worker; starts the worker if none runs."""
+def _connect_to_worker(site: Path) -> socket.socket:
+    """Connect to the site's worker. Start the worker if none runs."""
     superexec = os.getppid()
     path = socket_path(site, superexec)
-    connection = _connection(path)
+    connection = _try_to_connect(path)
     if connection is not None:
         return connection
     worker = _start_worker(site, superexec)
     deadline, wait = time.monotonic() + _START_SECONDS, _FIRST_WAIT
     while (worker is None or worker.poll() is None) and time.monotonic() < deadline:
-        connection = _connection(path)
+        connection = _try_to_connect(path)
         if connection is not None:
             return connection
         time.sleep(wait)
@@ -69,7 +69,7 @@ def _connected(site: Path) -> socket.socket:
 
 
 def _start_worker(site: Path, superexec: int) -> subprocess.Popen[bytes] | None:
-    """Start the site's worker: by the trial's fork server if there is one (None), otherwise as a program."""
+    """Start the site's worker as a program and return it. If a fork server can start the worker, return None."""
     with contextlib.suppress(KeyError, OSError):
         _fork_worker(os.environ[FORK_SERVER], site, superexec)
         return None
@@ -86,7 +86,7 @@ def _fork_worker(server: str, site: Path, superexec: int) -> None:
         send_frame(connection, {"site": str(site), "superexec": superexec})
 
 
-def _connection(path: Path) -> socket.socket | None:
+def _try_to_connect(path: Path) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(path))

@@ -18,7 +18,7 @@ from fedskew.errors import UserError
 
 _SHOWN = 8
 _FAR = 5.0
-"""A column gives a warning if its mean at the site is more than so many standard deviations from the contract's."""
+"""A column gives a warning if its mean at the site is more than this many standard deviations from the contract's."""
 
 Array = npt.NDArray[np.generic]
 Scaling = tuple[tuple[float, float], ...]
@@ -49,9 +49,9 @@ class Contract:
         if not self.shape or min(self.shape) < 1:
             raise UserError(f"contract.shape is {list(self.shape)!r}; expected sizes such as [1, 28, 28]")
         if self.kind == "image" and not len(self.mean) == len(self.std) == self.shape[0]:
-            raise UserError(f"contract.mean and contract.std have other lengths than the {self.shape[0]} channels")
+            raise UserError(f"contract.mean and contract.std do not have {self.shape[0]} values, one per channel")
         if self.kind == "table" and not len(self.mean) == len(self.std) in (0, self.shape[0]):
-            raise UserError(f"contract.mean and contract.std have other lengths than the {self.shape[0]} columns")
+            raise UserError(f"contract.mean and contract.std do not have {self.shape[0]} values, one per column")
         if self.columns and not len(set(self.columns)) == len(self.columns) == self.shape[0]:
             raise UserError(f"contract.columns is {list(self.columns)!r}; expected {self.shape[0]} different names")
 
@@ -62,7 +62,7 @@ class Contract:
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Contract:
-        """The contract that this dataset keeps."""
+        """Make the contract that this dataset meets."""
         image, text = dataset.kind == "image", dataset.kind == "text"
         return cls(
             kind=dataset.kind,
@@ -97,11 +97,11 @@ class Contract:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     def admit(self, dataset: Dataset) -> Dataset:
-        """A site's data with the federation's classes and scaling; raises a UserError that lists all differences."""
+        """Return a site's data with the federation's classes and scaling. A `UserError` lists all differences."""
         if differences := self._differences(dataset):
-            raise UserError(f"the data do not keep the federation's contract: {'; '.join(differences)}")
+            raise UserError(f"the data do not meet the federation's contract: {'; '.join(differences)}")
         dataset = self._ordered(dataset)
-        number = {name: place for place, name in enumerate(self.classes)}
+        number = {name: index for index, name in enumerate(self.classes)}
         renumbered = np.array([number[name] for name in dataset.classes], dtype=np.int64)
         train, test = (
             replace(part, x=self._scaled(part.x, dataset.scaling), y=renumbered[part.y])
@@ -121,7 +121,7 @@ class Contract:
         """Warnings about columns whose mean is so far from the contract's that they may be in other units."""
         if not self.scaling or not dataset.scaling or len(dataset.scaling) != len(self.scaling):
             return []
-        names = self.columns or tuple(f"number {place}" for place in range(1, len(self.scaling) + 1))
+        names = self.columns or tuple(f"number {index}" for index in range(1, len(self.scaling) + 1))
         own = self._ordered(dataset).scaling
         return [
             f"column {name!r} has mean {mean:.4g}, but the federation's contract has {expected:.4g} ± {std:.4g}: "
@@ -136,11 +136,11 @@ class Contract:
             return dataset
         order = [dataset.columns.index(name) for name in self.columns]
         train, test = (replace(part, x=part.x[:, order]) for part in (dataset.train, dataset.test))
-        scaling = tuple(dataset.scaling[place] for place in order) if dataset.scaling else ()
+        scaling = tuple(dataset.scaling[index] for index in order) if dataset.scaling else ()
         return replace(dataset, train=train, test=test, scaling=scaling, columns=self.columns)
 
     def _scaled(self, x: Array, own: Scaling) -> Array:
-        """A table's columns, scaled with the federation's means and deviations in place of the site's."""
+        """A table's columns, scaled with the federation's means and deviations in index of the site's."""
         if not self.scaling or own == self.scaling:
             return x
         mean, std = np.array(own or ((0.0, 1.0),)).T

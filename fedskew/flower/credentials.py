@@ -88,12 +88,12 @@ def make_credentials(
     if days < 1:
         raise UserError(f"days is {days}; expected at least 1")
     names = [_checked_host(host) for host in (*LOCAL, *hosts)]
-    made = Credentials(Path(folder))
-    _make_folder(made.folder)
-    _make_server(made, names, days)
+    credentials = Credentials(Path(folder))
+    _make_folder(credentials.folder)
+    _make_server(credentials, names, days)
     for site in sites:
-        _make_node(made, site)
-    return made
+        _make_node(credentials, site)
+    return credentials
 
 
 def is_site_name(name: str) -> bool:
@@ -123,36 +123,36 @@ def _checked_host(host: str) -> str:
     return host.lower()
 
 
-def _make_server(made: Credentials, hosts: list[str], days: int) -> None:
-    authority, authority_key = _authority(made)
+def _make_server(credentials: Credentials, hosts: list[str], days: int) -> None:
+    authority, authority_key = _authority(credentials)
     known: tuple[str, ...] = ()
-    if made.certificate.exists() and made.key.exists():
-        with _report_damage(made.certificate):
-            known = certificates.certificate_hosts(_read(made.certificate))
+    if credentials.certificate.exists() and credentials.key.exists():
+        with _report_damage(credentials.certificate):
+            known = certificates.certificate_hosts(_read(credentials.certificate))
     if set(hosts) <= set(known):
         return
     certificate, key = certificates.issue(authority, authority_key, dict.fromkeys((*known, *hosts)), days)
-    _write(made.key, key, SECRET)
-    _write(made.certificate, certificate, PUBLIC)
+    _write(credentials.key, key, SECRET)
+    _write(credentials.certificate, certificate, PUBLIC)
 
 
-def _authority(made: Credentials) -> tuple[Certificate, certificates.Key]:
+def _authority(credentials: Credentials) -> tuple[Certificate, certificates.Key]:
     """The authority in the folder, or a new one."""
-    halves = (made.authority, made.authority_key)
-    if any(half.exists() for half in halves):
-        with _report_damage(made.authority_key):
-            return certificates.load_authority(*map(_read, halves))
+    files = (credentials.authority, credentials.authority_key)
+    if any(file.exists() for file in files):
+        with _report_damage(credentials.authority_key):
+            return certificates.load_authority(*map(_read, files))
     authority, key = certificates.new_authority()
-    _write(made.authority_key, certificates.key_pem(key), SECRET)
-    _write(made.authority, certificates.certificate_pem(authority), PUBLIC)
+    _write(credentials.authority_key, certificates.key_pem(key), SECRET)
+    _write(credentials.authority, certificates.certificate_pem(authority), PUBLIC)
     return authority, key
 
 
-def _make_node(made: Credentials, site: str) -> None:
+def _make_node(credentials: Credentials, site: str) -> None:
     """Write the site's folder; an existing key pair is the site's identity and stays."""
-    node = made.node(site)
+    node = credentials.node(site)
     _make_folder(node.folder)
-    _write(node.authority, _read(made.authority), PUBLIC)
+    _write(node.authority, _read(credentials.authority), PUBLIC)
     if node.private.exists() and node.public.exists():
         return
     private, public = certificates.node_key_pair(site)

@@ -44,7 +44,7 @@ def disclosures(settings: FederationSettings, config: Config) -> list[str]:
 
 
 def describe_privacy(settings: FederationSettings, rounds: int) -> str:
-    """Kind and ε of a run of so many rounds."""
+    """Describe the privacy of a run of this many rounds: its kind and ε."""
     if settings.privacy == "none":
         return "no noise is added; model updates can reveal something about the training data"
     reached = epsilon(rounds, settings.noise, settings.delta, SENSITIVITY[settings.privacy])
@@ -58,7 +58,7 @@ def settings_warnings(settings: FederationSettings, contract: Contract, config: 
 
 
 def trimming_warning(settings: FederationSettings, config: Config) -> str | None:
-    """A warning if a trimmed mean trims nobody."""
+    """Return a warning if a trimmed mean leaves out no update."""
     server = make_method(config.method, config.method_params).server
     sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
     if not isinstance(server, TrimmedMean) or server.trim == 0 or int(server.trim * sites + 1e-9) > 0:
@@ -70,7 +70,7 @@ def trimming_warning(settings: FederationSettings, config: Config) -> str | None
 
 
 def noise_warning(settings: FederationSettings, contract: Contract, config: Config) -> str | None:
-    """A warning if the noise of a round is larger than any change of the model can be."""
+    """Return a warning if the noise of a round is larger than any possible change of the model."""
     if settings.privacy == "none":
         return None
     sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))

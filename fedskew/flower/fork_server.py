@@ -19,8 +19,8 @@ from contextlib import suppress
 from fedskew.errors import UserError
 from fedskew.flower import worker
 from fedskew.flower.frames import receive_frame
-from fedskew.flower.runtime import FORK_SERVER
 from fedskew.flower.site_config import load_site
+from fedskew.flower.socket_paths import FORK_SERVER
 
 
 def main(site: str) -> None:

@@ -26,7 +26,7 @@ from fedskew.experiment.storage.files import FolderLock
 from fedskew.flower.credentials import Credentials
 from fedskew.flower.guardian import VARIABLE, end_marked_processes, start_guardian
 from fedskew.flower.processes import Process, await_tls, free_ports, terminate_all
-from fedskew.flower.runtime import FORK_SERVER, fork_server_path
+from fedskew.flower.socket_paths import FORK_SERVER, fork_server_path
 from fedskew.flower.supernode import node_config, supernode_command
 from fedskew.flower.supervised_run import FlowerRun
 
@@ -35,7 +35,7 @@ _CONNECTION = "federation"
 
 
 class LocalFederation:
-    """The processes of one federation; `with` ends them."""
+    """The processes of one federation. They end with the `with` block."""
 
     def __init__(
         self, folder: Path, app: Path, keys: Credentials, sites: Sequence[str], forks_workers: bool = False
@@ -71,7 +71,7 @@ class LocalFederation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """A separate place for Flower's files, and the mark by which the guardian finds these processes."""
+        """A separate folder for Flower's files, and the mark by which the guardian finds these processes."""
         forks = {FORK_SERVER: str(fork_server_path(self.folder))} if self._forks_workers else {}
         return {"FLWR_HOME": str(self.folder / "flower"), VARIABLE: str(self.folder), **forks}
 

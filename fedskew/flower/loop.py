@@ -119,20 +119,20 @@ class FederatedRounds:
         if not self._server.evaluation.is_due(plan, aggregated.after):
             return {}
         replies: Replies = {}
-        question = evaluation.question(labels, plan.stage.concatenates)
-        if question is not None and aggregated.after.stage_round > 0:
+        test_request = evaluation.test_request(labels, plan.stage.concatenates)
+        if test_request is not None and aggregated.after.stage_round > 0:
             self._sites.refresh()  # does not wait for missing sites
-            self._requested = self._request(self._server.plan(plan.stage, aggregated.after), question)
+            self._requested = self._request(self._server.plan(plan.stage, aggregated.after), test_request)
             replies = self._requested.tests
         model = aggregated.model.model
-        if question is not None and not replies:
+        if test_request is not None and not replies:
             frozen = {name: plan.before.models[name].model for name in plan.stage.concatenates}
             replies = evaluation.request(model, labels, frozen)
         return evaluation.measure(replies, plan.runtime.test_set, model, labels)
 
-    def _request(self, plan: RoundPlan, question: dict[str, Any] | None = None) -> RequestedRound:
+    def _request(self, plan: RoundPlan, test_request: dict[str, Any] | None = None) -> RequestedRound:
         absent = [name for number, name in enumerate(self._sites.names) if number not in self._sites.online]
-        return RequestedRound(plan, *self._training.request(plan, question), absent)
+        return RequestedRound(plan, *self._training.request(plan, test_request), absent)
 
     def _row(self, trained: TrainedRound, aggregated: Aggregated) -> RoundRow:
         """The round's row, with the reasons why updates were discarded, and without what the sites do not share."""
@@ -148,7 +148,7 @@ class FederatedRounds:
 
     def _privacy_spent(self) -> dict[str, Any]:
         """The ε of a site that took part in every round, including rounds that were repeated after a crash."""
-        own = self._settings
-        spent = epsilon(self._record.releases, own.noise, own.delta, SENSITIVITY[own.privacy])
-        self._sites.log(f"{own.privacy} privacy of a site so far: ε = {spent:.3g} at δ = {own.delta:g}")
-        return {"kind": own.privacy, "epsilon": spent, "delta": own.delta}
+        settings = self._settings
+        spent = epsilon(self._record.releases, settings.noise, settings.delta, SENSITIVITY[settings.privacy])
+        self._sites.log(f"{settings.privacy} privacy of a site so far: ε = {spent:.3g} at δ = {settings.delta:g}")
+        return {"kind": settings.privacy, "epsilon": spent, "delta": settings.delta}

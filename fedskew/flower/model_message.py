@@ -24,8 +24,8 @@ def needed_companions(work: RoundWork) -> list[str]:
     return [name for name in work.objective.companions() if name in work.companions]
 
 
-def models_tensors(models: Mapping[str, ModelState]) -> Tensors:
-    """Models of earlier stages."""
+def companion_tensors(models: Mapping[str, ModelState]) -> Tensors:
+    """Return the tensors of models of earlier stages."""
     tensors: Tensors = {}
     for name, model in models.items():
         tensors |= model_tensors(f"companion:{name}", model)
@@ -33,14 +33,14 @@ def models_tensors(models: Mapping[str, ModelState]) -> Tensors:
 
 
 def work_tensors(work: RoundWork, frozen: Sequence[str]) -> Tensors:
-    """The tensors that every site receives for a round, including models whose frozen encoders it trains on."""
+    """The tensors that every site receives for a round. They include the models whose frozen encoders it uses."""
     others = {name: work.companions[name] for name in (*needed_companions(work), *frozen)}
-    return model_tensors("sent", work.sent) | pack("downlink", work.downlink) | models_tensors(others)
+    return model_tensors("sent", work.sent) | pack("downlink", work.downlink) | companion_tensors(others)
 
 
-def result_tensors(result: RoundResult, sent: ModelState, shares_tally: bool) -> Tensors:
-    """The tensors that a site sends back: never its state, and no buffer that it did not change (frozen encoders)."""
-    buffers = {name: b for name, b in result.trained.buffers.items() if not torch.equal(b[0], sent.buffers[name])}
+def result_tensors(result: RoundResult, received: ModelState, shares_tally: bool) -> Tensors:
+    """The tensors of a site's reply: never its state, and no buffer that it did not change (frozen encoders)."""
+    buffers = {name: b for name, b in result.trained.buffers.items() if not torch.equal(b[0], received.buffers[name])}
     tensors = {
         **pack("trained:params", result.trained.params),
         **pack("trained:buffers", buffers),

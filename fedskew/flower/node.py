@@ -34,8 +34,8 @@ from flwr.supernode import main as runtime_api  # noqa: F401  # imported here so
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime import run_clientapp as runtime
 
-from fedskew.flower import client_app  # noqa: F401  # what the app imports
-from fedskew.flower.approvals import refusal
+from fedskew.flower import client_app  # noqa: F401  # imported here because the app imports it
+from fedskew.flower.approved_apps import refusal
 from fedskew.flower.wire import to_records
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
@@ -135,7 +135,7 @@ def main(options: list[str]) -> None:
         sys.argv = ["flower-superexec"]
         _run_superexec(f"127.0.0.1:{port}", supernode, Path(site).parent)
         return
-    sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower looks at its name when it ends
+    sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower reads its own name when it ends
     flower_supernode()
 
 

@@ -8,12 +8,12 @@ between rounds, stay at the sites. What leaves a site:
 {disclosures}
 
 `pyproject.toml` holds every setting: the method and its parameters under `[tool.flwr.app.config]`, sites, time-outs
-and metrics under `[…config.federation]`, and the contract that every site's data must keep under `[…config.contract]`.
+and metrics under `[…config.federation]`, and the contract that every site's data must meet under `[…config.contract]`.
 To change one value for one run: `flwr run . --run-config "rounds=20"`.
 
 ## Keys, once
 
-    fedskew federate certs keys --sites {first},… --host SERVER    # for trials; it says what to use otherwise
+    fedskew federate certs keys --sites {first},… --host SERVER    # for trials; it prints what to use otherwise
 
 ## On the server
 
@@ -32,7 +32,7 @@ on port 9092.
 
 Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then
 
-    fedskew federate site site.yaml --check .              # do the data keep the federation's contract?
+    fedskew federate site site.yaml --check .              # do the data meet the federation's contract?
     fedskew federate approve . site.yaml                   # from now on, the site runs approved apps only
     fedskew federate site site.yaml --check . --superlink SERVER:9092 --keys keys/sites/{first}
 
@@ -40,8 +40,9 @@ Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then
 
     fedskew federate run .
 
-It resumes the run after the last saved round if the ServerApp or the SuperLink fails; so does the same command after a
-reboot. With other settings (`federation.json` in the run's folder has the first ones) it refuses and says which differ.
+If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
+resumes it. The settings must be those of the first start, which `federation.json` in the run's folder has. Otherwise
+the command refuses and names the settings that differ.
 The run's folder (`federation.folder`) lies on the server and is a run like any other: `fedskew report`, `export` and
 `compare` read it.
 """

@@ -20,7 +20,7 @@ from fedskew.flower.settings import FederationSettings, read_settings
 
 
 def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
-    """The configuration with every default resolved, for data that keep the contract."""
+    """The configuration with every default resolved, for data that meet the contract."""
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
     federation = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
@@ -66,7 +66,7 @@ def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables under dotted keys, as Flower hands them to its apps."""
+    """Nested tables under dotted keys, as Flower passes them to its apps."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

@@ -1,14 +1,14 @@
 """What a site allows, whatever the server requests: the `policy` in its site.yaml.
 
     policy:
-      methods: [fedavg, fedvls]      # methods that may train here; none: all
-      reveals: [label presence]      # what a method may reveal about labels; [] for nothing, none: anything
-      rounds: 200                    # most rounds of a run
-      noise: 1.0                     # least noise multiplier of local privacy; none: no noise is required
+      methods: [fedavg, fedvls]      # methods that may train here; default: all
+      reveals: [label presence]      # what a method may reveal about labels; []: nothing; default: anything
+      rounds: 200                    # largest number of rounds of a run
+      noise: 1.0                     # smallest noise multiplier of local privacy; default: no noise needed
       clip: 2.0                      # largest clip of local privacy, with noise
       hours: 20-6                    # hours of the day in which the site works, local time
 
-The site's worker checks every request with it.
+The site's worker checks every request against it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Policy:
         for item in self._revealed(methods) if self.reveals is not None else ():
             if item not in (self.reveals or ()):
                 allowed = ", ".join(self.reveals or ()) or "nothing"
-                raise UserError(f"{config.method} reveals {item}; this site allows policy.reveals: {allowed}")
+                raise UserError(f"{config.method} reveals {item}; this site allows {allowed} (policy.reveals)")
         if self.rounds is not None and config.rounds > self.rounds:
-            raise UserError(f"the run has {config.rounds} rounds; this site allows policy.rounds: {self.rounds}")
+            raise UserError(f"the run has {config.rounds} rounds; this site allows {self.rounds} (policy.rounds)")
 
     @staticmethod
     def _revealed(methods: list[str]) -> list[str]:
@@ -68,7 +68,7 @@ class Policy:
             return
         round = facts["key"]["round"] + 1
         if self.rounds is not None and round > self.rounds:
-            raise UserError(f"the server requests round {round}; this site allows policy.rounds: {self.rounds}")
+            raise UserError(f"the server requests round {round}; this site allows {self.rounds} (policy.rounds)")
         self.require_noise(facts["noise"])
 
     def require_noise(self, noise: list[float] | None) -> None:
@@ -79,9 +79,9 @@ class Policy:
             raise UserError("this site requires noise (policy.noise); expected federation.privacy = 'local'")
         clip, multiplier = noise
         if multiplier < self.noise:
-            raise UserError(f"the noise multiplier is {multiplier:g}; this site requires policy.noise: {self.noise:g}")
+            raise UserError(f"the noise multiplier is {multiplier:g}; this site requires {self.noise:g} (policy.noise)")
         if self.clip is not None and clip > self.clip:
-            raise UserError(f"updates are clipped at {clip:g}; this site allows policy.clip: {self.clip:g}")
+            raise UserError(f"updates are clipped at {clip:g}; this site allows {self.clip:g} (policy.clip)")
 
 
 def _within(hour: int, first: int, last: int) -> bool:

@@ -7,14 +7,14 @@
 
 Two runs are neighbours if they differ in the data of one site: its change is replaced by any other of norm C at most.
 Who takes part in a round is public, so that K is the same in both. The mean then differs by at most 2·C/K, and a local
-change by at most 2·C: in both cases the sensitivity is 2 in units of what z multiplies.
+change by at most 2·C: in both cases the sensitivity is 2, in the unit that z multiplies.
 
 T releases with noise multiplier z are together as private as one Gaussian mechanism with μ = 2·√T/z, and ε follows from
 μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022). No amplification by sampling is counted.
 The guarantee covers the models. It does not cover the number of samples that a site reports, nor losses and metrics.
 
 Flower's own wrappers are not used: the server-side one accounts for FedAvg only and reseeds from the run's global
-state; `LocalDpMod` needs one array per tensor and takes a formula for σ that holds for ε < 1 and a single release.
+state; `LocalDpMod` needs one array per tensor and uses a formula for σ that holds for ε < 1 and a single release.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SENSITIVITY = {"central": 2.0, "local": 2.0}
 """Sensitivity of one release, in units of clip / K (central) or clip (local)."""
 NEIGHBOURS = "for a site whose data are replaced by any others; who takes part is public"
 _MEANS = (Mean, FedAvgM, FedAdagrad, FedAdam, FedYogi)
-"""Server rules that see the updates' mean alone."""
+"""Server rules that use only the mean of the updates."""
 
 
 def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -63,26 +63,26 @@ def _normal(x: float) -> float:
 
 
 def _log_normal(x: float) -> float:
-    """log Φ(x), also where Φ itself is too small for a number."""
+    """log Φ(x), also where Φ itself is too small for a float."""
     if x > -30:
         return math.log(_normal(x))
     return -x * x / 2 - math.log(-x) - math.log(2 * math.pi) / 2 + math.log1p(-1 / (x * x))
 
 
 def noise_to_signal(kind: str, noise_multiplier: float, sites: int, parameters: int) -> float:
-    """Norm of the noise on a round's mean change over the largest norm that the mean change itself can have."""
+    """The norm of the noise on a round's mean change, divided by the largest possible norm of the mean change."""
     return noise_multiplier * math.sqrt(parameters) / (sites if kind == "central" else math.sqrt(sites))
 
 
 def private_change(
-    trained: Mapping[str, Tensor], sent: Mapping[str, Tensor], clip: float, deviation: float, noise: torch.Generator
+    trained: Mapping[str, Tensor], start: Mapping[str, Tensor], clip: float, deviation: float, noise: torch.Generator
 ) -> Tensors:
-    """The trained parameters, with their change clipped to norm `clip` and noise added to every entry."""
-    change = {name: trained[name].double() - sent[name].double() for name in sent}
+    """The trained parameters, with their change from `start` clipped to norm `clip`, and with noise in every entry."""
+    change = {name: trained[name].double() - start[name].double() for name in start}
     norm = math.sqrt(sum(float(c.square().sum()) for c in change.values()))
     scale = min(1.0, clip / norm) if norm > 0 else 1.0
     return {
-        name: (sent[name].double() + scale * c + deviation * torch.randn(c.shape, generator=noise, dtype=c.dtype)).to(
+        name: (start[name].double() + scale * c + deviation * torch.randn(c.shape, generator=noise, dtype=c.dtype)).to(
             trained[name].dtype
         )
         for name, c in change.items()

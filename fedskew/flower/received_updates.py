@@ -102,13 +102,13 @@ def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
 
 
 def find_oversized(
-    updates: Mapping[int, Update], work: RoundWork, most: float, usual: Mapping[str, float]
+    updates: Mapping[int, Update], work: RoundWork, limit: float, usual: Mapping[str, float]
 ) -> Oversized:
-    """Find the clients whose update is more than `most` times as large as the round's median.
+    """Find the clients whose update is more than `limit` times as large as the round's median.
 
     One large update ruins the mean, even if all its numbers are finite. The lower median is used, so that one of two
-    updates cannot justify itself. If there is only one update, it is compared with the `usual` norms, those of the
-    round before.
+    updates cannot justify itself. If there is only one update, it is compared with the `usual` norms, which come from
+    the previous round.
     """
     norms = {client: _norms(update.tensors, work) for client, update in updates.items() if update.tensors}
     medians = dict(usual)
@@ -117,10 +117,10 @@ def find_oversized(
         for kind in kinds:
             medians[kind] = sorted(found.get(kind, 0.0) for found in norms.values())[(len(norms) - 1) // 2]
     discarded = {
-        client: f"its {kind} has norm {norm:.3g}, more than {most:g} times the usual {medians[kind]:.3g}"
+        client: f"its {kind} has norm {norm:.3g}, more than {limit:g} times the usual {medians[kind]:.3g}"
         for client, found in norms.items()
         for kind, norm in found.items()
-        if 0 < medians.get(kind, 0.0) * most < norm
+        if 0 < medians.get(kind, 0.0) * limit < norm
     }
     return Oversized(discarded, medians)
 
@@ -129,8 +129,8 @@ def _norms(tensors: Tensors, work: RoundWork) -> dict[str, float]:
     """Norms of the model's change and of the tensors that are sent in addition to the model."""
     sent = {f"trained:params/{name}": t.cpu().double() for name, t in work.sent.params.items()}
     change = [tensors[name].double() - t for name, t in sent.items()]
-    beside = [t.double() for name, t in tensors.items() if name.startswith("uplink/") and t.is_floating_point()]
-    return {"change": _norm(change), **({"uplink": _norm(beside)} if beside else {})}
+    extras = [t.double() for name, t in tensors.items() if name.startswith("uplink/") and t.is_floating_point()]
+    return {"change": _norm(change), **({"uplink": _norm(extras)} if extras else {})}
 
 
 def _norm(tensors: Sequence[torch.Tensor]) -> float:

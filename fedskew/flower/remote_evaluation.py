@@ -10,7 +10,7 @@ import numpy as np
 from fedskew.engine import ModelState
 from fedskew.errors import UserError
 from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
-from fedskew.flower.model_message import model_tensors, models_tensors
+from fedskew.flower.model_message import companion_tensors, model_tensors
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Quorum, Reply, Sites, require_any_reply, usable_replies
 from fedskew.flower.tensors import to_bytes
@@ -32,7 +32,7 @@ class SiteEvaluation:
         """Whether the evaluation uses the sites' test data; otherwise it uses the server's."""
         return self._settings.evaluation == "sites"
 
-    def question(self, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
+    def test_request(self, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
         """The request for the sites' tests; None if the server does not need them.
 
         `frozen` names the models whose encoders are part of the tested model.
@@ -45,9 +45,9 @@ class SiteEvaluation:
     def request(self, model: ModelState, labels: Labels, frozen: Mapping[str, ModelState]) -> dict[int, Reply]:
         """Ask all sites to test a model."""
         self._sites.wait_for(self._settings.required_sites)
-        question = self.question(labels, list(frozen)) or {}
-        payload = to_bytes(model_tensors("sent", model) | models_tensors(frozen))
-        facts = dict.fromkeys(self._sites.online, question)
+        test_request = self.test_request(labels, list(frozen)) or {}
+        payload = to_bytes(model_tensors("sent", model) | companion_tensors(frozen))
+        facts = dict.fromkeys(self._sites.online, test_request)
         quorum = Quorum(self._settings.required_sites, frozenset(facts))
         answers = self._sites.request("evaluate", facts, payload, self._settings.round_timeout, quorum=quorum)
         require_any_reply(answers, self._sites.names, "with its tests")
@@ -65,9 +65,11 @@ class SiteEvaluation:
         right, tested = np.sum(list(counts.values()), axis=0).tolist()
         return Evaluation(blank, (right, tested))
 
-    def measure(self, replies: Replies, own: TestSet, model: ModelState, labels: Labels) -> RowFields:
-        """The fields of the round's row that the evaluation fills. `own` is the server's test set."""
-        fields: RowFields = {"evaluation": self.evaluate(replies)} if self.by_sites else own.measure(model, labels)
+    def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
+        """The fields of the round's row that the evaluation fills. `server_tests` is the server's test set."""
+        fields: RowFields = (
+            {"evaluation": self.evaluate(replies)} if self.by_sites else server_tests.measure(model, labels)
+        )
         if self._settings.site_metrics == "total":
             fields["sites"] = self._accuracies(replies)
         elif self._settings.site_metrics == "class":

@@ -58,25 +58,25 @@ class SiteTraining:
         self._replies: dict[tuple[int, str], str] = {}
         """For each client and digest of an update: the digest of the model that the update was trained from."""
 
-    def request(self, plan: RoundPlan, question: Facts | None = None) -> tuple[Answers, dict[int, Reply]]:
-        """Ask the sites to train a round. With a `question`, all sites also test the model that the round starts from.
+    def request(self, plan: RoundPlan, test_request: Facts | None = None) -> tuple[Answers, dict[int, Reply]]:
+        """Ask the sites to train a round. With `test_request`, all sites also test the model at the start of the round.
 
         Returns the participants' replies, and the reports of all sites on their tests.
         """
         if self._settings.privacy == "local":
             self._count_release()
-        tests_request = {} if question is None else {"tests": question}
-        drawn = {a.client: self._facts(plan, a.client, a.state) | tests_request for a in plan.work.assignments}
+        tests = {} if test_request is None else {"tests": test_request}
+        drawn = {a.client: self._facts(plan, a.client, a.state) | tests for a in plan.work.assignments}
         others: dict[int, Facts] = {}
-        if question is not None:
-            others = {c: {"kind": "evaluate", **question} for c in self._sites.online if c not in drawn}
+        if test_request is not None:
+            others = {c: {"kind": "evaluate", **test_request} for c in self._sites.online if c not in drawn}
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
         quorum = Quorum(self._settings.required_sites, frozenset(drawn))
         answers = self._sites.request(
             "train", drawn | others, payload, self._settings.round_timeout, _name(plan), quorum
         )
-        tests = {c: reply.facts.get("tests") if c in drawn else reply.facts for c, reply in usable_replies(answers)}
-        replies = {client: Reply(facts, b"") for client, facts in tests.items() if isinstance(facts, dict)}
+        found = {c: reply.facts.get("tests") if c in drawn else reply.facts for c, reply in usable_replies(answers)}
+        replies = {client: Reply(facts, b"") for client, facts in found.items() if isinstance(facts, dict)}
         start = digest(payload)
         return {client: self._check_origin(client, answers[client], start) for client in drawn}, replies
 
@@ -119,21 +119,21 @@ class SiteTraining:
 
     def _with_noise(self, plan: RoundPlan, updates: Mapping[int, Update]) -> Mapping[int, Update]:
         """Clip every update and add noise, so that their mean has deviation z·C/K."""
-        own, finite = self._settings, [client for client, update in updates.items() if update.tensors]
-        if own.privacy != "central" or not finite:
+        settings, finite = self._settings, [client for client, update in updates.items() if update.tensors]
+        if settings.privacy != "central" or not finite:
             return updates
         self._count_release()
-        deviation, source = own.noise * own.clip / len(finite) ** 0.5, noise_source()
-        sent = {name: t.cpu() for name, t in plan.work.sent.params.items()}
+        deviation, source = settings.noise * settings.clip / len(finite) ** 0.5, noise_source()
+        start = {name: t.cpu() for name, t in plan.work.sent.params.items()}
         private = dict(updates)
         for client in finite:
             tensors = updates[client].tensors
-            changed = private_change(unpack("trained:params", tensors), sent, own.clip, deviation, source)
+            changed = private_change(unpack("trained:params", tensors), start, settings.clip, deviation, source)
             private[client] = replace(updates[client], tensors=tensors | pack("trained:params", changed))
         return private
 
     def _facts(self, plan: RoundPlan, client: int, state: Tensors) -> Facts:
-        kept, own, work, before = state.get(VERSION), self._settings, plan.work, plan.before
+        kept, settings, work, before = state.get(VERSION), self._settings, plan.work, plan.before
         return {
             "run": self._run,
             "client": client,
@@ -144,8 +144,8 @@ class SiteTraining:
             "key": asdict(work.key),
             "kept": None if kept is None else int(kept),
             "oldest": max(0, before.round - self._kept_rounds),
-            "share_loss": own.share_loss,
-            "noise": [own.clip, own.noise] if own.privacy == "local" else None,
+            "share_loss": settings.share_loss,
+            "noise": [settings.clip, settings.noise] if settings.privacy == "local" else None,
         }
 
 

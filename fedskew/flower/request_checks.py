@@ -1,4 +1,6 @@
-"""Checks, at a site, what the server requests: only what the method declares, known models, and tests that it allows.
+"""A site's checks of the server's requests.
+
+A site does only what the method declares, runs only known methods and models, and reports only tests that it allows.
 
 The server names the method, the model and the requests. The site checks each of them before it replies, with the code
 that is installed at the site.
@@ -11,7 +13,7 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, differing_keys
 from fedskew.flower.app_folder import PACKAGE
-from fedskew.flower.approvals import read_approvals
+from fedskew.flower.approved_apps import read_approvals
 from fedskew.flower.contract import Contract
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig

@@ -43,7 +43,7 @@ class RunRecord:
             return
         if differences := _differences(kept["settings"], self._terms):
             raise UserError(
-                f"{self._folder} holds a run with {'; '.join(differences)}: set it back, or choose another "
+                f"{self._folder} holds a run with {'; '.join(differences)}: restore that, or choose another "
                 "federation.folder"
             )
         self.releases = kept["releases"]

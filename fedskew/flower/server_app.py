@@ -44,11 +44,11 @@ STATUS = "status.json"
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation to its end. The log and the run's `status.json` have the reason of an early end.
+    """Run the federation to its end. If it ends early, the log and the run's `status.json` have the reason.
 
-    A run that was `stopped` ends the same way again; one that `failed` may be started again.
+    A run with status `stopped` would end in the same way again. A run with status `failed` may be started again.
 
-    The error is raised again: Flower marks a run as failed only if its ServerApp ends with an Exception.
+    The error is raised again, because Flower marks a run as failed only if its ServerApp ends with an Exception.
     """
     try:
         run_federation(grid, context)

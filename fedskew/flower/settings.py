@@ -54,10 +54,10 @@ class FederationSettings:
 
     sites: tuple[str, ...] = _option((), _names, "the sites' names, as registered with their keys")
     minimum: int | None = _option(
-        None, optional(integer(1)), "sites that a round needs to begin and to count; none: half of them"
+        None, optional(integer(1)), "sites that a round needs to begin and to count; default: half of them"
     )
     begin_with: int | None = _option(
-        None, optional(integer(1)), "sites that must be connected before a run begins; none: the minimum"
+        None, optional(integer(1)), "sites that must be connected before a run begins; default: the minimum"
     )
     round_timeout: float = _option(3600.0, real(above=0), "seconds after which a round ends without the missing sites")
     grace: float = _option(
@@ -65,8 +65,8 @@ class FederationSettings:
         real(at_least=0),
         "a site is late after this many times its usual time, once the minimum replied; 0: only after round_timeout",
     )
-    grace_seconds: float = _option(60.0, real(at_least=0), "seconds before which no site is late")
-    attempts: int = _option(3, integer(1), "attempts at a round with too few good replies")
+    grace_seconds: float = _option(60.0, real(at_least=0), "no site is late before this many seconds")
+    attempts: int = _option(3, integer(1), "how often a round is attempted, if too few good replies arrive")
     evaluation: str = _option(
         "sites", choice("server", "sites"), "whose test data are used: the server's or the sites'"
     )
@@ -78,7 +78,7 @@ class FederationSettings:
     largest_update: float = _option(
         30.0, real(above=1), "largest norm of an update that counts, in multiples of the round's median"
     )
-    most_samples: int = _option(1_000_000, integer(1), "training samples that a site may claim to have")
+    most_samples: int = _option(1_000_000, integer(1), "largest number of training samples that a site may report")
     share_loss: bool = _option(True, flag, "whether sites report their training loss")
     test_data: str | None = _option(
         None, optional(_data), "the server's test data, for evaluation = server: a name, a path, or {name: …}"
@@ -87,7 +87,7 @@ class FederationSettings:
         "none", choice("none", "central", "local"), "noise on the sites' updates, by the server or by the sites"
     )
     clip: float = _option(1.0, real(above=0), "largest norm of a site's change, where there is noise")
-    noise: float = _option(1.0, real(above=0), "noise multiplier z: deviation of the noise over clip")
+    noise: float = _option(1.0, real(above=0), "noise multiplier z: standard deviation of the noise, divided by clip")
     delta: float = _option(1e-5, real(above=0, below=1), "δ of the reported (ε, δ)")
     folder: str = _option("runs/federation", text, "the run's folder on the server")
 
@@ -120,7 +120,7 @@ class FederationSettings:
 
 
 def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contract, Config]:
-    """The three parts of an app's configuration."""
+    """Read the three parts of an app's configuration."""
     parsed = {key: _value(key, value) for key, value in values.items()}
     own = _section("federation", parsed)
     known = {spec.name for spec in fields(FederationSettings)}

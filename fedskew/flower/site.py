@@ -1,7 +1,7 @@
 """A site answers the server's requests with its own data. It reports nothing that was not requested.
 
 hello      the number of training samples, after checking the data against the contract
-census     the number of samples with certain labels, for methods that declare label counts and train on some labels
+census     the number of samples with certain labels, for methods that declare label counts and train on a subset
 train      the model after local training, the method's other tensors, and loss and tallies if they are shared
 evaluate   the model's results on the site's test part: by class or in total, as the site allows
 survey     label counts and mean predictions per class, for methods that declare label counts
@@ -56,11 +56,11 @@ class Site:
     def __init__(self, config: SiteConfig, log: Callable[[str], object] = str) -> None:
         self.config, self._log = config, log
         self._federation = config.federation()
-        self._places: dict[str, Workplace] = {}
+        self._runs: dict[str, SiteRun] = {}
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
         """The reply to one message."""
-        requests: dict[str, Callable[[Workplace, Facts, bytes], Answer]] = {
+        requests: dict[str, Callable[[SiteRun, Facts, bytes], Answer]] = {
             "hello": self._census,
             "census": self._census,
             "train": self._train,
@@ -75,32 +75,32 @@ class Site:
             )
         self.config.policy.require_request(facts, datetime.now())  # the hours are local time
         require_approved(facts, self.config)
-        place = self._place(facts["terms"])
-        with arithmetic(place.config.precision):
-            return requests[facts["kind"]](place, facts, payload)
+        run = self._current_run(facts["terms"])
+        with arithmetic(run.config.precision):
+            return requests[facts["kind"]](run, facts, payload)
 
-    def _place(self, terms: Facts) -> Workplace:
+    def _current_run(self, terms: Facts) -> SiteRun:
         key = json.dumps(terms, sort_keys=True)
-        if key not in self._places:
-            self._places = {key: Workplace(self.config, self._federation, terms)}
+        if key not in self._runs:
+            self._runs = {key: SiteRun(self.config, self._federation, terms)}
             for warning in Contract.from_json(terms["contract"]).warnings(self._federation.dataset):
                 self._log(f"warning: {warning}")
-        return self._places[key]
+        return self._runs[key]
 
-    def _census(self, place: Workplace, facts: Facts, _: bytes) -> Answer:
+    def _census(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
         if facts.get("labels") is not None:
-            require_declared("census of labels", place.method)
-        return {"site": self.config.name, "samples": int(place.held(facts.get("labels")).sizes[0])}, b""
+            require_declared("census of labels", run.method)
+        return {"site": self.config.name, "samples": int(run.held(facts.get("labels")).sizes[0])}, b""
 
-    def _train(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
-        stage = place.stage(facts)
-        tensors = place.on_device(from_bytes(payload))
+    def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
+        stage = run.stage(facts)
+        tensors = run.on_device(from_bytes(payload))
         states = SiteState(self.config.state_folder, facts["run"])
         kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
         tests = facts.get("tests")
-        tested = None if tests is None else self._tested_or_refused(place, tests, tensors)
-        work = place.work(facts, stage, tensors, kept or {})
-        result = place.runtime(stage.concatenates, tensors).engine.train(work)
+        tested = None if tests is None else self._test_or_refuse(run, tests, tensors)
+        work = run.work(facts, stage, tensors, kept or {})
+        result = run.runtime(stage.concatenates, tensors).engine.train(work)
         model_round, loss = work.key.round, float(result.loss[0])
         if result.states:
             own = {name: t[0].cpu() for name, t in result.states.items()}
@@ -116,47 +116,48 @@ class Site:
         if tested is not None:
             reply["tests"] = tested
         _refuse_undeclared(work, result.uplink)
-        sent_tensors = result_tensors(result, work.sent, facts["share_loss"])
+        reply_tensors = result_tensors(result, work.sent, facts["share_loss"])
         if facts["noise"] is not None:
             clip, multiplier = facts["noise"]
-            sent = {name: t.cpu() for name, t in work.sent.params.items()}
-            own = {name: t.cpu() for name, t in unpack("trained:params", sent_tensors).items()}
-            sent_tensors |= pack("trained:params", private_change(own, sent, clip, multiplier * clip, noise_source()))
-        return reply, to_bytes(sent_tensors)
+            start = {name: t.cpu() for name, t in work.sent.params.items()}
+            trained = {name: t.cpu() for name, t in unpack("trained:params", reply_tensors).items()}
+            private = private_change(trained, start, clip, multiplier * clip, noise_source())
+            reply_tensors |= pack("trained:params", private)
+        return reply, to_bytes(reply_tensors)
 
-    def _evaluate(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
-        return self._tested(place, facts, place.on_device(from_bytes(payload))), b""
+    def _evaluate(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
+        return self._test(run, facts, run.on_device(from_bytes(payload))), b""
 
-    def _tested(self, place: Workplace, question: Facts, tensors: Tensors) -> Facts:
+    def _test(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> Facts:
         """Results of the received model on the site's test part, as detailed as the site allows."""
-        require_agreed_tests(question, place.method, self.config)
-        test_set = place.runtime(question["frozen"], tensors).test_set
-        confusion = test_set.confusion(read_model("sent", tensors), question["labels"])
-        if question["detail"] == "total":
+        require_agreed_tests(test_request, run.method, self.config)
+        test_set = run.runtime(test_request["frozen"], tensors).test_set
+        confusion = test_set.confusion(read_model("sent", tensors), test_request["labels"])
+        if test_request["detail"] == "total":
             return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}
         return {"confusion": confusion.tolist()}
 
-    def _tested_or_refused(self, place: Workplace, question: Facts, tensors: Tensors) -> Facts:
+    def _test_or_refuse(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> Facts:
         """The test results, or the reason why the site does not report them. It trains in any case."""
         try:
-            return self._tested(place, question, tensors)
+            return self._test(run, test_request, tensors)
         except UserError as error:
             return {"refused": str(error)}
 
-    def _survey(self, place: Workplace, facts: Facts, payload: bytes) -> Answer:
-        require_declared("survey", place.method)
-        held = place.held(None)
+    def _survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
+        require_declared("survey", run.method)
+        held = run.held(None)
         report = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
         if facts["predictions"]:
-            model = read_model("sent", place.on_device(from_bytes(payload)))
-            seen = survey(place.runtime().network, model, place.runtimes.train, held.indices[0])
+            model = read_model("sent", run.on_device(from_bytes(payload)))
+            seen = survey(run.runtime().network, model, run.runtimes.train, held.indices[0])
             assert seen.probability is not None
             report["probability"] = torch.from_numpy(np.nan_to_num(seen.probability))
         return {}, to_bytes(report)
 
 
-class Workplace:
-    """Data, model and method of one run, from the terms that the server sends."""
+class SiteRun:
+    """The data, model and method of one run at this site, from the terms that the server sends."""
 
     def __init__(self, own: SiteConfig, federation: Federation, terms: Facts) -> None:
         self.config = replace(Config.from_mapping(terms["config"]), device=own.device, engine="plain")
@@ -169,7 +170,7 @@ class Workplace:
         model = make_model(self.config.model, data_shape(dataset), self.config.seed)
         self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
         self._runtime = self.runtimes.runtime(model, "plain")
-        self._wide: tuple[Tensors, ModelRuntime] | None = None
+        self._concatenated: tuple[Tensors, ModelRuntime] | None = None
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
         """The site's samples, or only those with some labels."""
@@ -179,14 +180,14 @@ class Workplace:
         return self._held[key]
 
     def runtime(self, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> ModelRuntime:
-        """For the model, or for a model on frozen encoders, which `tensors` has under these names."""
+        """The runtime of the model, or of a model on the `frozen` encoders, which `tensors` contains."""
         if not frozen or tensors is None:
             return self._runtime
         encoders = {name: t for name, t in tensors.items() if name.startswith("companion:")}
-        if self._wide is None or not _same(encoders, self._wide[0]):
+        if self._concatenated is None or not _are_equal(encoders, self._concatenated[0]):
             models = [self._runtime.network.module(read_model(f"companion:{name}", tensors)) for name in frozen]
-            self._wide = encoders, self.runtimes.runtime(concatenate(models), "plain")
-        return self._wide[1]
+            self._concatenated = encoders, self.runtimes.runtime(concatenate(models), "plain")
+        return self._concatenated[1]
 
     def stage(self, facts: Facts) -> Stage:
         return self.method.stages(self.config.rounds, self.config.local_epochs, facts["notes"])[facts["stage"]]
@@ -195,7 +196,7 @@ class Workplace:
         return {name: t.to(self.runtimes.devices[0]) for name, t in tensors.items()}
 
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
-        """The site's part of a round, in the form in which an engine receives it in a simulation."""
+        """The site's part of a round, in the form that an engine expects."""
         key = RoundKey(**facts["key"])
         held = self.held(stage.labels)
         samples = draw_samples(held.indices[0], stage, key.round, facts["client"], self.config)
@@ -218,7 +219,7 @@ class Workplace:
 
 
 def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:
-    """Refuse to send tensors that the method does not declare, also if the method came with the federation's app."""
+    """Refuse to send tensors that the method does not declare, even if the method is part of the federation's app."""
     if uplink and not any(part.sends for part in work.members):
         raise UserError(
             f"the method sends {min(uplink)!r} in addition to the model without declaring it; expected `sends` and "
@@ -226,5 +227,5 @@ def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:
         )
 
 
-def _same(some: Tensors, others: Tensors) -> bool:
+def _are_equal(some: Tensors, others: Tensors) -> bool:
     return some.keys() == others.keys() and all(torch.equal(t, others[name]) for name, t in some.items())

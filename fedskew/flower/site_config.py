@@ -38,9 +38,9 @@ class SiteConfig:
     state: str = "state"
     device: str = "auto"
     threads: int | None = None
-    """Threads of torch; none: torch decides."""
+    """Number of torch's threads. If it is None, torch decides."""
     idle: int | None = None
-    """Seconds without work after which the worker ends and frees its memory; none: never. New work starts it again."""
+    """Seconds without work after which the worker ends and frees its memory. New work starts it again. None: never."""
     metrics: str = "total"
     """The most that this site reports of its tests: none, total (the accuracy), or class (results by class)."""
     packages: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class SiteConfig:
         return self.folder / self.state
 
     def data_version(self) -> tuple[int, ...]:
-        """Changes when the data on disk change: times and sizes of a file, or of a folder and what lies in it."""
+        """A value that changes with the data on disk: times and sizes of a file, or of a folder and its entries."""
         path = self.folder / Path(self.data).expanduser()
         try:
             entries = [path, *(sorted(path.iterdir()) if path.is_dir() else ())]

@@ -115,7 +115,7 @@ class Sites:
         return dict(self._admitted)
 
     def wait_for(self, number: int) -> None:
-        """Wait until so many sites are connected."""
+        """Wait until this many sites are connected."""
         waiting: tuple[str, ...] | None = None
         self.refresh()
         while len(self._admitted) < number:
@@ -130,13 +130,13 @@ class Sites:
 
     def refresh(self) -> None:
         """Update the list of connected sites; greet new ones without waiting for their replies."""
-        there = {node.node_id: node.name for node in self._retry(lambda: list(self._grid.get_nodes()))}
-        for gone in self._nodes.keys() - there.keys():
+        connected = {node.node_id: node.name for node in self._retry(lambda: list(self._grid.get_nodes()))}
+        for gone in self._nodes.keys() - connected.keys():
             node = self._nodes.pop(gone)
             if node.client is not None and self._admitted.get(node.client) == gone:
                 del self._admitted[node.client]
                 self.log(f"{self.names[node.client]} is disconnected")
-        for number, name in there.items():
+        for number, name in connected.items():
             self._nodes.setdefault(number, _Node(name))
         self._send_greetings()
         self._receive_greetings()
@@ -205,10 +205,10 @@ class Sites:
         answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
         tensors = tensors_record(payload)
         waiting: dict[str, int] = {}
-        for some in _batches([client for client in facts if client in nodes]):
-            sent = self._push(lambda c: self._message(kind, nodes[c], facts[c], tensors, timeout, group), some)
-            waiting |= {number: client for number, client in zip(sent, some, strict=True) if number}
-            refused = [client for number, client in zip(sent, some, strict=True) if not number]
+        for batch in _batches([client for client in facts if client in nodes]):
+            ids = self._push(lambda c: self._message(kind, nodes[c], facts[c], tensors, timeout, group), batch)
+            waiting |= {message_id: client for message_id, client in zip(ids, batch, strict=True) if message_id}
+            refused = [client for message_id, client in zip(ids, batch, strict=True) if not message_id]
             answers |= dict.fromkeys(refused, Failure("the SuperLink did not accept the message to it"))
         end = time.monotonic() + timeout
         while waiting:
@@ -222,7 +222,7 @@ class Sites:
             else:
                 missing = self._late(waiting, answers, time.monotonic() - began, quorum)
             answers |= missing
-            waiting = {number: client for number, client in waiting.items() if client not in missing}
+            waiting = {message_id: client for message_id, client in waiting.items() if client not in missing}
             if waiting:
                 time.sleep(_POLL_SECONDS)
         return dict(sorted(answers.items()))
@@ -250,11 +250,11 @@ class Sites:
         }
 
     def _push(self, message: Callable[[int], Message], clients: Sequence[int]) -> list[str]:
-        """Send each client its message. Another attempt needs new messages, because Flower marks those it has sent."""
+        """Send each client its message and return the message ids. A retry makes new messages, as Flower requires."""
         return self._retry(lambda: list(self._grid.push_messages([message(client) for client in clients])))
 
-    def _pull(self, sent: Sequence[str]) -> list[Message]:
-        return self._retry(lambda: list(self._grid.pull_messages(list(sent))))
+    def _pull(self, message_ids: Sequence[str]) -> list[Message]:
+        return self._retry(lambda: list(self._grid.pull_messages(list(message_ids))))
 
     def _retry(self, call: Callable[[], T]) -> T:
         """Call Flower. Repeat the call if it fails for a reason that may pass, such as a busy SuperLink."""

@@ -53,7 +53,7 @@ def main() -> None:
     sql_mixin.SQLITE_PRAGMAS = (*SQLITE_PRAGMAS, waiting)  # type: ignore[attr-defined, assignment]
     SqlMixin.initialize = initialize_with_one_connection  # type: ignore[method-assign, assignment]
     utils.build_alembic_config = build_alembic_config
-    sys.argv[0] = "flower-superlink"  # Flower looks at its own name when it ends
+    sys.argv[0] = "flower-superlink"  # Flower reads its own name when it ends
     flower_superlink()
 
 

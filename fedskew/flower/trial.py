@@ -89,7 +89,7 @@ def site_names(federation: Federation) -> list[str]:
         return list(federation.client_names)
     number = federation.clients
     digits = len(str(number))
-    return [f"site-{place:0{digits}d}" for place in range(1, number + 1)]
+    return [f"site-{site:0{digits}d}" for site in range(1, number + 1)]
 
 
 def _data(config: Config) -> dict[str, Any]:

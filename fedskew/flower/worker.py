@@ -2,8 +2,8 @@
 
     python -m fedskew.flower.worker SITE.yaml PID
 
-It listens on a private Unix socket and outlives a ClientApp that is killed. It ends with process PID, which is the
-SuperExec that starts the ClientApps, and with the parent of PID, the SuperNode.
+It listens on a private Unix socket and outlives a ClientApp that is killed. It exits as soon as process PID
+or its parent does. PID is the SuperExec, which starts the ClientApps, and its parent is the SuperNode.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.flower.frames import receive_frame, send_frame
-from fedskew.flower.runtime import socket_path
 from fedskew.flower.site import Answer, Site
 from fedskew.flower.site_config import load_site
 from fedskew.flower.site_state import StateUnusable
+from fedskew.flower.socket_paths import socket_path
 from fedskew.flower.wire import Facts, Garbled, one_line
 
 _PATIENCE = 600.0
@@ -34,7 +34,7 @@ def main(site: str, superexec: int) -> None:
     """Serve until the SuperExec ends."""
     path = socket_path(site, superexec)
     listener, inode = _listen(path)
-    threading.Thread(target=_end_with, args=(superexec, path, inode), daemon=True).start()
+    threading.Thread(target=_exit_after, args=(superexec, path, inode), daemon=True).start()
     try:
         serve(Path(site), listener)
     finally:
@@ -67,7 +67,7 @@ class _RequestHandler:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read_at: tuple[int, tuple[int, ...]] = -1, ()
+        self._versions_read: tuple[int, tuple[int, ...]] = -1, ()
         """Versions of the configuration and the data that were read."""
         self._site: Site | None = None
         self._apps: list[str] = []
@@ -119,14 +119,14 @@ class _RequestHandler:
 
     def _current_site(self) -> Site:
         changed = self._path.stat().st_mtime_ns if self._path.exists() else -1
-        if self._site is None or (changed, self._site.config.data_version()) != self._read_at:
+        if self._site is None or (changed, self._site.config.data_version()) != self._versions_read:
             self._site = None
             config = load_site(self._path)
             _use_threads(config.threads)
             self.idle = config.idle
             version = config.data_version()
             self._site = Site(config, self._log)
-            self._read_at = changed, version
+            self._versions_read = changed, version
         return self._site
 
 
@@ -155,7 +155,7 @@ def _remove_socket(path: Path, inode: int) -> None:
             path.unlink()
 
 
-def _end_with(superexec: int, path: Path, inode: int) -> None:
+def _exit_after(superexec: int, path: Path, inode: int) -> None:
     """End this process when the SuperExec or its parent, the SuperNode, ends, even in the middle of a round."""
     watched = [process for process in (superexec, _parent(superexec)) if process > 1]
     try:

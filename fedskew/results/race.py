@@ -57,8 +57,8 @@ class Finalist:
     """Local computation, as a multiple of FedAvg's."""
     traffic: float
     """Bytes sent and received, as a multiple of FedAvg's."""
-    seconds: float
-    """Measured time of a round, as a multiple of FedAvg's."""
+    time_ratio: float
+    """Measured time of a round, as a multiple of FedAvg's. The file has it under the key `seconds`."""
     reveals: str
     """What the server learns about a client's labels."""
     extra_compute: str
@@ -99,7 +99,7 @@ class RaceRecord:
         return self.final[self.chosen]
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
+        return {"format": FORMAT, **asdict(self), "final": [_finalist_json(finalist) for finalist in self.final]}
 
     @classmethod
     def from_json(cls, content: Any) -> RaceRecord:
@@ -120,10 +120,14 @@ def _standing(content: Mapping[str, Any]) -> Standing:
     return Standing(**{**content, "scores": {int(seed): float(score) for seed, score in content["scores"].items()}})
 
 
+def _finalist_json(finalist: Finalist) -> dict[str, Any]:
+    return {"seconds" if name == "time_ratio" else name: value for name, value in asdict(finalist).items()}
+
+
 def _finalist(content: Mapping[str, Any]) -> Finalist:
     difference = content["difference"]
     return Finalist(**{
-        **content,
+        **{"time_ratio" if name == "seconds" else name: value for name, value in content.items()},
         "standing": _standing(content["standing"]),
         "difference": None if difference is None else Difference(**difference),
     })  # fmt: skip

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedskew.choose.budget import PLANS, USED, Budget, Costs, Plan, choose_plan, rungs, shrink_final
+from fedskew.choose.budget import PLANNED_SHARE, PLANS, Budget, Costs, Plan, choose_plan, rungs, shrink_final
 from fedskew.errors import UserError
 
 METHODS = ("fedavg", "fedprox", "fedvls")
@@ -35,33 +35,33 @@ def test_rungs_are_a_ninth_a_third_and_all_rounds(rounds: int, expected: tuple[i
 
 def test_plans_become_cheaper_from_first_to_last() -> None:
     costs = Costs.counted(METHODS)
-    prices = [costs.race(plan, METHODS, 0.1, 40) for plan in PLANS]
+    prices = [costs.race_cost(plan, METHODS, 0.1, 40) for plan in PLANS]
     assert prices == sorted(prices, reverse=True)
     assert len(set(prices)) == len(prices)
 
 
 def test_the_cost_of_a_plan_is_the_sum_of_its_rounds() -> None:
-    price = Costs.counted(METHODS).race(Plan(0, 1, 2, 3), METHODS, 0.1, 9)
+    price = Costs.counted(METHODS).race_cost(Plan(0, 1, 2, 3), METHODS, 0.1, 9)
     assert price == 9 * 1 + 6 * 2 + 6 * 6 + 3 * 3 * 9
 
 
 def test_the_most_thorough_plan_that_fits_is_taken() -> None:
     costs = Costs.counted(METHODS)
     for plan in PLANS:
-        needed = costs.race(plan, METHODS, 0.1, 40)
+        needed = costs.race_cost(plan, METHODS, 0.1, 40)
         assert choose_plan(Budget(needed, "rounds"), costs, METHODS, 0.1, 40, 1) == plan
 
 
 def test_a_budget_that_is_too_small_names_what_is_needed() -> None:
     costs = Costs.counted(METHODS)
-    needed = costs.race(PLANS[-1], METHODS, 0.1, 40)
+    needed = costs.race_cost(PLANS[-1], METHODS, 0.1, 40)
     with pytest.raises(UserError, match=f"3 methods over 40 rounds needs about {needed:.0f} rounds"):
         choose_plan(Budget(needed - 1, "rounds"), costs, METHODS, 0.1, 40, 1)
 
 
 def test_more_workers_do_more_in_the_same_time() -> None:
     costs = Costs(dict.fromkeys(METHODS, 0.1), 0.5)
-    budget = Budget(costs.race(PLANS[-1], METHODS, 0.1, 40) / USED, "seconds")
+    budget = Budget(costs.race_cost(PLANS[-1], METHODS, 0.1, 40) / PLANNED_SHARE, "seconds")
     assert choose_plan(budget, costs, METHODS, 0.1, 40, 1) == PLANS[-1]
     assert PLANS.index(choose_plan(budget, costs, METHODS, 0.1, 40, 4)) < len(PLANS) - 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedskew.choose.field import BASELINE, DECISIVE, LR_FACTORS, Candidate, field_methods, make_field
+from fedskew.choose.field import BASELINE, DEFAULT_FIELD, LR_FACTORS, Candidate, field_methods, make_field
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.methods import make_method
@@ -12,7 +12,7 @@ from fedskew.methods import make_method
 
 def test_the_default_field_has_at_least_twelve_methods_with_valid_settings() -> None:
     assert len(field_methods(None)) >= 12
-    for method, settings in DECISIVE.items():
+    for method, settings in DEFAULT_FIELD.items():
         usual = make_method(method).params
         for params in settings:
             assert make_method(method, params).params != usual, f"{method} {params} is the default"
@@ -22,7 +22,7 @@ def test_the_default_field_has_at_least_twelve_methods_with_valid_settings() -> 
 def test_every_method_has_as_many_learning_rates_as_fedavg(settings: int) -> None:
     field = make_field(field_methods(None), 0.05, settings)
     assert len(set(field)) == len(field)
-    for method in DECISIVE:
+    for method in DEFAULT_FIELD:
         rates = {c.lr for c in field if c.method == method and not c.params}
         assert rates == {0.05, 0.017, 0.15}
     assert len(make_field(["fedprox"], 0.05, settings)) == len(LR_FACTORS) + [0, 2, 6][settings]

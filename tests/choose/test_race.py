@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedskew as fs
-from fedskew.choose.budget import PER_METHOD
+from fedskew.choose.budget import MAX_PER_METHOD
 from fedskew.choose.choice import choose
 from fedskew.choose.field import Candidate
 from fedskew.choose.race import keep
@@ -110,7 +110,7 @@ def test_several_processes_end_with_the_same_choice(finished: fs.Choice, tmp_pat
 
 
 def _without_times(choice: fs.Choice) -> object:
-    final = [replace(one, seconds=1.0) for one in choice.race.final]
+    final = [replace(one, time_ratio=1.0) for one in choice.race.final]
     return choice.race.rungs, final, choice.race.chosen
 
 
@@ -150,7 +150,7 @@ def test_a_rung_keeps_the_best_but_few_per_method_and_always_fedavg() -> None:
     ranking += [(Candidate("fedavg", lr), None) for lr in (1.0, 2.0, 3.0)]
     kept = keep(ranking, 3)
     assert [c.method for c in kept] == ["fedvls", "fedvls", "fedprox", "fedavg", "fedavg"]
-    assert sum(c.is_baseline for c in kept) == PER_METHOD
+    assert sum(c.is_baseline for c in kept) == MAX_PER_METHOD
 
 
 def test_beside_the_highest_learning_rate_a_lower_one_goes_on() -> None:

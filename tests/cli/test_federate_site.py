@@ -43,7 +43,7 @@ def test_data_that_break_the_contract_are_refused_before_connecting(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _connect(site, "--check", _app(site, "--classes", "cat,dog", "--shape", "1,8,8")) == 2
-    assert "error: the data do not keep the federation's contract: classes '0'" in capsys.readouterr().err
+    assert "error: the data do not meet the federation's contract: classes '0'" in capsys.readouterr().err
 
 
 def test_data_that_keep_the_contract_are_accepted(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -322,7 +322,7 @@ def test_too_few_good_updates_end_the_run_which_can_go_on(data: Path, split: Fed
         ({"site": "site-0"}, "its key belongs to 'site-1', but its site.yaml has the name 'site-0'"),
         ({"samples": 0}, "it reports 0 samples"),
         ({"samples": 2**40}, "it reports 1099511627776 samples; expected at most 1000000 (federation.most_samples)"),
-        ({"refused": "the data do not keep the federation's contract: …"}, "the data do not keep"),
+        ({"refused": "the data do not meet the federation's contract: …"}, "the data do not meet"),
         ({"garbage": True}, "its message cannot be read"),
     ],
 )

@@ -15,7 +15,7 @@ from in_process import small_data
 
 from fedskew.flower import client_app
 from fedskew.flower.frames import receive_frame, send_frame
-from fedskew.flower.runtime import FORK_SERVER, fork_server_path, socket_path
+from fedskew.flower.socket_paths import FORK_SERVER, fork_server_path, socket_path
 
 PATIENCE = 120.0
 
@@ -71,7 +71,7 @@ def test_a_forked_worker_answers_and_writes_where_the_clientapp_writes(
     (worker,) = _children(forks.server.pid)
     assert os.getsid(worker) == worker
 
-    connection = client_app._connection(place)
+    connection = client_app._try_to_connect(place)
     assert connection is not None
     with connection:
         send_frame(connection, {"kind": "dance", "terms": {}, "paths": []})

@@ -24,7 +24,7 @@ from fedskew.flower.site_config import load_site
     [
         (Policy(methods=("fedavg",), reveals=(), rounds=2), None),
         (Policy(methods=("fedprox", "fedvls")), "does not allow the method 'fedavg' (policy.methods: fedprox, fedvls)"),
-        (Policy(rounds=1), "the run has 2 rounds; this site allows policy.rounds: 1"),
+        (Policy(rounds=1), "the run has 2 rounds; this site allows 1 (policy.rounds)"),
         (Policy(noise=1.0), "this site requires noise (policy.noise); expected federation.privacy = 'local'"),
     ],
 )
@@ -52,9 +52,9 @@ def _config(method: str) -> Config:
 def test_what_a_method_reveals_is_limited() -> None:
     Policy(reveals=()).require_run(_config("fedvls"))
     Policy(reveals=("label counts",)).require_run(_config("pkd"))
-    with pytest.raises(UserError, match=r"pkd reveals label counts; this site allows policy.reveals: nothing"):
+    with pytest.raises(UserError, match=r"pkd reveals label counts; this site allows nothing \(policy.reveals\)"):
         Policy(reveals=()).require_run(_config("pkd"))
-    with pytest.raises(UserError, match=r"this site allows policy.reveals: label presence"):
+    with pytest.raises(UserError, match=r"this site allows label presence \(policy.reveals\)"):
         Policy(reveals=("label presence",)).require_run(_config("pkd"))
 
 
@@ -75,11 +75,11 @@ def test_a_site_works_at_its_hours(hours: tuple[int, int] | None, allowed: set[i
     ("facts", "reason"),
     [
         ({"noise": [1.0, 1.5]}, None),
-        ({"noise": [1.0, 0.5]}, "the noise multiplier is 0.5; this site requires policy.noise: 1"),
-        ({"noise": [3.0, 1.5]}, "updates are clipped at 3; this site allows policy.clip: 2"),
+        ({"noise": [1.0, 0.5]}, "the noise multiplier is 0.5; this site requires 1 (policy.noise)"),
+        ({"noise": [3.0, 1.5]}, "updates are clipped at 3; this site allows 2 (policy.clip)"),
         (
             {"noise": [1.0, 1.5], "key": {"round": 10}},
-            "the server requests round 11; this site allows policy.rounds",
+            "the server requests round 11; this site allows 10 (policy.rounds)",
         ),
     ],
 )

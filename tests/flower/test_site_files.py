@@ -15,9 +15,9 @@ import torch
 from fedskew.cli import main
 from fedskew.errors import UserError
 from fedskew.flower.frames import receive_frame, send_frame
-from fedskew.flower.runtime import socket_path
 from fedskew.flower.site_config import load_site
 from fedskew.flower.site_state import SiteState
+from fedskew.flower.socket_paths import socket_path
 
 
 def written(folder: Path, text: str) -> Path:

@@ -23,8 +23,8 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.local_federation import write_site
 from fedskew.flower.planning import resolve_config
-from fedskew.flower.runtime import socket_path
 from fedskew.flower.server_app import run_federation
+from fedskew.flower.socket_paths import socket_path
 from fedskew.flower.worker import _RequestHandler
 
 PATIENCE = 120.0

@@ -106,7 +106,7 @@ def answer(message, context):
     faults = json.loads(plan.read_text()) if plan.exists() else {}
     fault = faults.get(str(facts["key"]["round"] + 1)) if facts["kind"] == "train" else None
     if fault == "hang":
-        with ours._connected(site) as worker:
+        with ours._connect_to_worker(site) as worker:
             send_frame(worker, facts | {"paths": []}, payload)
             (site.parent / "hanging").write_text(str(os.getpid()))
             time.sleep(3600)

@@ -42,7 +42,7 @@ def _final_row(one: Finalist) -> list[Cell]:
     standing, d = one.standing, one.difference
     tested = [None] * 4 if d is None else [_points(d.mean), _points(d.low), _points(d.high), number(d.p, 4)]
     mean = [_points(one.overall), len(standing.scores), _points(standing.mean)]
-    return [standing.label, standing.lr, *mean, *tested, one.compute, one.traffic, one.seconds, one.reveals]
+    return [standing.label, standing.lr, *mean, *tested, one.compute, one.traffic, one.time_ratio, one.reveals]
 
 
 def _points(share: float | None) -> float | None:

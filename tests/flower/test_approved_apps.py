@@ -18,8 +18,8 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower import node
 from fedskew.flower.app_folder import PACKAGE
-from fedskew.flower.approvals import NAME, Approval, add_approval, file_hashes, read_approvals, refusal
-from fedskew.flower.approving import build_archive, make_approval
+from fedskew.flower.app_review import build_archive, make_approval
+from fedskew.flower.approved_apps import NAME, Approval, add_approval, file_hashes, read_approvals, refusal
 from fedskew.flower.planning import resolve_config
 from fedskew.flower.request_checks import approved_settings
 from fedskew.flower.server_app import run_federation

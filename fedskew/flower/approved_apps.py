@@ -37,7 +37,7 @@ class Approval:
     files: dict[str, str]
     """SHA-256 of each file."""
     settings: dict[str, Any]
-    """What the server may ask for: see `approved_settings` in request_checks.py."""
+    """The settings that the server may use. `approved_settings` in request_checks.py makes them."""
 
 
 def read_approvals(folder: Path) -> list[Approval] | None:

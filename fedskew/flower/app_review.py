@@ -1,4 +1,4 @@
-"""Makes a site's approval of an app, and describes the app to the administrator who decides."""
+"""The review of an app at a site: describe the app to the administrator, and make the approval."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedskew.errors import UserError
-from fedskew.flower.approvals import Approval, app_hash, file_hashes, read_approvals
+from fedskew.flower.approved_apps import Approval, app_hash, file_hashes, read_approvals
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import disclosures
 from fedskew.flower.planning import read_app, resolve_config
@@ -19,7 +19,10 @@ _SHOWN_NAMES = 20
 
 
 def make_approval(app: Path, site: str, approved_by: str | None = None) -> Approval:
-    """The approval of an app's folder, as Flower would send it, by a person (default: the current user)."""
+    """Make the approval of an app, whose files are hashed as Flower would send them.
+
+    `approved_by` is a person, by default the current user.
+    """
     settings, contract, config = read_app(app)
     if site not in settings.sites:
         raise UserError(f"the app has no site {site!r}; expected one of {', '.join(settings.sites)}")
@@ -57,7 +60,7 @@ def require_approval(app: Path, site_folder: Path) -> bool:
 
 
 def describe_app(app: Path, approval: Approval) -> Iterator[str]:
-    """What an administrator should know about an app, line by line."""
+    """Describe an app to an administrator, line by line."""
     settings, contract, config = read_app(app)
     yield f"app {approval.app}, hash {approval.hash}"
     yield f"sites: {_listed(settings.sites)}"
