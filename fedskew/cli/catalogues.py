@@ -91,7 +91,7 @@ def _show_methods(entries: list[Entry]) -> None:
     what.add_column("description, paper, parameters (--set method.NAME=VALUE)")
     cost = Table(title="data sent and revealed, and cost", title_justify="left")
     cost.add_column("method", no_wrap=True)
-    for heading in ("parts", "sent by clients", "labels revealed besides updates", "extra compute"):
+    for heading in ("parts", "sent by clients", "revealed about labels", "extra compute"):
         cost.add_column(heading, overflow="fold")
     for entry in entries:
         name = Text(entry.name, style="bold")
@@ -124,7 +124,7 @@ def _show_method(entry: Entry) -> None:
         "parts": ", ".join(entry.kinds) or "-",
         "paper": entry.paper,
         "sent by clients": entry.sends,
-        "labels revealed besides updates": entry.reveals,
+        "revealed about labels": entry.reveals,
         "extra compute": entry.extra_compute,
         "parameters": _parameters(entry, "\n", " = ") or "none",
     }

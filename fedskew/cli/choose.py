@@ -42,7 +42,7 @@ def _command(
     ] = "5m",
     methods: Annotated[
         str | None,
-        option("--methods", "A,B,C", "methods to race; FedAvg always takes part (default: a field of 14)", TRAINING),
+        option("--methods", "A,B,C", "methods to race; FedAvg always takes part (default: 14 methods)", TRAINING),
     ] = None,
     rank_by: RankBy = None,
     out: Annotated[
@@ -52,7 +52,7 @@ def _command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Race methods on a federation and say which to take, by how much it is better, what it costs and reveals.
+    """Race methods on a federation and recommend one, with its lead over FedAvg, its costs and what it reveals.
 
     Methods, their settings and learning rates are compared on validation
     data, held out of the training data. The test set is never used. Repeat

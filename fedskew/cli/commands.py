@@ -1,4 +1,4 @@
-"""Declare commands, with examples in their help and a suggestion for a misspelt name, and their flags.
+"""Declare commands and their flags. A command's help has examples, and a misspelt name gets a suggestion.
 
 Most flags set a configuration key, and take their help and default from it.
 """
@@ -151,7 +151,7 @@ RankBy = Annotated[
     option(
         "--rank-by",
         "METRIC",
-        "what decides the best: accuracy, macro-f1, worst-class, balanced-accuracy or auroc (default: accuracy)",
+        "metric that decides: accuracy, macro-f1, worst-class, balanced-accuracy or auroc (default: accuracy)",
         CONFIGURATION,
     ),
 ]

@@ -128,7 +128,7 @@ def read_comparison(
     content = read_yaml(settings.file) if settings.file else {}
     keys: dict[str, Any] = dict(content) if isinstance(content, Mapping) else {}
     listed = keys.pop("methods", None) if methods is None else ",".join(methods)
-    wanted = keys.pop("seeds", None) if seeds is None else seeds
+    seed_count = keys.pop("seeds", None) if seeds is None else seeds
     metric = find_metric(rank_by or keys.get("rank_by", DEFAULT_METRIC))
     keys = {key: value for key, value in keys.items() if key not in ("methods", "seeds", "rank_by")}
     if content is not None and not isinstance(content, Mapping):
@@ -142,7 +142,7 @@ def read_comparison(
     params = {key: value for key, value in settings.values.items() if key.startswith(METHOD_PREFIX)}
     base = with_values(file, {key: value for key, value in settings.values.items() if key not in params})
     chosen = [with_values(base, {"method": method}) for method in _listed(DEFAULT if listed is None else listed)]
-    return Comparison(base, _distinct(_with_parameters(chosen, params)), seed_range(base, wanted), metric.name)
+    return Comparison(base, _distinct(_with_parameters(chosen, params)), seed_range(base, seed_count), metric.name)
 
 
 def _listed(methods: object) -> Sequence[Any]:

@@ -108,8 +108,8 @@ def _conclude(console: Console, comparison: Comparison, folder: Path, settings: 
     console.print(f"settings: {settings}", markup=False, soft_wrap=True)
     console.print(f"\n{_lesson(comparison)}\n", markup=False)
     console.print(
-        "The demo uses a high learning rate so that forgetting shows. At 0.05 FedAvg keeps all classes, and with all "
-        "clients in every round none of these methods beats it on this easy dataset. See for yourself:"
+        "The demo uses a high learning rate so that forgetting is visible. At 0.05 FedAvg keeps all classes, and with "
+        "all clients in every round none of these methods beats it on this easy dataset. See for yourself:"
     )
     for command in next_commands(settings):
         console.print(f"  {command}", markup=False, soft_wrap=True, style="bold")

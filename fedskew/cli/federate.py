@@ -154,7 +154,7 @@ def _up(
             "--sites",
             metavar="N",
             min=1,
-            help="number of sites; --partition counts and saved have their own",
+            help="number of sites; not used with --partition counts or saved, whose files decide",
             rich_help_panel=FEDERATION,
         ),
     ] = 3,
@@ -228,8 +228,8 @@ def _site(
 ) -> None:
     """Check a site's configuration and data. With --superlink, connect the site and keep it connected.
 
-    Before the site connects, its data are checked against the app's contract, and so are its keys and the server's
-    certificate.
+    Before the site connects, its data are checked against the app's contract. Its keys and the server's certificate
+    are checked, too.
     """
     from fedskew.flower.site_config import load_site
 
@@ -300,7 +300,7 @@ def _approve(
     app: Annotated[str, typer.Argument(metavar="APP", help="folder of the federation's app")],
     file: Annotated[str, typer.Argument(metavar="SITE.yaml", help="the site's configuration")],
     name: Annotated[str | None, option("--by", "NAME", "who approves the app (default: your user name)")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="approve without a question")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="approve without asking")] = False,
 ) -> None:
     """Show what an app does, and approve it for a site.
 
@@ -325,7 +325,7 @@ def _run(
     app: Annotated[str, typer.Argument(metavar="APP", help="folder of the federation's app")],
     connection: Annotated[
         str | None,
-        option("--connection", "NAME", "the SuperLink's name in Flower's config.toml (default: the default one)"),
+        option("--connection", "NAME", "the SuperLink's name in Flower's config.toml (default: Flower's default)"),
     ] = None,
 ) -> None:
     """Train a federation: start its run on the SuperLink, and resume it if it fails.

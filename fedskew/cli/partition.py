@@ -33,7 +33,7 @@ def _command(
         option("--save", "FILE", "save the map as .png, .svg or .pdf, the counts as .csv, or the split as .json; "
                "repeatable", CONFIGURATION),
     ] = None,
-    every: Annotated[
+    list_all: Annotated[
         bool, typer.Option("--all", help=f"list the classes of all clients, not only the first {MAX_CLIENTS}",
                            rich_help_panel=CONFIGURATION)
     ] = False,
@@ -49,7 +49,7 @@ def _command(
     if as_json:
         print_json(_json(federation))
         return
-    _show(federation, None if every else MAX_CLIENTS)
+    _show(federation, None if list_all else MAX_CLIENTS)
     for path in save or ():
         notice(f"saved {path}")
 
@@ -67,7 +67,7 @@ def _save(federation: Federation, path: str) -> None:
         raise UserError(f"cannot save a split as {path!r}; expected .png, .svg, .pdf, .csv or .json")
 
 
-def _show(federation: Federation, most: int | None) -> None:
+def _show(federation: Federation, max_clients: int | None) -> None:
     from fedskew.cli.terminal import stdout
     from fedskew.report.partition_map import PartitionMap, class_table
 
@@ -75,9 +75,9 @@ def _show(federation: Federation, most: int | None) -> None:
     for note in federation.notes:
         console.print(note, markup=False)
     console.print(PartitionMap(federation))
-    console.print(class_table(federation, most))
-    if most is not None and federation.clients > most:
-        console.print(f"... and {federation.clients - most} more clients: --all lists them", style="dim")
+    console.print(class_table(federation, max_clients))
+    if max_clients is not None and federation.clients > max_clients:
+        console.print(f"... and {federation.clients - max_clients} more clients: --all lists them", style="dim")
     summary = _summary(federation)
     console.print(
         f"{summary['clients']} clients, {summary['samples']} samples used, {summary['unused']} unused; "

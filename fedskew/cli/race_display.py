@@ -1,4 +1,4 @@
-"""The progress of a race: a live table in a terminal, lines elsewhere."""
+"""Show the progress of a race: a live table in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RaceProgress(RaceWatcher):
 
 
 class _Lines(RaceProgress):
-    """For logs: a line when a rung begins and now and then during it, and its best candidates when it ends."""
+    """For logs: prints a line when a rung begins and every few seconds, and the best candidates when it ends."""
 
     def __init__(self, config: Config, rank_by: str) -> None:
         super().__init__(config, rank_by)
@@ -108,7 +108,7 @@ def _score(standing: Standing, baseline: Standing) -> str:
 
 
 class _Table(RaceProgress):
-    """For terminals: the best candidates of the rung, as results come in."""
+    """For terminals: shows the best candidates of the rung, as results come in."""
 
     def __init__(self, config: Config, rank_by: str, console: Console) -> None:
         super().__init__(config, rank_by)
@@ -123,7 +123,7 @@ class _Table(RaceProgress):
 
 @contextmanager
 def racing(config: Config, rank_by: str, quiet: bool) -> Iterator[RaceProgress]:
-    """The progress display that suits the stream; ^C ends the program with one line."""
+    """Show progress as a table in a terminal and as lines in a log. Ctrl-C ends the program with one line."""
     console = stderr()
     try:
         if quiet:

@@ -103,7 +103,7 @@ def _reproduce(
     if not selections[0].tables:
         raise UserError("no table given; expected one such as fedlmd/table3; `fedskew reproduce --list` lists them")
     jobs = plan_jobs(selections)
-    _note_why_not_runnables(selections)
+    _note_missing_methods(selections)
     campaign = Campaign(
         lambda job: RecordsFile(Path(results) / f"{job.label.partition('/')[0]}.jsonl"),
         read_folder(results),
@@ -132,7 +132,7 @@ def _selections(plan: str | None, given: Selection) -> list[Selection]:
     return read_plan(plan, given.choice.values)
 
 
-def _note_why_not_runnables(selections: Sequence[Selection]) -> None:
+def _note_missing_methods(selections: Sequence[Selection]) -> None:
     from fedskew.cli.terminal import notice
 
     missing = {method for selection in selections for method in selection.missing()}

@@ -1,4 +1,4 @@
-"""The web server of the live page. It is read-only, listens on loopback only, and refuses other web pages."""
+"""The web server of the live page. It is read-only, listens on loopback only, and refuses other pages' requests."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ class MLflow(Tracker):
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._client = self._make(f"sqlite:///{(folder.parent / 'mlflow.db').absolute()}")
         known = self._client.get_experiment_by_name(EXPERIMENT)
-        place = (folder.parent / "mlruns").absolute().as_uri()
-        experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT, place)
+        artifacts = (folder.parent / "mlruns").absolute().as_uri()
+        experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT, artifacts)
         name = run_name(prepared.config)
         before = self._client.search_runs([experiment], f"attributes.run_name = '{name}'")  # the newest first
         if before and round:
