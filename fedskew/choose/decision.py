@@ -4,7 +4,7 @@ The finalists are ordered by their means over all splits on which they were trai
 of the last rung, because there are few splits in all. FedAvg is the choice unless another method is better on the fresh
 splits by more than noise: its mean lead over tuned FedAvg must exceed one standard error of the paired differences. A
 significance test at 5 % would be the wrong rule for a choice that must be made either way. With few splits it would
-keep FedAvg where others are several points better. The answer reports the test beside the choice.
+keep FedAvg where others are several points better. The answer reports the test alongside the choice.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def make_credentials(
 
 
 def is_site_name(name: str) -> bool:
-    """Whether a site's files can lie in a folder of this name."""
+    """Whether a site's files can be in a folder of this name."""
     return _SITE.fullmatch(name) is not None
 
 
@@ -165,7 +165,9 @@ def _report_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise UserError(f"{path} is damaged or foreign ({error}); restore it, or choose another folder") from error
+        raise UserError(
+            f"{path} is damaged or belongs to other keys ({error}); restore it, or choose another folder"
+        ) from error
 
 
 def _read(path: Path) -> bytes:

@@ -43,7 +43,7 @@ Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then
 If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
 resumes it. The settings must be those of the first start, which `federation.json` in the run's folder has. Otherwise
 the command refuses and names the settings that differ.
-The run's folder (`federation.folder`) lies on the server and is a run like any other: `fedskew report`, `export` and
+The run's folder (`federation.folder`) is on the server and is a run like any other: `fedskew report`, `export` and
 `compare` read it.
 """
 
@@ -53,7 +53,7 @@ data: data.npz                # {kind} data with inputs of shape {shape}; any fo
 # data: {{name: patients.csv, label: diagnosis}}
 state: state                  # state that methods keep between rounds; back it up with the data
 # metrics: total              # the most that this site reports of its tests: none, total or class
-# packages: [hospital_models] # packages, beside fedskew and the app, whose methods and models may run here
+# packages: [hospital_models] # packages, besides fedskew and the app, whose methods and models may run here
 # policy: {{methods: [fedavg], reveals: [], rounds: 200, noise: 1.0, clip: 2.0, hours: 20-6}}   # limits; see deploy.md
 # device: cuda
 # threads: 4

@@ -63,7 +63,7 @@ def _normal(x: float) -> float:
 
 
 def _log_normal(x: float) -> float:
-    """log Φ(x), also where Φ itself is too small for a float."""
+    """log Φ(x), even where Φ itself is too small for a float."""
     if x > -30:
         return math.log(_normal(x))
     return -x * x / 2 - math.log(-x) - math.log(2 * math.pi) / 2 + math.log1p(-1 / (x * x))

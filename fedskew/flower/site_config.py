@@ -44,7 +44,7 @@ class SiteConfig:
     metrics: str = "total"
     """The most that this site reports of its tests: none, total (the accuracy), or class (results by class)."""
     packages: tuple[str, ...] = ()
-    """Python packages, beside fedskew and the app, whose methods and models the server may name."""
+    """Python packages, besides fedskew and the app, whose methods and models the server may name."""
     policy: Policy = field(default_factory=Policy)
     """What the site allows, whatever the server requests."""
     split: str | None = None

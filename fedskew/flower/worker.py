@@ -138,7 +138,7 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _listen(path: Path) -> tuple[socket.socket, int]:
-    """Listen on this path. The socket replaces that of a worker that is gone. Returns the socket and its inode."""
+    """Listen on this path. The socket replaces that of a worker that has ended. Returns the socket and its inode."""
     draft = path.with_suffix(f".{os.getpid()}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(draft))

@@ -1,1 +1,1 @@
-"""Datasets by name: their publishers' files, where they lie, and how they get there."""
+"""Datasets by name: their publishers' files, where to find them, and how to download them."""
