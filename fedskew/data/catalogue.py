@@ -11,7 +11,7 @@ from typing import Any
 
 from fedskew.data.dataset import Dataset, Kind, check_options, option_names
 from fedskew.data.own.forms import load_own
-from fedskew.data.own.objects import load_object, refuse_in_memory
+from fedskew.data.own.objects import in_memory_error, load_object
 from fedskew.data.published.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar
 from fedskew.data.published.digits import (
     SVHN_LAYOUT,
@@ -68,7 +68,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     cache. If they are missing, they are downloaded into the cache.
     """
     if "in_memory" in options:
-        raise refuse_in_memory(options)
+        raise in_memory_error(options)
     if isinstance(data, Dataset):
         if options:
             raise UserError(f"option {next(iter(options))!r} was given with a loaded Dataset; pass it to fs.load")

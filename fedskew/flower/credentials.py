@@ -166,7 +166,7 @@ def _report_damage(path: Path) -> Iterator[None]:
         yield
     except ValueError as error:
         raise UserError(
-            f"{path} is damaged or belongs to other keys ({error}); restore it, or choose another folder"
+            f"{path} is damaged or does not match the other files ({error}); restore it, or choose another folder"
         ) from error
 
 

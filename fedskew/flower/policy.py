@@ -52,7 +52,9 @@ class Policy:
                 allowed = ", ".join(self.reveals or ()) or "nothing"
                 raise UserError(f"{config.method} reveals {item}; this site allows {allowed} (policy.reveals)")
         if self.rounds is not None and config.rounds > self.rounds:
-            raise UserError(f"the run has {config.rounds} rounds; this site allows {self.rounds} (policy.rounds)")
+            raise UserError(
+                f"the run has {config.rounds} rounds; this site allows at most {self.rounds} (policy.rounds)"
+            )
 
     @staticmethod
     def _revealed(methods: list[str]) -> list[str]:
@@ -68,7 +70,9 @@ class Policy:
             return
         round = facts["key"]["round"] + 1
         if self.rounds is not None and round > self.rounds:
-            raise UserError(f"the server requests round {round}; this site allows {self.rounds} (policy.rounds)")
+            raise UserError(
+                f"round {round} is requested; this site allows at most {self.rounds} rounds (policy.rounds)"
+            )
         self.require_noise(facts["noise"])
 
     def require_noise(self, noise: list[float] | None) -> None:
@@ -79,9 +83,11 @@ class Policy:
             raise UserError("this site requires noise (policy.noise); expected federation.privacy = 'local'")
         clip, multiplier = noise
         if multiplier < self.noise:
-            raise UserError(f"the noise multiplier is {multiplier:g}; this site requires {self.noise:g} (policy.noise)")
+            raise UserError(
+                f"the noise multiplier is {multiplier:g}; this site needs at least {self.noise:g} (policy.noise)"
+            )
         if self.clip is not None and clip > self.clip:
-            raise UserError(f"updates are clipped at {clip:g}; this site allows {self.clip:g} (policy.clip)")
+            raise UserError(f"updates are clipped at {clip:g}; this site allows at most {self.clip:g} (policy.clip)")
 
 
 def _within(hour: int, first: int, last: int) -> bool:

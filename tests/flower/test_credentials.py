@@ -136,7 +136,7 @@ def test_half_an_authority_is_not_replaced(made: Credentials) -> None:
 @pytest.mark.parametrize("content", [b"", b"no key at all"])
 def test_a_damaged_authority_is_named(made: Credentials, content: bytes) -> None:
     made.authority_key.write_bytes(content)
-    with pytest.raises(UserError, match=r"ca\.key is damaged or foreign"):
+    with pytest.raises(UserError, match=r"ca\.key is damaged or does not match"):
         make_credentials(made.folder, SITES)
 
 

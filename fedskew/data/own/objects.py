@@ -272,7 +272,7 @@ def _identity(kind: str, dataset: Dataset) -> dict[str, object]:
     }
 
 
-def refuse_in_memory(options: Mapping[str, object]) -> UserError:
+def in_memory_error(options: Mapping[str, object]) -> UserError:
     """Make the error for a configuration whose data was a Python object."""
     shape = " and ".join(f"{part} {'×'.join(map(str, options[part]))}" for part in ("train", "test"))  # type: ignore[call-overload]
     return UserError(
