@@ -49,11 +49,14 @@ class Contract:
         if not self.shape or min(self.shape) < 1:
             raise UserError(f"contract.shape is {list(self.shape)!r}; expected sizes such as [1, 28, 28]")
         if self.kind == "image" and not len(self.mean) == len(self.std) == self.shape[0]:
-            raise UserError(f"contract.mean and contract.std do not have {self.shape[0]} values, one per channel")
+            raise UserError(f"{self._lengths()}; expected {self.shape[0]}, one per channel")
         if self.kind == "table" and not len(self.mean) == len(self.std) in (0, self.shape[0]):
-            raise UserError(f"contract.mean and contract.std do not have {self.shape[0]} values, one per column")
+            raise UserError(f"{self._lengths()}; expected {self.shape[0]}, one per column")
         if self.columns and not len(set(self.columns)) == len(self.columns) == self.shape[0]:
             raise UserError(f"contract.columns is {list(self.columns)!r}; expected {self.shape[0]} different names")
+
+    def _lengths(self) -> str:
+        return f"the lengths of contract.mean and contract.std are {len(self.mean)} and {len(self.std)}"
 
     @property
     def scaling(self) -> Scaling:

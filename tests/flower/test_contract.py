@@ -77,7 +77,7 @@ def test_the_scaling_of_a_table_survives_json_and_describes_a_dataset() -> None:
     contract = Contract("table", ("cat", "dog"), (2,), mean=(5.0, 90.0), std=(4.0, 20.0))
     assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
     assert Contract.from_dataset(contract.blank()) == contract
-    with pytest.raises(UserError, match="other lengths than the 2 columns"):
+    with pytest.raises(UserError, match="expected 2, one per column"):
         Contract("table", ("cat", "dog"), (2,), mean=(5.0,), std=(4.0,))
 
 
@@ -120,7 +120,7 @@ def test_it_survives_json_and_describes_a_dataset() -> None:
         ({"classes": ["a"]}, "expected two or more different names"),
         ({"classes": ["a", "a"]}, "expected two or more different names"),
         ({"shape": [0, 2, 2]}, "expected sizes such as"),
-        ({"mean": [0.1, 0.2]}, "other lengths than the 1 channels"),
+        ({"mean": [0.1, 0.2]}, "expected 1, one per channel"),
         ({"shape": "many"}, "cannot be read"),
     ],
 )
