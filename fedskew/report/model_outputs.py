@@ -20,10 +20,10 @@ from fedskew.results import Result
 
 Floats = npt.NDArray[np.float64]
 BATCH = 500
-SHOWN = 600
-"""Samples in a t-SNE. They are enough to show clusters, and take about two seconds."""
-TESTED = 2000
-"""Samples for class means."""
+DRAWN_SAMPLES = 600
+"""Samples that t-SNE and PCA draw. They are enough to show clusters, and take about two seconds."""
+SAMPLES = 2000
+"""Samples on which the model is run, for means by class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class ModelOutputs:
         """The features projected on their two principal components."""
         from sklearn.decomposition import PCA
 
-        return np.asarray(PCA(2, random_state=0).fit_transform(self.features[:SHOWN]), np.float64)
+        return np.asarray(PCA(2, random_state=0).fit_transform(self.features[:DRAWN_SAMPLES]), np.float64)
 
     @cached_property
     def tsne(self) -> Floats:
@@ -62,7 +62,7 @@ class ModelOutputs:
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
 
-        shown = self.features[:SHOWN]
+        shown = self.features[:DRAWN_SAMPLES]
         perplexity = min(30.0, (len(shown) - 1) / 3)
         with threadpool_limits(1):  # on a busy machine, more threads can be a hundred times slower
             places = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(shown)
@@ -104,4 +104,4 @@ def _balanced(dataset: Dataset) -> npt.NDArray[np.int64]:
         of_class = shuffled[y[shuffled] == c]
         rank[of_class] = np.arange(len(of_class))
     order = np.argsort(rank[shuffled], kind="stable")
-    return np.asarray(shuffled[order][:TESTED], np.int64)
+    return np.asarray(shuffled[order][:SAMPLES], np.int64)

@@ -59,13 +59,13 @@ def conclusion(comparison: Comparison) -> list[str]:
 
 
 def _unfinished(comparison: Comparison) -> list[str]:
-    going = [method for method in comparison.methods if len(method.finished) < len(method.runs)]
-    if not going:
+    unfinished = [method for method in comparison.methods if len(method.finished) < len(method.runs)]
+    if not unfinished:
         return []
     if not any(method.finished for method in comparison.methods):
         rounds = [run.last_round for method in comparison.methods for run in method.counted]
         return [f"No run is finished; these are the results after round {_span(rounds)}."]
-    return [f"Unfinished: {', '.join(map(_standing, going))}; only finished runs count if a method has any."]
+    return [f"Unfinished: {', '.join(map(_standing, unfinished))}; only finished runs count if a method has any."]
 
 
 def _standing(method: MethodRuns) -> str:

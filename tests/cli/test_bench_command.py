@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedskew.lab.benchmark.timing import Stopwatch
+from fedskew.lab.benchmark.timing import ContenderTimer
 
 TINY = ("bench", "--device", "cpu", "--models", "dnn", "--clients", "2", "--methods", "fedavg", "--quick")
 
@@ -69,7 +69,7 @@ def test_a_mistake_is_one_line(arguments, message, cli):
 
 
 def test_an_interrupted_bench_prints_what_it_has(cli, monkeypatch):
-    measure = Stopwatch.measure
+    measure = ContenderTimer.measure
     groups: list[Any] = []
 
     def until_the_second(self, contenders, tell):
@@ -78,7 +78,7 @@ def test_an_interrupted_bench_prints_what_it_has(cli, monkeypatch):
             raise KeyboardInterrupt
         return measure(self, contenders, tell)
 
-    monkeypatch.setattr(Stopwatch, "measure", until_the_second)
+    monkeypatch.setattr(ContenderTimer, "measure", until_the_second)
     outcome = cli(*TINY, "--only", "steps,rounds", "--quiet")
     assert outcome.status == 130
     assert "dnn 2 × 64" in outcome.out

@@ -62,10 +62,10 @@ def _channel_block(clients: int, channels: int) -> int:
 
     There are few widths, because each is compiled separately.
     """
-    wide = next((c for c in (128, 64) if blocks(channels, c) * c * 3 <= channels * 4), 32)
-    while wide > 32 and clients * blocks(channels, wide) * _MAX_SPLITS < 2 * _MULTIPROCESSORS:
-        wide //= 2
-    return wide
+    block_channels = next((c for c in (128, 64) if blocks(channels, c) * c * 3 <= channels * 4), 32)
+    while block_channels > 32 and clients * blocks(channels, block_channels) * _MAX_SPLITS < 2 * _MULTIPROCESSORS:
+        block_channels //= 2
+    return block_channels
 
 
 def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
@@ -74,11 +74,13 @@ def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwa
     There are as many programs as can run at once with their registers: four per multiprocessor forwards and three
     backwards. Each program has at least two blocks of rows.
     """
-    wide = _channel_block(clients, channels)
-    high = 8 * 32 * (16 if backwards else 32) // dtype.itemsize // wide
+    block_channels = _channel_block(clients, channels)
+    block_rows = 8 * 32 * (16 if backwards else 32) // dtype.itemsize // block_channels
     programs = _MULTIPROCESSORS * (3 if backwards else 4)
-    splits = min(blocks(rows, 2 * high), max(1, programs // (clients * blocks(channels, wide))), _MAX_SPLITS)
-    return Tiling(high, wide, 8, splits)
+    splits = min(
+        blocks(rows, 2 * block_rows), max(1, programs // (clients * blocks(channels, block_channels))), _MAX_SPLITS
+    )
+    return Tiling(block_rows, block_channels, 8, splits)
 
 
 # -- launches ----------------------------------------------------------------------------------------------
@@ -92,7 +94,10 @@ def _cut(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
 
 
 def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
-    """Return a tensor [K, C] with contiguous rows, and their stride. If it is missing, return the images, unread."""
+    """Return a tensor [K, C] with contiguous rows, and their stride.
+
+    If the tensor is missing, the images take its place. The program does not read them there.
+    """
     if values is None:
         return x, 0
     values = values if values.stride(1) == 1 or values.shape[1] == 1 else values.contiguous()
@@ -174,7 +179,7 @@ def launch_normalisation(
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedForBackward:
     """What the backward pass needs from the forward pass."""
 
     x: Tensor
@@ -205,37 +210,39 @@ class Kept:
         }
 
 
-def launch_gradient_sums(grad: Tensor, kept: Kept, tiling: Tiling) -> Tensor:
+def launch_gradient_sums(grad: Tensor, saved: SavedForBackward, tiling: Tiling) -> Tensor:
     """Return sums of the gradient, and of its product with the normalised images: [splits, K, 2, C]."""
     from fedskew.engine.kernels.batch_norm_programs import gradient_sums_program
 
-    x = kept.x
+    x = saved.x
     grid, chunk = _cut(x, tiling)
     partial = x.new_empty(tiling.splits, x.shape[0], 2, x.shape[4], dtype=torch.float32)
     gradient_sums_program[grid](
         grad,
-        *kept.pointers(),
+        *saved.pointers(),
         partial,
         *_sizes(x),
         chunk,
-        *kept.numbers(),
-        **kept.constants(),
+        *saved.numbers(),
+        **saved.constants(),
         **tiling.constants(),
     )
     return partial
 
 
-def launch_input_gradient(grad: Tensor, kept: Kept, partial: Tensor, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
+def launch_input_gradient(
+    grad: Tensor, saved: SavedForBackward, partial: Tensor, tiling: Tiling
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of images, weight and bias."""
     from fedskew.engine.kernels.batch_norm_programs import input_gradient_program
 
-    x = kept.x
+    x = saved.x
     grid, chunk = _cut(x, tiling)
     grad_x = torch.empty_like(x)
-    grad_weight, grad_bias = torch.empty_like(kept.mean), torch.empty_like(kept.mean)
+    grad_weight, grad_bias = torch.empty_like(saved.mean), torch.empty_like(saved.mean)
     input_gradient_program[grid](
         grad,
-        *kept.pointers(),
+        *saved.pointers(),
         partial,
         grad_x,
         grad_weight,
@@ -243,8 +250,8 @@ def launch_input_gradient(grad: Tensor, kept: Kept, partial: Tensor, tiling: Til
         *_sizes(x),
         chunk,
         len(partial),
-        *kept.numbers(),
-        **kept.constants(),
+        *saved.numbers(),
+        **saved.constants(),
         **tiling.constants(),
     )
     return grad_x, grad_weight, grad_bias
@@ -283,8 +290,8 @@ def _gradient(
     """Return the gradients of images, weight and bias."""
     grad, x = grad.contiguous(), x.contiguous()
     rule = _rule(x, backwards=True)
-    kept = Kept(x, weight, bias, valid, mean.contiguous(), var.contiguous(), eps, activation)
-    return launch_input_gradient(grad, kept, launch_gradient_sums(grad, kept, rule), rule)
+    saved = SavedForBackward(x, weight, bias, valid, mean.contiguous(), var.contiguous(), eps, activation)
+    return launch_input_gradient(grad, saved, launch_gradient_sums(grad, saved, rule), rule)
 
 
 @_forward.register_fake
@@ -324,8 +331,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     x, weight, bias, valid, mean, var = ctx.saved_tensors
     found = _gradient(grad.contiguous(), x, weight, bias, valid, mean, var, ctx.eps, ctx.activation)
-    wanted = zip(found, (x, weight, bias), ctx.needs_input_grad, strict=False)
-    return *(g.to(t.dtype) if needed else None for g, t, needed in wanted), None, None, None
+    gradients = zip(found, (x, weight, bias), ctx.needs_input_grad, strict=False)
+    return *(g.to(t.dtype) if needed else None for g, t, needed in gradients), None, None, None
 
 
 _forward.register_autograd(_backward, setup_context=_keep)

@@ -20,10 +20,12 @@ def channel_sums(images: Tensor) -> Tensor:
 def _cut(images: Tensor) -> tuple[int, int, int]:
     """Return a block's rows and channels, and the splits of the rows. Each thread has two 16-byte loads in flight."""
     clients, samples, h, w, channels = images.shape
-    wide = power_of_two(16, 64, channels)
-    high = 4 * 32 * 32 // images.dtype.itemsize // wide
-    splits = min(blocks(samples * h * w, 4 * high), max(1, _PROGRAMS // (clients * blocks(channels, wide))))
-    return high, wide, splits
+    block_channels = power_of_two(16, 64, channels)
+    block_rows = 4 * 32 * 32 // images.dtype.itemsize // block_channels
+    splits = min(
+        blocks(samples * h * w, 4 * block_rows), max(1, _PROGRAMS // (clients * blocks(channels, block_channels)))
+    )
+    return block_rows, block_channels, splits
 
 
 @torch.library.custom_op("fedskew::stacked_channel_sums", mutates_args=())
@@ -32,17 +34,17 @@ def _partial_sums(images: Tensor) -> Tensor:
     from fedskew.engine.kernels.channel_sums_programs import sums_program
 
     clients, samples, h, w, channels = images.shape
-    high, wide, splits = _cut(images)
+    block_rows, block_channels, splits = _cut(images)
     rows = samples * h * w
     partial = images.new_empty(splits, clients, channels, dtype=torch.float32)
-    sums_program[(blocks(channels, wide), clients, splits)](
+    sums_program[(blocks(channels, block_channels), clients, splits)](
         images.contiguous(),
         partial,
         rows,
-        blocks(blocks(rows, high), splits) * high,
+        blocks(blocks(rows, block_rows), splits) * block_rows,
         C=channels,
-        ROWS=high,
-        CHANNELS=wide,
+        ROWS=block_rows,
+        CHANNELS=block_channels,
         num_warps=4,
     )
     return partial

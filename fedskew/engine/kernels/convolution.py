@@ -76,14 +76,16 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
     """
     if _precision(dtype, tf32) == "ieee":
         return Tiling(64, power_of_two(16, 64, columns), 16, warps=4, stages=2)
-    wide = power_of_two(16, 128, columns)
+    block_channels = power_of_two(16, 128, columns)
     short = dtype != torch.float32
     in_tap = next((d for d in (64 if short else 32, 32, 16) if channels % d == 0), None)
     if in_tap is not None:
-        many = wide == 128 or short
-        return Tiling(128, wide, in_tap, warps=8 if many else 4, stages=2 if short and wide < 128 else 3)
+        many = block_channels == 128 or short
+        return Tiling(
+            128, block_channels, in_tap, warps=8 if many else 4, stages=2 if short and block_channels < 128 else 3
+        )
     depth = power_of_two(32, 128, taps * channels) if channels == 4 and short else 32
-    return Tiling(128, wide, depth, warps=8 if wide == 128 else 4, stages=2)
+    return Tiling(128, block_channels, depth, warps=8 if block_channels == 128 else 4, stages=2)
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype, tf32: bool) -> Tiling:
@@ -94,12 +96,14 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: t
     """
     exact = _precision(dtype, tf32) == "ieee"
     depth = power_of_two(16, 64 if exact else 128, shape.depth)
-    wide = power_of_two(16, 64 if exact else 128, shape.o)
+    block_channels = power_of_two(16, 64 if exact else 128, shape.o)
     pixels = 16 if exact else 64 if dtype != torch.float32 and shape.c % 8 == 0 else 32
-    programs = clients * blocks(shape.depth, depth) * blocks(shape.o, wide)
+    programs = clients * blocks(shape.depth, depth) * blocks(shape.o, block_channels)
     most = max(1, samples * shape.ho * shape.wo // (8 * pixels))
     splits = min(most, _even_splits(programs))
-    return Tiling(pixels, wide, depth, warps=8 if depth * wide == 128 * 128 else 4, stages=3, splits=splits)
+    return Tiling(
+        pixels, block_channels, depth, warps=8 if depth * block_channels == 128 * 128 else 4, stages=3, splits=splits
+    )
 
 
 def _even_splits(programs: int) -> int:

@@ -58,8 +58,8 @@ def _channel_block(channels: int) -> int:
 
 def pass_tiling(shape: Geometry) -> Tiling:
     """Return the tiling of the forward pass and of the input's gradient, with 16 values per thread."""
-    wide = _channel_block(shape.c)
-    return Tiling(2048 // wide, wide)
+    block_channels = _channel_block(shape.c)
+    return Tiling(2048 // block_channels, block_channels)
 
 
 def _slides(shape: Geometry) -> bool:
@@ -69,12 +69,12 @@ def _slides(shape: Geometry) -> bool:
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tiling:
     """Return a tiling with 8 values per thread, because each thread has a sum per tap in registers."""
-    wide = _channel_block(shape.c)
-    pixels = 1024 // wide
+    block_channels = _channel_block(shape.c)
+    pixels = 1024 // block_channels
     columns = blocks(samples * shape.wo, pixels)
     most = columns if _slides(shape) else max(1, columns * shape.ho // 8)
-    splits = min(most, blocks(_PROGRAMS, clients * blocks(shape.c, wide)))
-    return Tiling(pixels, wide, splits=splits)
+    splits = min(most, blocks(_PROGRAMS, clients * blocks(shape.c, block_channels)))
+    return Tiling(pixels, block_channels, splits=splits)
 
 
 # -- launches ----------------------------------------------------------------------------------------------

@@ -311,10 +311,10 @@ def _changed_settings(config: Config) -> dict[str, Any]:
     from fedskew.methods import make_method  # imports torch, which `--help` does without
 
     try:
-        usual = make_method(config.method).params
+        defaults = make_method(config.method).params
     except UserError:
         return {}
-    return {name: value for name, value in config.method_params.items() if usual.get(name) != value}
+    return {name: value for name, value in config.method_params.items() if defaults.get(name) != value}
 
 
 SKEW_KEYS = ("beta", "shards", "labels_per_client")

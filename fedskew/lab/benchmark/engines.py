@@ -95,15 +95,15 @@ class FedskewEngine:
 
     def work(self) -> RoundWork:
         """The local training of all participants, from the current model."""
-        federation, trainee, config = self._case.federation(), self._state.models["global"], self._config
+        federation, current, config = self._case.federation(), self._state.models["global"], self._config
         assert isinstance(self._method.objective, Objective)
-        state = collect(self._method, lambda part: part.client_state(trainee.model.params))
+        state = collect(self._method, lambda part: part.client_state(current.model.params))
         return RoundWork(
             objective=self._method.objective,
             solver=self._method.solver,
             server=self._method.server,
-            sent=trainee.model,
-            downlink=collect(self._method, lambda part: part.downlink(trainee.server_state)),
+            sent=current.model,
+            downlink=collect(self._method, lambda part: part.downlink(current.server_state)),
             companions={},
             assignments=[
                 Assignment(client, federation.indices[client], federation.label_counts[client], state)

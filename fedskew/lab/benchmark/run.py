@@ -13,7 +13,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.storage import about
 from fedskew.lab.benchmark.plan import Group, Plan, groups
 from fedskew.lab.benchmark.results import Failure, Results
-from fedskew.lab.benchmark.timing import Stopwatch
+from fedskew.lab.benchmark.timing import ContenderTimer
 
 ShowProgress = Callable[[int, int, str, str], None]
 """Receives the number of finished groups, the number of groups, the current group, and the current contender."""
@@ -26,10 +26,10 @@ class Benchmark:
         self._plan, self._groups = plan, groups(plan)
         self._device = torch.device(plan.device)
         self._start = time.monotonic()
-        self._stopwatch = Stopwatch(self._device, plan.length, self._is_late)
+        self._timer = ContenderTimer(self._device, plan.length, self._is_late)
         now = datetime.now(UTC).replace(microsecond=0).isoformat()
         self.results = Results(_machine(self._device), about.versions(), command, now)
-        self.results.failures, self.results.notices = self._stopwatch.failures, self._stopwatch.notices
+        self.results.failures, self.results.notices = self._timer.failures, self._timer.notices
 
     def run(self, show_progress: ShowProgress, save: Callable[[Results], None] = lambda _: None) -> Results:
         """Run all groups. `save` is called after each group, so that little is lost if the process is killed."""
@@ -52,7 +52,7 @@ class Benchmark:
         contenders = group.contenders
         for together in [contenders] if group.in_turn else [(alone,) for alone in contenders]:
             try:
-                self.results.measurements += self._stopwatch.measure(together, show)
+                self.results.measurements += self._timer.measure(together, show)
             except (RuntimeError, UserError) as error:  # out of memory, for example; other groups may fit
                 self.results.failures.append(Failure.from_error(group.title, error))
 

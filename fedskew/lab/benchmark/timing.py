@@ -117,7 +117,7 @@ class TimingLength:
     """Calls before the first timed one."""
 
 
-class Stopwatch:
+class ContenderTimer:
     """Times contenders on one device."""
 
     def __init__(self, device: torch.device, length: TimingLength, is_late: Callable[[], bool] = lambda: False) -> None:

@@ -12,7 +12,7 @@ from fedskew.lab.diagnosis.known import Neighbour
 from fedskew.lab.diagnosis.setting import KnownSetting, Score
 from fedskew.methods.catalogue import Entry, find
 
-Outcome = Literal["confirmed", "smaller", "refuted", "not rerun"]
+RerunOutcome = Literal["confirmed", "smaller", "refuted", "not rerun"]
 
 MARGIN = 2.0
 """A method must gain more points than this over FedAvg to be suggested: another split of the same data changes a gain
@@ -107,7 +107,7 @@ class PrintedGain:
     """Points over FedAvg in the rerun; None if the setting was not rerun."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RerunOutcome:
         if self.rerun is None:
             return "not rerun"
         if self.score.gain <= 0:

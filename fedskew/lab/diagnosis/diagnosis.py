@@ -16,8 +16,8 @@ from fedskew.experiment.config import Config
 from fedskew.lab.diagnosis.advice import (
     MARGIN,
     Candidate,
-    Outcome,
     PrintedGain,
+    RerunOutcome,
     candidates,
     fewest_settings,
     printed_gains,
@@ -249,7 +249,7 @@ class Diagnosis:
         columns = ["setting", "source", "method", "accuracy %", "FedAvg %", "gain", "seeds"]
         return Table("evidence", "The reruns behind this" + (f": {method}" if method else ""), columns, rows)
 
-    def printed_table(self, outcomes: Collection[Outcome] = ()) -> Table:
+    def printed_table(self, outcomes: Collection[RerunOutcome] = ()) -> Table:
         """The gains that papers print for near settings; with `outcomes`, only those whose rerun had one of them."""
         rows: list[list[Cell]] = [
             [one.score.method, number(one.score.gain, 1), None if one.rerun is None else number(one.rerun, 1),

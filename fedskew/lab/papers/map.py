@@ -12,7 +12,7 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.lab.papers.cells import CellChoice, table_cells
 from fedskew.lab.papers.protocol import conditions, protocol
-from fedskew.lab.papers.rerun import BASELINE, Rerun, columns, rerun
+from fedskew.lab.papers.rerun import BASELINE, CellRerun, columns, rerun
 from fedskew.lab.sweep.records import Records, read_folder
 
 PAPER, TABLE = "fedskew", "map"
@@ -66,7 +66,7 @@ def federation_results(records: Records, seeds: Sequence[int]) -> list[Federatio
     return [federation for federation in found if federation.accuracy.keys() == everyone and len(everyone) > 1]
 
 
-def _complete_runs(column: Sequence[Rerun]) -> dict[str, float]:
+def _complete_runs(column: Sequence[CellRerun]) -> dict[str, float]:
     """The accuracy of each method with a complete run, for one seed."""
     return {one.cell.method: one.mean.mean for one in column if one.mean is not None and one.shortened is None}
 

@@ -20,7 +20,7 @@ _LATE = 10
 
 
 @dataclass(frozen=True)
-class Reading:
+class MetricInputs:
     """The inputs of a metric."""
 
     record: Record
@@ -40,16 +40,16 @@ class Reading:
 class Measure:
     """A metric of a run."""
 
-    read: Callable[[Reading], float | None]
+    read: Callable[[MetricInputs], float | None]
     percent: bool = True
     more_is_better: bool = True
     compares: bool = False
     """Whether the metric needs FedAvg's run."""
 
-    def __call__(self, reading: Reading) -> float | None:
-        if self.compares and reading.baseline is None:
+    def __call__(self, inputs: MetricInputs) -> float | None:
+        if self.compares and inputs.baseline is None:
             return None
-        value = self.read(reading)
+        value = self.read(inputs)
         return value if value is None or not self.percent else 100 * value
 
 
@@ -67,80 +67,80 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _end_of_baseline(reading: Reading) -> tuple[int, float]:
+def _end_of_baseline(inputs: MetricInputs) -> tuple[int, float]:
     """The last round of FedAvg's run, which may be shorter than the paper's, and its accuracy there."""
-    assert reading.baseline is not None
-    return until(reading.baseline.curve, reading.rounds)[-1]
+    assert inputs.baseline is not None
+    return until(inputs.baseline.curve, inputs.rounds)[-1]
 
 
-def _rounds_to_baseline(reading: Reading) -> float | None:
+def _rounds_to_baseline(inputs: MetricInputs) -> float | None:
     """The first round that reaches FedAvg's final accuracy, within FedAvg's number of rounds.
 
     Returns None if the run is shorter than FedAvg's and has not reached it, because it still might.
     """
-    end, target = _end_of_baseline(reading)
-    reached = first_round_reaching(until(reading.curve, end), target)
+    end, target = _end_of_baseline(inputs)
+    reached = first_round_reaching(until(inputs.curve, end), target)
     if reached is not None:
         return float(max(reached, 1))
-    return NEVER if reading.record.rounds >= end else None
+    return NEVER if inputs.record.rounds >= end else None
 
 
-def _speed_up_to_baseline(reading: Reading) -> float | None:
-    rounds = _rounds_to_baseline(reading)
-    return rounds if rounds in (None, NEVER) else _end_of_baseline(reading)[0] / rounds
+def _speed_up_to_baseline(inputs: MetricInputs) -> float | None:
+    rounds = _rounds_to_baseline(inputs)
+    return rounds if rounds in (None, NEVER) else _end_of_baseline(inputs)[0] / rounds
 
 
-def _speed_up(reading: Reading) -> float:
-    assert reading.baseline is not None
-    return speed_up(until(reading.baseline.curve, reading.rounds), reading.curve)
+def _speed_up(inputs: MetricInputs) -> float:
+    assert inputs.baseline is not None
+    return speed_up(until(inputs.baseline.curve, inputs.rounds), inputs.curve)
 
 
-def _stages(reading: Reading, start: str) -> list[dict[str, Any]]:
-    stages = reading.record.content["stages"]
+def _stages(inputs: MetricInputs, start: str) -> list[dict[str, Any]]:
+    stages = inputs.record.content["stages"]
     return [stage for name, stage in stages.items() if name.startswith(start)]
 
 
 def _compute_per_round(start: str) -> Measure:
     """Computation per round in units of a FedAvg round, summed over the stages with this prefix."""
 
-    def read(reading: Reading) -> float | None:
-        stages = _stages(reading, start)
+    def read(inputs: MetricInputs) -> float | None:
+        stages = _stages(inputs, start)
         return sum(stage["compute"] / stage["rounds"] for stage in stages) if stages else None
 
     return Measure(read, percent=False, more_is_better=False)
 
 
-def _activation(reading: Reading) -> float | None:
+def _activation(inputs: MetricInputs) -> float | None:
     """The fraction of sample visits during distillation in which an expert taught."""
-    stages = _stages(reading, "distil")
+    stages = _stages(inputs, "distil")
     return sum(stage.get("distilled", 0.0) for stage in stages) / sum(s["visits"] for s in stages) if stages else None
 
 
-def _compute_before_distillation(reading: Reading) -> float | None:
-    stages = [*_stages(reading, "warm-up"), *_stages(reading, "expert")]
+def _compute_before_distillation(inputs: MetricInputs) -> float | None:
+    stages = [*_stages(inputs, "warm-up"), *_stages(inputs, "expert")]
     return sum(stage["compute"] for stage in stages) if stages else None
 
 
-def _compute_to_worst(target: float) -> Callable[[Reading], float | None]:
-    def read(reading: Reading) -> float | None:
-        return next((compute for compute, worst in reading.record.compute_curve if worst >= target), None)
+def _compute_to_worst(target: float) -> Callable[[MetricInputs], float | None]:
+    def read(inputs: MetricInputs) -> float | None:
+        return next((compute for compute, worst in inputs.record.compute_curve if worst >= target), None)
 
     return read
 
 
-def _local(read: Callable[[Reading, dict[str, Any]], float | None], **how: bool) -> Measure:
-    def compute(reading: Reading) -> float | None:
-        local = reading.record.content["local"]
-        return None if local is None else read(reading, local)
+def _local(read: Callable[[MetricInputs, dict[str, Any]], float | None], **how: bool) -> Measure:
+    def compute(inputs: MetricInputs) -> float | None:
+        local = inputs.record.content["local"]
+        return None if local is None else read(inputs, local)
 
     return Measure(compute, **how)
 
 
-def _after(reading: Reading, local: dict[str, Any]) -> list[float]:
-    return list(local["after"][str(reading.client)])
+def _after(inputs: MetricInputs, local: dict[str, Any]) -> list[float]:
+    return list(local["after"][str(inputs.client)])
 
 
-def _mean_after(_: Reading, local: dict[str, Any]) -> float:
+def _mean_after(_: MetricInputs, local: dict[str, Any]) -> float:
     return _mean([_mean(classes) for classes in local["after"].values()])
 
 
@@ -148,18 +148,18 @@ _DOMAINS = {"mnist": "mnist", "usps": "usps", "svhn": "svhn", "syn": "syn-digits
 """The papers' names of the domains of Digits, and fedskew's."""
 
 
-def _best_on(domain: str) -> Callable[[Reading], float | None]:
-    def read(reading: Reading) -> float | None:
-        curve = reading.record.domain_curve(domain)
-        return None if curve is None else best(until(curve, reading.rounds)).accuracy
+def _best_on(domain: str) -> Callable[[MetricInputs], float | None]:
+    def read(inputs: MetricInputs) -> float | None:
+        curve = inputs.record.domain_curve(domain)
+        return None if curve is None else best(until(curve, inputs.rounds)).accuracy
 
     return read
 
 
-def _best_mean_of_domains(reading: Reading) -> float | None:
+def _best_mean_of_domains(inputs: MetricInputs) -> float | None:
     """The highest mean over the domains, over all rounds."""
-    curves = [reading.record.domain_curve(domain) for domain in _DOMAINS.values()]
-    known = [until(curve, reading.rounds) for curve in curves if curve is not None]
+    curves = [inputs.record.domain_curve(domain) for domain in _DOMAINS.values()]
+    known = [until(curve, inputs.rounds) for curve in curves if curve is not None]
     return max(_mean([a for _, a in points]) for points in zip(*known, strict=True)) if known else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from fedskew.lab.papers.cells import BEFORE_UPDATE, Cell, CellChoice, make_job, paper_rounds, why_not_runnable
-from fedskew.lab.papers.measures import NEVER, Measure, Reading, measure
+from fedskew.lab.papers.measures import NEVER, Measure, MetricInputs, measure
 from fedskew.lab.papers.protocol import protocol
 from fedskew.lab.sweep.records import Record, Records
 from fedskew.metrics.summary import MeanStd, population_mean_std
@@ -20,7 +20,7 @@ BASELINE = "FedAvg"
 
 
 @dataclass(frozen=True)
-class Rerun:
+class CellRerun:
     """A cell and the results of its runs."""
 
     cell: Cell
@@ -93,12 +93,12 @@ class Order:
         return f"{self.agreeing} of {pairs} in the paper's order, {best}"
 
 
-def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: CellChoice) -> Rerun:
+def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: CellChoice) -> CellRerun:
     """Collect the results of a cell from the records."""
     rules = protocol(cell.paper)
     rounds = paper_rounds(cell, rules)
     if why_not_runnable(cell):
-        return Rerun(cell, (), (), rounds)
+        return CellRerun(cell, (), (), rounds)
     values: list[float] = []
     used: list[Record] = []
     for seed in seeds:
@@ -106,12 +106,12 @@ def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: CellChoice
         if record is None:
             continue
         baseline = _baseline(cell, seed, records, choice)
-        value = _measure(cell)(Reading(record, rounds, baseline))
+        value = _measure(cell)(MetricInputs(record, rounds, baseline))
         if value is not None:
             values.append(value)
             used += [record] if baseline is None else [record, baseline]
     reached = tuple(value for value in values if value != NEVER)
-    return Rerun(cell, reached, tuple(used), rounds, len(values) - len(reached))
+    return CellRerun(cell, reached, tuple(used), rounds, len(values) - len(reached))
 
 
 def _measure(cell: Cell) -> Measure:
@@ -125,15 +125,15 @@ def _baseline(cell: Cell, seed: int, records: Records, choice: CellChoice) -> Re
     return records.longest(make_job(Cell(cell.paper, cell.table, *cell.place, BASELINE, cell.metric), seed, choice))
 
 
-def columns(reruns: Sequence[Rerun]) -> dict[tuple[str, str, str, str], list[Rerun]]:
+def columns(reruns: Sequence[CellRerun]) -> dict[tuple[str, str, str, str], list[CellRerun]]:
     """Group reruns by column, in the order of the cells."""
-    found: dict[tuple[str, str, str, str], list[Rerun]] = {}
+    found: dict[tuple[str, str, str, str], list[CellRerun]] = {}
     for one in reruns:
         found.setdefault(one.cell.column, []).append(one)
     return found
 
 
-def compare_order(column: Sequence[Rerun]) -> Order | None:
+def compare_order(column: Sequence[CellRerun]) -> Order | None:
     """Compare all pairs of methods with equally many rounds. A tie in the paper agrees with any order."""
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     most_common = lengths.most_common(1)[0][0] if lengths else None
@@ -154,7 +154,7 @@ def compare_order(column: Sequence[Rerun]) -> Order | None:
 HEADINGS = ("method", "paper", "rerun", "difference", "seeds")
 
 
-def title(column: Sequence[Rerun]) -> str:
+def title(column: Sequence[CellRerun]) -> str:
     """The title of a column."""
     cell = column[0].cell
     unit = " (%)" if measure(cell.metric).percent else ""
@@ -162,7 +162,7 @@ def title(column: Sequence[Rerun]) -> str:
     return f"{cell.paper}/{cell.table}: {where}, {cell.metric}{unit}"
 
 
-def row(one: Rerun) -> tuple[str, str, str, str, str]:
+def row(one: CellRerun) -> tuple[str, str, str, str, str]:
     """Format a rerun as a row, with as many digits as the papers."""
     printed = one.cell.printed
     paper = "–" if printed is None else _number(printed.mean, printed.std) if printed.mean is not None else "illegible"
@@ -179,7 +179,7 @@ def row(one: Rerun) -> tuple[str, str, str, str, str]:
     return one.cell.method, paper, rerun, difference, str(len(one.values) + one.never)
 
 
-def rich_table(column: Sequence[Rerun]) -> Table:
+def rich_table(column: Sequence[CellRerun]) -> Table:
     table = Table(title=title(column), title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "method" else "right")
@@ -188,7 +188,7 @@ def rich_table(column: Sequence[Rerun]) -> Table:
     return table
 
 
-def rerun_json(one: Rerun) -> dict[str, Any]:
+def rerun_json(one: CellRerun) -> dict[str, Any]:
     printed = one.cell.printed
     return {
         "paper": one.cell.paper,

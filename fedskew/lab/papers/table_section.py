@@ -9,7 +9,7 @@ from typing import Any
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, table_cells, why_not_runnable
 from fedskew.lab.papers.measures import measure
 from fedskew.lab.papers.protocol import Protocol
-from fedskew.lab.papers.rerun import Rerun, columns, compare_order, rerun, row
+from fedskew.lab.papers.rerun import CellRerun, columns, compare_order, rerun, row
 from fedskew.lab.sweep.records import Record, Records
 
 
@@ -51,27 +51,27 @@ def table_section(
     return lines + _list_missing(missing)
 
 
-def _compares(column: Sequence[Rerun]) -> bool:
+def _compares(column: Sequence[CellRerun]) -> bool:
     """Whether at least two methods, or the whole column, were rerun."""
     number = sum(one.was_run for one in column)
     return number > 1 or number == len(column)
 
 
-def _is_changed_by_variant(one: Rerun, choice: CellChoice) -> bool:
+def _is_changed_by_variant(one: CellRerun, choice: CellChoice) -> bool:
     """Whether the cell was rerun, and the variant changes it."""
     if not one.was_run or choice.variant is None:
         return one.was_run
     return make_job(one.cell, 0, choice).identity != make_job(one.cell, 0, CellChoice()).identity
 
 
-def _by_metric(found: Iterable[Sequence[Rerun]]) -> list[list[Sequence[Rerun]]]:
-    groups: dict[str, list[Sequence[Rerun]]] = {}
+def _by_metric(found: Iterable[Sequence[CellRerun]]) -> list[list[Sequence[CellRerun]]]:
+    groups: dict[str, list[Sequence[CellRerun]]] = {}
     for column in found:
         groups.setdefault(column[0].cell.metric, []).append(column)
     return list(groups.values())
 
 
-def _wide_table(rules: Protocol, group: list[Sequence[Rerun]]) -> str:
+def _wide_table(rules: Protocol, group: list[Sequence[CellRerun]]) -> str:
     """Write the table of one metric: methods × settings, with paper → rerun (difference) in each cell."""
     metric = group[0][0].cell.metric
     methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.was_run))
@@ -91,7 +91,7 @@ def _method(rules: Protocol, method: str) -> str:
     return method if own == method.lower() else f"{method} (`{own}`)"
 
 
-def _cell(one: Rerun) -> str:
+def _cell(one: CellRerun) -> str:
     _, paper, again, difference, _ = row(one)
     if again == "–":
         return "" if paper == "–" else f"{paper} →"
@@ -102,7 +102,7 @@ def line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _describe_runs(reruns: Iterable[Rerun]) -> str:
+def _describe_runs(reruns: Iterable[CellRerun]) -> str:
     """Describe seeds, rounds, machine and number format in a sentence."""
     used = {id(record): record for one in reruns for record in one.records}.values()
     seeds = Counter(record.config.seed for record in used)
@@ -121,7 +121,7 @@ def device(record: Record) -> str:
     return str(machine.get("gpu") or f"{machine['cpu']} ({machine['cores']} cores)")
 
 
-def _orders(found: Iterable[Sequence[Rerun]]) -> list[str]:
+def _orders(found: Iterable[Sequence[CellRerun]]) -> list[str]:
     """Say how far the rerun confirms the paper's order of methods."""
     lines = []
     for column in found:
@@ -133,7 +133,7 @@ def _orders(found: Iterable[Sequence[Rerun]]) -> list[str]:
     return ["Order of the methods:\n", "\n".join(lines) + "\n"] if lines else []
 
 
-def _missing(column: Sequence[Rerun]) -> list[Cell]:
+def _missing(column: Sequence[CellRerun]) -> list[Cell]:
     return [one.cell for one in column if not one.was_run]
 
 

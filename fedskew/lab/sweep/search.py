@@ -78,7 +78,7 @@ class Search:
             for seed in self.seeds
         ]
 
-    def final_jobs(self, found: Found) -> list[Job]:
+    def final_jobs(self, found: BestPoint) -> list[Job]:
         """The best point on all training data, tested on the test set."""
         jobs = self.jobs(found.number, found.values)
         return [replace(job, label=f"best, {job.label}", validation=None) for job in jobs]
@@ -134,7 +134,7 @@ def _first_value(key: str, values: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Found:
+class BestPoint:
     """The best point."""
 
     number: int
@@ -146,7 +146,7 @@ class Found:
     failed: int
 
 
-def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, run: Run) -> Found:
+def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, run: Run) -> BestPoint:
     """Try points until there are `trials`, including those in the folder's journal; return the best."""
     optuna = _optuna()
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,13 +170,13 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
     return _best(study, optuna)
 
 
-def _best(study: Any, optuna: Any) -> Found:
+def _best(study: Any, optuna: Any) -> BestPoint:
     complete = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     if not complete:
         raise UserError("no trial finished; increase --time-limit, or look at why trials failed")
     best = max(complete, key=lambda trial: trial.value)
     failed = len(study.get_trials(states=(optuna.trial.TrialState.FAIL,)))
-    return Found(best.number, dict(best.user_attrs["values"]), float(best.value), len(complete), failed)
+    return BestPoint(best.number, dict(best.user_attrs["values"]), float(best.value), len(complete), failed)
 
 
 def _point(trial: Any, space: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedskew.errors import UserError
 from fedskew.report.charts.chart import Chart, Cloud, Figure, Heat, Points
 from fedskew.report.charts.table import number
-from fedskew.report.model_outputs import SHOWN, Floats, ModelOutputs, model_outputs
+from fedskew.report.model_outputs import DRAWN_SAMPLES, Floats, ModelOutputs, model_outputs
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 
@@ -36,8 +36,8 @@ def features(comparison: Comparison) -> Section:
     if left_out > 0:
         missing.append(f"{left_out} more methods; only the first {MAX_PANELS} are drawn")
     words = [
-        f"Inputs of the last layer for {SHOWN} test samples, which are the same for all methods. t-SNE preserves "
-        "neighbourhoods, not distances. PCA shows the two directions of largest variance."
+        f"Inputs of the last layer for {DRAWN_SAMPLES} test samples, which are the same for all methods. t-SNE "
+        "preserves neighbourhoods, not distances. PCA shows the two directions of largest variance."
     ]
     figures = [
         Figure("tsne", "t-SNE of the features", clouds["tsne"], 3),

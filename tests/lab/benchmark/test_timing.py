@@ -11,7 +11,7 @@ from fedskew.errors import UserError
 from fedskew.lab.benchmark.cases import Case, Scale
 from fedskew.lab.benchmark.plan import Plan, default_plan, groups, quick_plan
 from fedskew.lab.benchmark.run import Benchmark
-from fedskew.lab.benchmark.timing import Contender, Ready, Stopwatch, TimingLength
+from fedskew.lab.benchmark.timing import Contender, ContenderTimer, Ready, TimingLength
 
 CASE = Case("dnn", 2, Scale(1, 1, 10), "cpu")
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def silent(line: str) -> None:
 def test_contenders_take_turns() -> None:
     calls: list[str] = []
     contenders = [contender(name, lambda name=name: calls.append(name)) for name in "ab"]  # type: ignore[misc]
-    measured = Stopwatch(CPU, TimingLength(repetitions=3, seconds=0, warm_up=1)).measure(contenders, silent)
+    measured = ContenderTimer(CPU, TimingLength(repetitions=3, seconds=0, warm_up=1)).measure(contenders, silent)
     assert "".join(calls) == "aa" + "bb" + 3 * "ab"
     assert [(m.contender, len(m.seconds), m.samples) for m in measured] == [("a", 3, 7), ("b", 3, 7)]
 
@@ -45,7 +45,7 @@ def test_one_that_fails_is_noted_and_all_are_closed(error: Exception) -> None:
         raise error
 
     closed: list[str] = []
-    stopwatch = Stopwatch(CPU, TimingLength(1, 0))
+    stopwatch = ContenderTimer(CPU, TimingLength(1, 0))
     contenders = [contender("a", fail, closed), contender("b", lambda: None, closed)]
     assert [m.contender for m in stopwatch.measure(contenders, silent)] == ["b"]
     assert [(f.label, f.reason) for f in stopwatch.failures] == [("a", "CUDA out of memory.")]
@@ -53,7 +53,7 @@ def test_one_that_fails_is_noted_and_all_are_closed(error: Exception) -> None:
 
 
 def test_what_an_engine_says_is_kept() -> None:
-    stopwatch = Stopwatch(CPU, TimingLength(1, 0))
+    stopwatch = ContenderTimer(CPU, TimingLength(1, 0))
     ready = Ready(lambda: None, lambda: 1, lambda: "stacked", notices=["in chunks of 40"])
     stopwatch.measure([Contender(CASE, "steps", "a label", lambda: ready)], silent)
     assert stopwatch.notices == ["a label: in chunks of 40"]
@@ -63,7 +63,7 @@ def test_threads_are_the_contenders_own() -> None:
     before = torch.get_num_threads()
     seen: list[int] = []
     ready = Ready(lambda: seen.append(torch.get_num_threads()), lambda: 1, lambda: "a", threads=before + 1)
-    Stopwatch(CPU, TimingLength(1, 0)).measure([Contender(CASE, "steps", "a", lambda: ready)], silent)
+    ContenderTimer(CPU, TimingLength(1, 0)).measure([Contender(CASE, "steps", "a", lambda: ready)], silent)
     assert set(seen) == {before + 1}
     assert torch.get_num_threads() == before
 
@@ -109,7 +109,7 @@ def test_large_contenders_are_not_kept_beside_one_another() -> None:
 
 def test_enough_repetitions_are_made_even_when_it_is_late() -> None:
     late = iter([False, *100 * [True]])
-    stopwatch = Stopwatch(CPU, TimingLength(7, 0), lambda: next(late))
+    stopwatch = ContenderTimer(CPU, TimingLength(7, 0), lambda: next(late))
     [measurement] = stopwatch.measure([contender("a", lambda: None)], silent)
     assert len(measurement.seconds) == 3
 
@@ -128,5 +128,5 @@ def test_a_contender_goes_by_what_it_came_to() -> None:
     name = ["auto"]
     ready = Ready(lambda: name.__setitem__(0, "pool"), lambda: 1, lambda: name[0])
     contender = Contender(CASE, "steps", "a", lambda: ready, "auto")
-    (measured,) = Stopwatch(torch.device("cpu"), TimingLength(1, 0.0)).measure([contender], lambda _: None)
+    (measured,) = ContenderTimer(torch.device("cpu"), TimingLength(1, 0.0)).measure([contender], lambda _: None)
     assert (measured.contender, measured.asked) == ("pool", "auto")

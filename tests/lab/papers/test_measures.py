@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedskew.experiment.config import Config
-from fedskew.lab.papers.measures import MEASURES, NEVER, Reading, measure
+from fedskew.lab.papers.measures import MEASURES, NEVER, MetricInputs, measure
 from fedskew.lab.sweep.records import Record
 
 
@@ -23,7 +23,7 @@ def record(accuracy: list[float], every: int = 1, **more: Any) -> Record:
 
 
 def read(metric: str, of: Record, rounds: int = 100, baseline: Record | None = None) -> float | None:
-    return measure(metric)(Reading(of, rounds, baseline))
+    return measure(metric)(MetricInputs(of, rounds, baseline))
 
 
 def test_accuracies_are_in_percent_and_keep_to_the_budget() -> None:

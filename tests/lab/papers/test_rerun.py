@@ -10,14 +10,14 @@ import pytest
 from fedskew.experiment.config import Config
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, table_cells
 from fedskew.lab.papers.protocol import Number
-from fedskew.lab.papers.rerun import Rerun, compare_order, rerun, rerun_json, row, title
+from fedskew.lab.papers.rerun import CellRerun, compare_order, rerun, rerun_json, row, title
 from fedskew.lab.sweep.records import Record, Records
 
 
-def again(method: str, printed: float | None, *values: float, metric: str = "best", rounds: int = 200) -> Rerun:
+def again(method: str, printed: float | None, *values: float, metric: str = "best", rounds: int = 200) -> CellRerun:
     number = Number("table3", "cifar10", "dirichlet:0.05", "", method, metric, printed, None, "")
     cell = Cell("fedlmd", "table3", "cifar10", "dirichlet:0.05", "", method, metric, number)
-    return Rerun(cell, values, tuple(record(rounds, rounds) for _ in values), 200)
+    return CellRerun(cell, values, tuple(record(rounds, rounds) for _ in values), 200)
 
 
 def record(wanted: int, done: int, **more: int) -> Record:
@@ -26,15 +26,15 @@ def record(wanted: int, done: int, **more: int) -> Record:
 
 def test_an_update_of_a_model_that_was_trained_less_is_shortened() -> None:
     one = again("FedAvg", 33.02, 44.0, rounds=1)
-    trained = Rerun(one.cell, one.values, (record(1, 1, start_rounds=40),), 200)
+    trained = CellRerun(one.cell, one.values, (record(1, 1, start_rounds=40),), 200)
     assert trained.shortened == 40
-    assert Rerun(one.cell, one.values, (record(1, 1, start_rounds=200),), 200).shortened is None
+    assert CellRerun(one.cell, one.values, (record(1, 1, start_rounds=200),), 200).shortened is None
 
 
 def test_a_run_that_was_stopped_is_shown_and_compared_with_nothing() -> None:
     full = [again("a", 30, 40), again("b", 50, 60)]
     one = again("c", 90, 10)
-    stopped = Rerun(one.cell, one.values, (record(200, 21),), 200)
+    stopped = CellRerun(one.cell, one.values, (record(200, 21),), 200)
     assert row(stopped)[2:4] == ("10.00 (stopped after 21 of 200 rounds)", "")
     told = compare_order([*full, stopped])
     assert told is not None

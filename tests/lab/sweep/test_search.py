@@ -11,7 +11,7 @@ import pytest
 from fedskew.errors import UserError
 from fedskew.lab.sweep.job import Job, merge_jobs
 from fedskew.lab.sweep.records import Outcome, Record
-from fedskew.lab.sweep.search import Found, mean_score, read_search, search_with_optuna
+from fedskew.lab.sweep.search import BestPoint, mean_score, read_search, search_with_optuna
 from fedskew.results.ranking import METRICS
 
 pytest.importorskip("optuna")
@@ -101,7 +101,7 @@ def test_points_are_scored_by_the_metric_requested(file: Path, tmp_path: Path) -
 
 def test_the_last_word_has_the_test_set(file: Path) -> None:
     search = read_search(file, {})
-    final = search.final_jobs(Found(7, {"method.mu": 0.5}, 0.9, 12, 0))
+    final = search.final_jobs(BestPoint(7, {"method.mu": 0.5}, 0.9, 12, 0))
     assert [job.label for job in final] == ["best, trial 7 seed 0", "best, trial 7 seed 1"]
     assert [job.validation for job in final] == [None, None]
     assert [job.config.seed for job in final] == [0, 1]
