@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares these import
     from fedskew.methods import pack as pack
     from fedskew.methods import unpack as unpack
     from fedskew.models import Classifier as Classifier
+    from fedskew.models import ModelAdapter as ModelAdapter
     from fedskew.models import make_model as make_model
     from fedskew.report.writing import write_report as write_report
     from fedskew.results import Comparison as Comparison
@@ -87,7 +88,7 @@ _NAMES = {
         "Client MethodList Objective Outputs Regulariser Schedule Seen ServerRule Solver Stage Survey Tensors Trained "
         "Updates make_method method methods pack unpack"
     ),
-    "fedskew.models": "Classifier make_model",
+    "fedskew.models": "Classifier ModelAdapter make_model",
     "fedskew.report.writing": "write_report",
     "fedskew.results": "Comparison MethodRuns RoundRow compare load_run",
 }

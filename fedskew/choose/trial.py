@@ -127,7 +127,9 @@ def serve(request: Message, report: Report, split: Split = shared_federation) ->
     config, folder = Config.from_mapping(request["config"]), Path(request["folder"])
     prepared = prepare(config, validation_federation(split(config), config.seed, request["fraction"]))
     if not request["one_at_a_time"] and prepared.config.engine == "auto":
-        prepared = replace(prepared, config=replace(prepared.config, engine=single_process_engine(prepared.model)))
+        prepared = replace(
+            prepared, config=replace(prepared.config, engine=single_process_engine(prepared.model, prepared.sample))
+        )
     pause = _PauseAt(request["until"], report)
     try:
         with contextlib.suppress(Paused):

@@ -66,6 +66,9 @@ class Dataset:
     """Mean and standard deviation by which each column of a table was standardised; empty if it was not."""
     columns: tuple[str, ...] = ()
     """Names of a table's columns, in order; empty if they are unknown."""
+    fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
+    """Name, shape and whether it holds whole numbers, for each of several inputs per sample, in the order of their
+    columns in a row of `x`; empty for one input."""
     in_memory: Mapping[str, object] = field(default_factory=dict)
     """The type, shapes and SHA-256 of data given as Python objects, for the configuration of a run."""
 

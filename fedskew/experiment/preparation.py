@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedskew.data import PARTITIONS, Dataset, Federation, Partition, federation, load, make_partition
 from fedskew.engine import choose_devices, choose_engine, estimated_seconds
@@ -17,7 +17,7 @@ from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import Method, Objective, Part, Regulariser, make_method
 from fedskew.methods.parts import SGD_OPTIMIZERS
-from fedskew.models import DataShape, check_model, has_features, make_model
+from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
 
 DEFAULT_CLIENTS = 20
 
@@ -30,6 +30,11 @@ class Prepared:
     federation: Federation
     method: Method
     model: nn.Module
+
+    @property
+    def sample(self) -> Tensor:
+        """One input of the model."""
+        return _sample(self.federation.dataset, self.model)
 
 
 def build_federation(config: Config, dataset: Dataset | None = None) -> Federation:
@@ -66,9 +71,7 @@ def prepare(
     check_participants(config.clients_per_round, fed.clients)
     shape = data_shape(fed.dataset)
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
-    if model is not None:
-        check_model(model, shape)
-    module = make_model(name, shape, config.seed) if model is None else model
+    module = make_model(name, shape, config.seed) if model is None else adapted_model(model, shape)
     for part in chosen.parts:
         part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
     if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in chosen.parts for m in part.members):
@@ -86,10 +89,12 @@ def prepare(
         config,
         data_params=dict(fed.dataset.in_memory) or config.data_params,
         partition=_describe_split(fed, config),
-        model=name if model is None else type(model).__name__,
+        model=name if model is None else type(own_module(model)).__name__,
         method=chosen.name,
         method_params=_with_lists(chosen.params),
-        engine=choose_engine(config.engine, module, devices[0], _cpu_seconds(config, fed, module)),
+        engine=choose_engine(
+            config.engine, module, _sample(fed.dataset, module), devices[0], _cpu_seconds(config, fed, module)
+        ),
         device=",".join(map(str, devices)),
     )
     return Prepared(resolved, fed, chosen, module)
@@ -100,14 +105,19 @@ def _cpu_seconds(config: Config, fed: Federation, module: nn.Module) -> float:
     participants = min(config.clients_per_round or fed.clients, fed.clients)
     passes = config.rounds * config.local_epochs * participants
     steps = passes * float(np.ceil(fed.sizes / config.batch_size).mean())
-    sample = fed.dataset.train.x[:1]
-    kind = torch.int64 if fed.dataset.kind == "text" else next(module.parameters()).dtype
-    return estimated_seconds(module, torch.tensor(sample).to(kind), steps, passes * float(fed.sizes.mean()))
+    return estimated_seconds(module, _sample(fed.dataset, module), steps, passes * float(fed.sizes.mean()))
+
+
+def _sample(dataset: Dataset, module: nn.Module) -> Tensor:
+    """One input of this dataset, in the model's number format."""
+    dtype = torch.int64 if dataset.kind == "text" else next(module.parameters()).dtype
+    return torch.tensor(dataset.train.x[:1]).to(dtype)
 
 
 def data_shape(dataset: Dataset) -> DataShape:
-    """The shape of a sample and the number of classes, for which a model is made."""
-    return DataShape(dataset.input_shape, len(dataset.classes), dataset.vocabulary)
+    """The form of a sample and the number of classes, for which a model is made."""
+    fields = tuple(Field(*field) for field in dataset.fields)
+    return DataShape(dataset.input_shape, len(dataset.classes), dataset.vocabulary, fields)
 
 
 def suitable_model(dataset: Dataset) -> str:

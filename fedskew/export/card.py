@@ -110,7 +110,10 @@ def _array(run: Result) -> str:
 
 def _inputs(run: Result, with_words: bool) -> str:
     form = run.inputs
-    if form["kind"] == "image":
+    if form.get("fields"):
+        listed = (f"`{name}` [n, {', '.join(map(str, shape))}]" for name, shape, _ in form["fields"])
+        described = f"Several inputs by name: {', '.join(listed)}."
+    elif form["kind"] == "image":
         pairs = zip(form["mean"], form["std"], strict=True)
         described = (
             f"Images as bytes, {_array(run)}: channels, height, width. Scaling to [0, 1] and normalisation are part of "

@@ -25,7 +25,7 @@ from fedskew.export.card import method_entries, model_card
 from fedskew.export.onnx_file import require_onnx, write_onnx
 from fedskew.export.source import model_source
 from fedskew.methods import make_method
-from fedskew.models import MODELS
+from fedskew.models import MODELS, own_module
 from fedskew.models.concatenation import count_encoders
 from fedskew.results import Result, load_run
 
@@ -59,7 +59,7 @@ def export_run(
     _create_folder(folder)
     words, notices = _words(finished)
     difference = write_onnx(finished, folder / "model.onnx") if "onnx" in formats else None
-    write_tensors(folder / "model.safetensors", finished.model.state_dict(), {"classes": finished.classes})
+    write_tensors(folder / "model.safetensors", own_module(finished.model).state_dict(), {"classes": finished.classes})
     texts = {
         "model.json": json.dumps(_description(finished, difference), indent=2, allow_nan=False) + "\n",
         "README.md": model_card(finished, difference, with_words=bool(words)),
@@ -104,7 +104,7 @@ def _create_folder(folder: Path) -> None:
 
 def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
     """Read a text model's vocabulary from the data, because the run does not store it. Also returns notices."""
-    if run.inputs["kind"] != "text":
+    if run.inputs["kind"] != "text" or run.inputs.get("fields"):
         return (), []
     if run.sites:
         return (), ["words.txt is left out: only the sites have the vocabulary"]

@@ -33,6 +33,9 @@ def require_onnx() -> None:
 
 def write_onnx(run: Result, path: Path) -> float:
     """Write and check the file. Returns the largest difference of a logit, relative as in `TOLERANCE`."""
+    if run.inputs.get("fields"):
+        named = " and ".join(name for name, _, _ in run.inputs["fields"])
+        raise UserError(f"{run.folder}: the model takes {named}; the ONNX format needs a model with a single input")
     model = RawInputs(run.model, run.inputs).eval()
     content = _onnx(model, run)
     difference = _difference(content, model, run)

@@ -39,7 +39,9 @@ class Contract:
     columns: tuple[str, ...] = ()
     """Columns of a table, in order. Without names, sites are not checked for using the same columns."""
     words: str = ""
-    """For text: the dataset whose training part numbers the words."""
+    """For text: the dataset whose training part numbers the words. Empty for tokenised text."""
+    fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
+    """The inputs of a sample that has several, as in `Dataset.fields`."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "table", "text"):
@@ -75,7 +77,8 @@ class Contract:
             std=dataset.std if image else tuple(std for _, std in dataset.scaling),
             vocabulary=dataset.vocabulary,
             columns=dataset.columns,
-            words=dataset.name if text else "",
+            words=dataset.name if text and not dataset.fields else "",
+            fields=dataset.fields,
         )
 
     @classmethod
@@ -90,6 +93,7 @@ class Contract:
                 vocabulary=int(value.get("vocabulary") or 0),
                 columns=tuple(map(str, value.get("columns") or ())),
                 words=str(value.get("words") or ""),
+                fields=tuple((str(n), tuple(map(int, form)), bool(w)) for n, form, w in value.get("fields") or ()),
             )
         except KeyError as error:
             raise UserError(f"the contract has no {error.args[0]!r}; expected kind, classes and shape") from error
@@ -157,7 +161,7 @@ class Contract:
         samples = Samples(np.zeros((len(self.classes), *self.shape), numbers), np.arange(len(self.classes)))
         dataset = Dataset("federation", self.kind, self.classes, samples, samples, vocabulary=self.vocabulary)
         normalised = replace(dataset, mean=self.mean, std=self.std) if self.kind == "image" else dataset
-        return replace(normalised, scaling=self.scaling, columns=self.columns)
+        return replace(normalised, scaling=self.scaling, columns=self.columns, fields=self.fields)
 
     def _differences(self, dataset: Dataset) -> list[str]:
         found = []
@@ -172,11 +176,17 @@ class Contract:
                 found.append(f"columns {_listed(unknown)} are not among {_listed(self.columns)}")
             if missing := [name for name in self.columns if name not in dataset.columns]:
                 found.append(f"columns {_listed(missing)} are missing")
-        if self.kind == dataset.kind == "text" and dataset.name != self.words:
+        if dataset.fields != self.fields:
+            found.append(f"inputs are {_inputs(dataset.fields)}, expected {_inputs(self.fields)}")
+        elif self.kind == dataset.kind == "text" and not self.fields and dataset.name != self.words:
             found.append(
                 f"words are numbered by {dataset.name!r}, expected {self.words!r}: sites must share one numbering"
             )
         return found
+
+
+def _inputs(fields: Sequence[tuple[str, tuple[int, ...], bool]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape, _ in fields) or "one array"
 
 
 def _listed(names: Sequence[str]) -> str:

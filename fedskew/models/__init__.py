@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from fedskew.models.base import Classifier, DataShape, has_features
+from fedskew.models.adapter import ModelAdapter, own_module
+from fedskew.models.base import Classifier, DataShape, Field, has_features
 from fedskew.models.catalogue import MODELS, ModelEntry, fits, input_kind, make_model, parameter_count
-from fedskew.models.custom import check_model
+from fedskew.models.custom import adapted_model
 
 __all__ = [
     "MODELS",
     "Classifier",
     "DataShape",
+    "Field",
+    "ModelAdapter",
     "ModelEntry",
-    "check_model",
+    "adapted_model",
     "fits",
     "has_features",
     "input_kind",
     "make_model",
+    "own_module",
     "parameter_count",
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from torch import Tensor, nn
 
@@ -27,6 +28,19 @@ def has_features(model: nn.Module) -> TypeGuard[Classifier]:
     return isinstance(model, Classifier) and type(model).forward is Classifier.forward
 
 
+class Field(NamedTuple):
+    """One of several inputs of a model, such as the attention mask beside the token ids."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_integer: bool
+
+    @property
+    def size(self) -> int:
+        """The number of values per sample."""
+        return math.prod(self.shape)
+
+
 @dataclass(frozen=True)
 class DataShape:
     """The shape of a sample and the number of classes: what a model factory needs to know about the data."""
@@ -36,6 +50,8 @@ class DataShape:
     classes: int
     vocabulary: int = 0
     """The number of different tokens, for text."""
+    fields: tuple[Field, ...] = ()
+    """The inputs of a model that takes several, in the order of their columns in a row; else empty."""
 
 
 Factory = Callable[[DataShape], nn.Module]

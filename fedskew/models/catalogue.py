@@ -93,6 +93,8 @@ def input_kind(data: DataShape) -> InputKind:
 def fits(entry: ModelEntry, data: DataShape) -> bool:
     """Return whether the model accepts these inputs."""
     kind = input_kind(data)
+    if data.fields:
+        return False
     large_enough = kind != "image" or min(data.shape[1:]) >= entry.smallest_side
     return kind in entry.kinds and large_enough
 
@@ -102,6 +104,11 @@ def _fitting_factory(name: str, data: DataShape) -> Factory:
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     entry = MODELS[name]
+    if data.fields:
+        raise UserError(
+            f"model {name!r} takes one tensor, but a sample has {' and '.join(field.name for field in data.fields)}; "
+            "expected a model of your own, as an object or package.module:factory"
+        )
     if not fits(entry, data):
         fitting = sorted(other.name for other in MODELS.values() if fits(other, data))
         raise UserError(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from types import ModuleType
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedskew.errors import UserError, unknown
+from fedskew.models.adapter import adapted, own_module
 from fedskew.models.base import DataShape, Factory
 from fedskew.user_code import current_directory_importable, describe, import_user_module
 
@@ -25,19 +24,18 @@ def custom_factory(name: str) -> Factory:
             if not isinstance(model, nn.Module):
                 raise UserError(f"model {name!r} returned a {type(model).__name__}; expected a torch.nn.Module")
             _check_trainable(model, name)
-            _check_output(model, name, data)
-        return model
+            return adapted(model, name, data)
 
     return factory
 
 
-def check_model(model: object, data: DataShape) -> None:
-    """Raise `UserError` if the object is not a model, or does not accept these inputs."""
+def adapted_model(model: object, data: DataShape) -> nn.Module:
+    """Return the user's model in fedskew's form. Raise `UserError` if it does not accept these inputs."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model is {model!r}; expected a model's name or a torch.nn.Module")
-    name = type(model).__name__
+    name = type(own_module(model)).__name__
     _check_trainable(model, name)
-    _check_output(copy.deepcopy(model).to("cpu", torch.get_default_dtype()), name, data)
+    return adapted(model, name, data)
 
 
 def _find_factory(name: str) -> Callable[..., object]:
@@ -63,9 +61,10 @@ def _factories(module: ModuleType) -> list[str]:
 
 
 def _call(factory: Callable[..., object], name: str, data: DataShape) -> object:
-    arguments = (data,) if _takes_data_shape(factory) else ()
     try:
-        return factory(*arguments)
+        if _takes_data_shape(factory):
+            return factory(data)
+        return factory(num_classes=data.classes) if _takes_number_of_classes(factory) else factory()
     except Exception as error:
         raise UserError(f"model {name!r} cannot be created for {data}: {describe(error)}") from error
 
@@ -85,19 +84,11 @@ def _check_trainable(model: nn.Module, name: str) -> None:
         raise UserError(f"model {name!r} has no trainable parameter; expected at least one with requires_grad")
 
 
-def _check_output(model: nn.Module, name: str, data: DataShape) -> None:
-    samples = torch.zeros(2, *data.shape, dtype=torch.int64 if data.vocabulary else torch.get_default_dtype())
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+def _takes_number_of_classes(factory: Callable[..., object]) -> bool:
+    """Return whether the factory takes `num_classes`, as those of torchvision and timm do, often among `**kwargs`."""
     try:
-        with torch.no_grad():
-            logits = model(samples)
-    except Exception as error:
-        raise UserError(f"model {name!r} does not accept inputs of shape {data.shape}: {describe(error)}") from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
-    expected = (2, data.classes)
-    returned = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if returned != expected:
-        raise UserError(f"model {name!r} returns {returned} for a batch of 2; expected {expected}, samples × classes")
+        parameters = inspect.signature(factory).parameters
+    except ValueError:
+        return False
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return "num_classes" in parameters or (passes_on and bool({"weights", "pretrained"} & set(parameters)))

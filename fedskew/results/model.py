@@ -13,7 +13,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.storage.about import recorded_inputs
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.models import MODELS, DataShape, check_model, make_model
+from fedskew.models import MODELS, DataShape, Field, adapted_model, make_model
 from fedskew.models.concatenation import with_encoders
 
 
@@ -23,8 +23,7 @@ def load_model(folder: Path, own: nn.Module | None = None) -> nn.Module:
     tensors, meta = files.load_model()
     shape = _data_shape(files)
     module = _fresh(files.config, shape, folder) if own is None else copy.deepcopy(own)
-    check_model(module, shape)
-    module = with_encoders(module, meta.get("encoders", 0)).to("cpu", torch.float32)
+    module = with_encoders(adapted_model(module, shape), meta.get("encoders", 0)).to("cpu", torch.float32)
     _fill(module, tensors, files.model_path)
     module.eval()
     return module
@@ -33,7 +32,8 @@ def load_model(folder: Path, own: nn.Module | None = None) -> nn.Module:
 def _data_shape(files: RunFolder) -> DataShape:
     federation = (files.about() or {}).get("federation", {})
     form = recorded_inputs(federation, files.path)
-    return DataShape(tuple(form["shape"]), len(federation["classes"]), form["vocabulary"])
+    fields = tuple(Field(name, tuple(size), whole) for name, size, whole in form.get("fields", ()))
+    return DataShape(tuple(form["shape"]), len(federation["classes"]), form["vocabulary"], fields)
 
 
 def _fresh(config: Config, shape: DataShape, folder: Path) -> nn.Module:

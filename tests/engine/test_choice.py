@@ -18,17 +18,18 @@ from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.run import run
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+IMAGE = torch.zeros(1, 1, 8, 8)
 
 
 def test_only_a_long_run_on_a_cpu_stays_auto_in_its_configuration() -> None:
-    assert choose_engine("auto", linear(), GPU, 1e6) == "stacked"
-    assert choose_engine("auto", linear(), CPU, SHORT_RUN / 2) == "stacked"
-    assert choose_engine("auto", norm_and_dropout(), CPU, SHORT_RUN / 2) == "plain"
-    assert choose_engine("auto", linear(), CPU, SHORT_RUN * 2) == "auto"
+    assert choose_engine("auto", linear(), IMAGE, GPU, 1e6) == "stacked"
+    assert choose_engine("auto", linear(), IMAGE, CPU, SHORT_RUN / 2) == "stacked"
+    assert choose_engine("auto", norm_and_dropout(), IMAGE, CPU, SHORT_RUN / 2) == "plain"
+    assert choose_engine("auto", linear(), IMAGE, CPU, SHORT_RUN * 2) == "auto"
     for name in ENGINES:
-        assert choose_engine(name, linear(), CPU, 1e6) == name
+        assert choose_engine(name, linear(), IMAGE, CPU, 1e6) == name
     with pytest.raises(UserError, match="engine 'pool' needs a CPU and Linux"):
-        choose_engine("pool", linear(), GPU)
+        choose_engine("pool", linear(), IMAGE, GPU)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +48,10 @@ def test_a_long_run_uses_the_cores(
 ) -> None:
     monkeypatch.setattr(choice, "usable_cores", lambda: cores)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cpu_engine(linear(), clients) == dense
-    assert cpu_engine(norm_and_dropout(), clients) == convolutional
+    assert cpu_engine(linear(), IMAGE, clients) == dense
+    assert cpu_engine(norm_and_dropout(), IMAGE, clients) == convolutional
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert cpu_engine(linear(), clients) == "stacked"
+    assert cpu_engine(linear(), IMAGE, clients) == "stacked"
 
 
 def test_the_cost_of_a_run_grows_with_its_steps_and_its_model() -> None:
@@ -60,6 +61,38 @@ def test_the_cost_of_a_run_grows_with_its_steps_and_its_model() -> None:
     seconds = [estimated_seconds(linear(), image, steps, visits) for steps, visits in ((10, 100), (20, 100), (20, 1e9))]
     assert seconds == sorted(seconds)
     assert seconds[0] < SHORT_RUN < seconds[2]
+
+
+class Attention(nn.Module):
+    """Attention as a user writes it, without a class that a library would recognise."""
+
+    def __init__(self, width: int, by_hand: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.mixed = nn.Embedding(50, width), nn.Linear(width, 3 * width)
+        self.head, self.by_hand = nn.Linear(width, 3), by_hand
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.mixed(self.embedding(tokens)).chunk(3, dim=-1)
+        if self.by_hand:
+            mixed = (query @ key.mT).softmax(dim=-1) @ value
+        else:
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.head(mixed.mean(dim=1))
+
+
+def test_a_large_transformer_trains_client_by_client_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = torch.zeros(1, 32, dtype=torch.int64)
+    layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
+    library = nn.Sequential(nn.Embedding(50, 128), layer, nn.Flatten(), nn.Linear(128 * 32, 3))
+    for large in (Attention(128), Attention(128, by_hand=True), library):
+        assert choose_engine("auto", large, tokens, CPU) == "plain"
+    assert choose_engine("auto", Attention(16), tokens, CPU) == "stacked"
+    wide = nn.Sequential(nn.Embedding(50, 512), nn.Flatten(), nn.Linear(512 * 32, 256), nn.Linear(256, 3))
+    assert multiplications(wide, tokens) > multiplications(Attention(128), tokens)
+    assert choose_engine("auto", wide, tokens, CPU) == "stacked"
+    monkeypatch.setattr(choice, "usable_cores", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [cpu_engine(model, tokens, 10) for model in (Attention(128), wide)] == ["pool", "pool-stacked"]
 
 
 def test_a_resumed_run_continues_with_the_engine_that_it_began_with(
@@ -72,10 +105,10 @@ def test_a_resumed_run_continues_with_the_engine_that_it_began_with(
     monkeypatch.setattr(choice, "SHORT_RUN", 0.0)
     fed = federation("digits", IID(clients=4))
     settings = {"rounds": 2, "local_epochs": 1, "out": tmp_path / "run"}
-    monkeypatch.setattr("fedskew.experiment.round.server.cpu_engine", lambda model, clients: "plain")
+    monkeypatch.setattr("fedskew.experiment.round.server.cpu_engine", lambda model, sample, clients: "plain")
     with pytest.raises(KeyboardInterrupt):
         run(fed, "fedavg", callbacks=[Interruption()], **settings)
-    monkeypatch.setattr("fedskew.experiment.round.server.cpu_engine", lambda model, clients: "stacked")
+    monkeypatch.setattr("fedskew.experiment.round.server.cpu_engine", lambda model, sample, clients: "stacked")
     result = run(fed, "fedavg", **settings)
     assert (result.engine, result.config.engine) == ("plain", "auto")
     assert run(fed, "fedavg", **settings).engine == "plain"

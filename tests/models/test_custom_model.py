@@ -12,7 +12,7 @@ from torch import nn
 
 import fedskew as fs
 from fedskew.errors import UserError
-from fedskew.models import DataShape, check_model, make_model
+from fedskew.models import DataShape, adapted_model, make_model
 
 DIGITS = DataShape((1, 8, 8), 10)
 SOURCE = """
@@ -54,7 +54,7 @@ def wrong_input():
 def pair():
     class Pair(Net):
         def forward(self, x):
-            return super().forward(x), x
+            return super().forward(x), super().forward(x)
     return Pair()
 
 def text():
@@ -110,7 +110,10 @@ def test_the_check_does_not_change_the_model() -> None:
         ("my_nets:broken", "RuntimeError: first line second line"),
         ("my_nets:wrong_classes", r"returns \(2, 7\).*expected \(2, 10\)"),
         ("my_nets:wrong_input", r"does not accept inputs of shape \(1, 8, 8\)"),
-        ("my_nets:pair", "returns tuple"),
+        (
+            "my_nets:pair",
+            r"returns 0: \(2, 10\), 1: \(2, 10\).*choose the logits with fedskew.ModelAdapter\(model, output=0\)",
+        ),
         ("my_nets:untrainable", "has no trainable parameter; expected at least one with requires_grad"),
         ("my_nets:without_parameters", "has no trainable parameter; expected at least one with requires_grad"),
     ],
@@ -139,6 +142,6 @@ def test_an_object_that_does_not_fit_the_data_is_refused_before_training(model: 
 
 def test_a_model_in_double_precision_is_checked_and_left_as_it_is() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
-    check_model(model, DataShape((1, 8, 8), 10))
+    assert adapted_model(model, DataShape((1, 8, 8), 10)) is model
     assert model.training
     assert next(model.parameters()).dtype == torch.float64

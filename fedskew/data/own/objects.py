@@ -18,6 +18,7 @@ from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import Size, image_pixels, is_image, parse_size
 from fedskew.data.own.arrays import array_dataset
 from fedskew.data.own.assembly import Array, Part, assemble
+from fedskew.data.own.fields import load_fields
 from fedskew.data.own.labels import class_list, read_labels
 from fedskew.data.own.table_files import TEST_SPLITS, arrow_table
 from fedskew.data.own.tables import Column, Table, load_tables
@@ -50,6 +51,8 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
         rest["label"] = next(reversed(content[0].columns))
     elif _is_frame(train) or _is_hugging_face(train):
         loader, content = load_tables, [_table(part, at) for part, at in zip(parts, where, strict=False)]
+    elif pairs and isinstance(train[0], Mapping):
+        loader, content = load_fields, parts
     elif pairs:
         loader, content = load_arrays, parts
     else:

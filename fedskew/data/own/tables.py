@@ -11,6 +11,7 @@ from fedskew.data.dataset import Dataset
 from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
 from fedskew.data.own.arrays import convert_inputs
 from fedskew.data.own.assembly import Array, Part, assemble
+from fedskew.data.own.fields import load_fields, token_columns
 from fedskew.data.own.labels import Labels, class_list, read_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY
 from fedskew.errors import UserError, unknown
@@ -72,6 +73,10 @@ def load_tables(
     tables = [_rename_columns(table, rename) for table in tables]
     label = _label_column(tables[0], label)
     tables = [_select_columns(table, columns, drop, label) for table in tables]
+    if tokens := token_columns(tables[0].columns):
+        pairs = [({n: _column(table, n) for n in tokens}, _column(table, label)) for table in tables]
+        found = class_list(classes) or tables[0].class_names.get(label)
+        return load_fields(name, pairs, test_fraction=test_fraction, classes=found)
     inputs = _choose_inputs(tables[0], label, text)
     labels = [_labels(table, label) for table in tables]
     names = class_list(classes) or tables[0].class_names.get(label)

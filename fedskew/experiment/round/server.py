@@ -94,7 +94,9 @@ class Server:
         if self._config.engine != "auto" or self.device.type != "cpu":
             return self._config.engine
         clients = self._federation.clients
-        return cpu_engine(model, min(self._config.clients_per_round or clients, clients))
+        return cpu_engine(
+            model, self._runtimes.train.some_inputs()[:1], min(self._config.clients_per_round or clients, clients)
+        )
 
     # -- before the first round, between stages and after the last round ------------------------------------
 

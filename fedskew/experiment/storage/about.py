@@ -58,7 +58,8 @@ def inputs(dataset: Dataset) -> dict[str, Any]:
     scaling = {"scaling": [list(column) for column in dataset.scaling]} if dataset.scaling else {}
     shape = {"kind": dataset.kind, "shape": list(dataset.input_shape), "vocabulary": dataset.vocabulary}
     columns = {"columns": list(dataset.columns)} if dataset.columns else {}
-    return {**shape, **normalised, **scaling, **columns}
+    fields = {"fields": [[name, list(form), whole] for name, form, whole in dataset.fields]} if dataset.fields else {}
+    return {**shape, **normalised, **scaling, **columns, **fields}
 
 
 def recorded_inputs(federation: Mapping[str, Any] | None, folder: Path | None) -> dict[str, Any]:

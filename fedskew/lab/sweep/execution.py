@@ -92,7 +92,7 @@ def _prepare(job: Job, terms: Terms) -> Prepared:
     model = None if job.start is None else _train_start_model(job, terms)
     prepared = prepare(job.config, federation, model=model)
     if not terms.alone and prepared.config.engine == "auto":
-        engine = single_process_engine(prepared.model)
+        engine = single_process_engine(prepared.model, prepared.sample)
         prepared = replace(prepared, config=replace(prepared.config, engine=engine))
     return prepared
 

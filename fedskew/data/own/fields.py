@@ -1,0 +1,144 @@
+"""Data whose samples have several inputs by name, such as the token ids and the attention mask of a tokenizer.
+
+The inputs of a sample are stored side by side in one row. `Dataset.fields` records their names and shapes, from which
+the model's adapter (`models/adapter.py`) restores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedskew.data.dataset import TEST_FRACTION, Dataset, Samples, stratified_holdout
+from fedskew.data.own.labels import class_list, encode_labels, read_labels
+from fedskew.errors import UserError
+
+_LARGEST_EXACT = 1 << 24
+"""Beside floating-point inputs, whole numbers are stored as float32, which is exact up to this size."""
+
+Fields = Mapping[str, npt.NDArray[Any]]
+
+
+def load_fields(
+    name: str,
+    pairs: Sequence[tuple[Any, Any]],
+    *,
+    test_fraction: float | None = None,
+    classes: object = None,
+    vocabulary: int | None = None,
+) -> Dataset:
+    """Load pairs (inputs by name, labels). `vocabulary` is the number of tokens, by default the largest id plus 1."""
+    where = ("", "test ")
+    named = [_arrays(x, part) for (x, _), part in zip(pairs, where, strict=False)]
+    _expect_same_form(named)
+    labels = [read_labels(_labels(y), f"{part}y", "row {}".format) for (_, y), part in zip(pairs, where, strict=False)]
+    names, numbers = encode_labels(labels, class_list(classes))
+    integers = all(array.dtype.kind in "biu" for array in named[0].values())
+    train, test = _train_and_test([_rows(arrays, integers) for arrays in named], numbers, test_fraction)
+    return Dataset(
+        name,
+        "text" if integers else "table",
+        names,
+        train,
+        test,
+        vocabulary=_tokens(named, vocabulary) if integers else 0,
+        fields=tuple((key, array.shape[1:], array.dtype.kind in "biu") for key, array in named[0].items()),
+    )
+
+
+def token_columns(columns: Mapping[str, Any]) -> list[str]:
+    """Return the columns that a tokenizer added to a table: lists of numbers, one of them called `input_ids`."""
+    lists = [name for name, column in columns.items() if isinstance(column, np.ndarray) and column.ndim == 2]
+    return lists if "input_ids" in lists else []
+
+
+def _train_and_test(
+    rows: Sequence[npt.NDArray[Any]], numbers: Sequence[npt.NDArray[np.int64]], fraction: float | None
+) -> tuple[Samples, Samples]:
+    samples = [Samples(x, y) for x, y in zip(rows, numbers, strict=True)]
+    for part, where in zip(samples, ("x", "test x"), strict=False):
+        if len(part.x) != len(part.y):
+            raise UserError(f"{where}: {len(part.x)} inputs but {len(part.y)} labels; expected equal lengths")
+    if len(samples) == 2:
+        if fraction is not None:
+            raise UserError("there is a test part; leave out test_fraction")
+        return samples[0], samples[1]
+    train, test = stratified_holdout(numbers[0], TEST_FRACTION if fraction is None else fraction, "x")
+    return samples[0].select(train), samples[0].select(test)
+
+
+def _arrays(x: Mapping[Any, Any], part: str) -> dict[str, npt.NDArray[Any]]:
+    """Check the inputs of one part. An input with one number per sample has the shape (1,)."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    for key, values in x.items():
+        where = f"{part}x[{key!r}]"
+        array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else _as_array(values, where)
+        if array.dtype.kind not in "biuf":
+            raise UserError(f"{where}: values of type {array.dtype}; expected numbers")
+        found[str(key)] = array[:, None] if array.ndim == 1 else array
+    if not found:
+        raise UserError(f"{part}x is an empty mapping; expected inputs such as input_ids and attention_mask")
+    lengths = {key: len(array) for key, array in found.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        raise UserError(f"{part}x: inputs have different numbers of samples ({listed}); expected the same")
+    return found
+
+
+def _as_array(values: Any, where: str) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise _unequal(where) from error
+    if array.dtype.kind == "O":
+        raise _unequal(where)
+    return array
+
+
+def _unequal(where: str) -> UserError:
+    return UserError(
+        f"{where}: rows of unequal length; expected equal ones, as a tokenizer gives with padding='max_length'"
+    )
+
+
+def _labels(y: Any) -> npt.NDArray[Any]:
+    if isinstance(y, torch.Tensor):
+        return y.detach().cpu().numpy()
+    return np.array(y, dtype=object) if isinstance(y, list | tuple) else np.asarray(y)
+
+
+def _expect_same_form(named: Sequence[Fields]) -> None:
+    train, test = named[0], named[-1]
+    forms = [{key: array.shape[1:] for key, array in part.items()} for part in (train, test)]
+    if forms[0] != forms[1]:
+        raise UserError(f"test x has inputs {forms[1]}, x has {forms[0]}; expected the same names and shapes")
+
+
+def _rows(arrays: Fields, integers: bool) -> npt.NDArray[Any]:
+    """Store the inputs side by side: int64 if all are whole numbers, else float32."""
+    for key, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise UserError(f"x[{key!r}]: NaN or infinite value; expected finite numbers")
+        if array.dtype.kind in "iu" and not integers and np.abs(array).max(initial=0) > _LARGEST_EXACT:
+            raise UserError(
+                f"x[{key!r}]: {np.abs(array).max()} is too large beside floating-point inputs; "
+                f"expected whole numbers up to {_LARGEST_EXACT}"
+            )
+    flat = [array.reshape(len(array), -1) for array in arrays.values()]
+    return np.concatenate(flat, axis=1).astype(np.int64 if integers else np.float32)
+
+
+def _tokens(named: Sequence[Fields], vocabulary: int | None) -> int:
+    """Return the number of tokens. Token ids must be below it."""
+    smallest = min(int(array.min(initial=0)) for part in named for array in part.values())
+    if smallest < 0:
+        raise UserError(f"x holds the token id {smallest}; expected whole numbers of at least 0")
+    ids = [part["input_ids"] if "input_ids" in part else next(iter(part.values())) for part in named]
+    needed = 1 + max(int(array.max(initial=0)) for array in ids)
+    if vocabulary is not None and vocabulary < needed:
+        raise UserError(f"vocabulary is {vocabulary}, but x has the token id {needed - 1}; expected at least {needed}")
+    return vocabulary or max(needed, 2)
