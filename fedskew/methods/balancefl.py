@@ -3,7 +3,7 @@
 Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated learning", IPSN 2022.
 
     L = CE(head(f + m·ε), y),  ε ~ N(0, Σ),  m = 1 with probability 1 − n_y/max_c n_c, else 0
-    Σ = Σ_c n_c·Cov_c / n, the mean covariance of the client's features within a class, by the received model
+    Σ = Σ_c n_c·Cov_c / n, the mean covariance of the client's features within a class, under the received model
 
 The softmax is over the classes of the batch, as in the published code. BalanceFL's other parts (distillation,
 entropy, balanced sampling) are not included. The noise is Σ_i ξ_i·(f_i − μ_{y_i})·√(n_y/((n_y − 1)·n)) with normal ξ,

@@ -161,7 +161,7 @@ def class_table(fed: Federation, most: int | None = None) -> Table:
 
     `most` limits the number of clients listed.
     """
-    table = Table(title="majority: more than samples / classes; minority: some, but not more; vacant: none")
+    table = Table(title="majority: more than an even share (samples / classes); minority: at most that; vacant: none")
     table.add_column("client", justify="left" if fed.client_names else "right")
     table.add_column("samples", justify="right")
     for heading in (*(("domain",) if fed.domains else ()), "vacant", "minority", "majority"):

@@ -197,7 +197,9 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
 
     sentences = []
     if gains:
-        sentences.append(f"Compared with {baseline.label}, these gain most: {', '.join(map(described, gains))}.")
+        sentences.append(
+            f"Compared with {baseline.label}, these classes gain most: {', '.join(map(described, gains))}."
+        )
     lose = ", ".join(map(described, losses)) if losses else "none by a point or more"
     sentences.append(f"Classes that lose accuracy: {lose}.")
     return sentences

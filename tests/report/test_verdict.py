@@ -27,7 +27,7 @@ def test_the_best_its_lead_and_the_classes() -> None:
     assert text.startswith("fedvls is best here: 80.0 % of the test set (mean of 4 seeds)")
     assert "It leads fedavg by 41.0 points" in text
     assert "better with 4 of 4 seeds: significant (p < 0.001, interval +36.9 to +45.1 points)." in text
-    assert "these gain most: class 1 (+63), class 2 (+57), class 0 (+3, not with every seed)" in text
+    assert "these classes gain most: class 1 (+63), class 2 (+57), class 0 (+3, not with every seed)" in text
     assert "Classes that lose accuracy: none by a point or more" in text
     assert "fedvls's weakest class is class 2 with 60.0 %; no class is lost" in text
     assert "fedvls costs no more than fedavg" in text

@@ -100,8 +100,8 @@ def _reason_for_gap(metric: RankingMetric) -> str:
     if metric.measure is not None:
         return "an earlier version of fedskew ran it; rank by accuracy"
     return (
-        "it is computed only after a run's last round, and only for a global model, but the run went further, has no "
-        "global model, or is of an earlier version of fedskew; rank by macro-f1"
+        "a run has it only after its last round, and only with a global model, and this one was trained for more "
+        "rounds, has no global model, or was made by an earlier version of fedskew; rank by macro-f1"
     )
 
 
