@@ -105,7 +105,7 @@ def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.dev
 
 
 def single_process_engine(model: nn.Module, sample: Tensor) -> str:
-    """Return the fastest engine in one process on a CPU: stacked for dense networks, plain for other large ones."""
+    """Return the fastest engine in one process on a CPU: plain for convolutions and large attention, else stacked."""
     return "stacked" if _is_faster_stacked(model, sample) else "plain"
 
 
@@ -124,7 +124,7 @@ def cpu_engine(model: nn.Module, sample: Tensor, clients: int) -> str:
 
 
 def _is_faster_stacked(model: nn.Module, sample: Tensor) -> bool:
-    """Return whether a CPU trains stacked clients faster. It does not for convolutions and for large attention."""
+    """Return whether a CPU trains clients faster if they are stacked: not with convolutions or large attention."""
     if any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules()):
         return False
     return not _has_attention(model, sample) or multiplications(model, sample) < _LARGE_ATTENTION

@@ -115,7 +115,7 @@ def _sample(dataset: Dataset, module: nn.Module) -> Tensor:
 
 
 def data_shape(dataset: Dataset) -> DataShape:
-    """The form of a sample and the number of classes, for which a model is made."""
+    """The shape of a sample and the number of classes. A model is made for these."""
     fields = tuple(Field(*field) for field in dataset.fields)
     return DataShape(dataset.input_shape, len(dataset.classes), dataset.vocabulary, fields)
 

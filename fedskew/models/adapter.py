@@ -77,9 +77,9 @@ def select_output(returned: Any, output: Output | None) -> Any:
 
 
 def adapted(model: nn.Module, name: str, data: DataShape) -> nn.Module:
-    """Return the model if it takes one tensor and returns logits, else an adapter around it.
+    """Return the model if it takes one tensor and returns logits. Otherwise, return an adapter around it.
 
-    Raises `UserError` if it does not accept these inputs, or if its logits cannot be told from its other outputs.
+    Raises `UserError` if it does not accept these inputs, or if it is unclear which of its outputs are the logits.
     """
     own = own_module(model)
     adapter = ModelAdapter(own, model.output if isinstance(model, ModelAdapter) else None, data.fields)

@@ -51,7 +51,7 @@ class DataShape:
     vocabulary: int = 0
     """The number of different tokens, for text."""
     fields: tuple[Field, ...] = ()
-    """The inputs of a model that takes several, in the order of their columns in a row; else empty."""
+    """The inputs of a model that takes several, in the order of their columns in a row. Empty if it takes one."""
 
 
 Factory = Callable[[DataShape], nn.Module]
