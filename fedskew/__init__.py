@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares these import
     from fedskew.choose import choose as choose
     from fedskew.data import IID as IID
     from fedskew.data import Balanced as Balanced
+    from fedskew.data import Column as Column
     from fedskew.data import Counts as Counts
     from fedskew.data import Dataset as Dataset
     from fedskew.data import Dirichlet as Dirichlet
@@ -76,8 +77,8 @@ _NAMES = {
     "fedskew": "losses",
     "fedskew.choose": "Choice choose",
     "fedskew.data": (
-        "IID Balanced Counts Dataset Dirichlet DoubleImbalance Federation LabelImbalance LabelsPerClient OneClass "
-        "Partition Quantity QuantityImbalance Samples Saved Shards federation load partitions"
+        "IID Balanced Column Counts Dataset Dirichlet DoubleImbalance Federation LabelImbalance LabelsPerClient "
+        "OneClass Partition Quantity QuantityImbalance Samples Saved Shards federation load partitions"
     ),
     "fedskew.errors": "UserError",
     "fedskew.experiment.callbacks": "Callback EarlyStopping",

@@ -19,7 +19,7 @@ from fedskew.choose.race import Race
 from fedskew.choose.trial import MEASURES, Split
 from fedskew.choose.trials import RaceWatcher, Trials
 from fedskew.choose.validation import hold_out, validation_fraction
-from fedskew.data import Federation, Partition, federation, load
+from fedskew.data import Federation, Partition, federation
 from fedskew.data.catalogue import DATASETS
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, config_hash, run_name, with_values
@@ -147,7 +147,7 @@ def _federation(data: object, partition: Partition | None, config: Config) -> tu
         config = replace(config, partition=_partition_config(partition.describe()))
     if data is None or isinstance(data, str | PathLike):
         return config if data is None else with_values(config, {"data": str(data)}), shared_federation
-    return _from_federation(federation(load(data), partition_rule(config), config.partition_seed), config)
+    return _from_federation(federation(data, partition_rule(config), config.partition_seed), config)
 
 
 def _from_federation(whole: Federation, config: Config) -> tuple[Config, Split]:

@@ -154,7 +154,7 @@ def _up(
             "--sites",
             metavar="N",
             min=1,
-            help="number of sites; not used with --partition counts or saved, whose files decide",
+            help="number of sites; not used with --partition column, counts or saved, which decide themselves",
             rich_help_panel=FEDERATION,
         ),
     ] = 3,
@@ -178,7 +178,7 @@ def _up(
             notice(line)
 
     config = settings.config()
-    if config.partition.rule not in ("counts", "saved"):  # whose files decide how many sites there are
+    if config.partition.rule not in ("column", "counts", "saved"):  # whose data or files have the sites
         config = with_values(config, {"partition.clients": sites})
     trial = plan_trial(Path(folder), config, parse_assignments(federation or ()))
     for warning in settings_warnings(*read_app(trial.app)):

@@ -6,6 +6,7 @@ from fedskew.data.federation import Federation, federation
 from fedskew.data.partitions import (
     IID,
     Balanced,
+    Column,
     Counts,
     Dirichlet,
     DomainDirichlet,
@@ -25,6 +26,7 @@ __all__ = [
     "IID",
     "PARTITIONS",
     "Balanced",
+    "Column",
     "Counts",
     "Dataset",
     "DatasetEntry",

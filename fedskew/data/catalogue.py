@@ -92,6 +92,11 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     raise unknown("dataset or path", name, DATASETS)
 
 
+def is_named(data: object) -> bool:
+    """Whether this is the name of a dataset in the catalogue, not a user's own data."""
+    return isinstance(data, str) and data.lower() in DATASETS
+
+
 def _exists(path: Path) -> bool:
     try:
         return path.exists()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.data.table_encoding import TableEncoding
 from fedskew.errors import UserError, unknown
 from fedskew.randomness import permutation
 
@@ -32,6 +33,8 @@ class Samples:
     y: npt.NDArray[np.int64]
     domain: npt.NDArray[np.int64] | None = None
     """Each row's domain, as an index into `Dataset.domains`; None if the dataset has no domains."""
+    site: npt.NDArray[np.int64] | None = None
+    """Each row's site, as an index into `Dataset.sites`; None if the dataset has no sites."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -41,7 +44,8 @@ class Samples:
 
     def select(self, rows: npt.NDArray[np.generic]) -> Samples:
         """Return the chosen rows, given by index or by mask."""
-        return Samples(self.x[rows], self.y[rows], None if self.domain is None else self.domain[rows])
+        domain = None if self.domain is None else self.domain[rows]
+        return Samples(self.x[rows], self.y[rows], domain, None if self.site is None else self.site[rows])
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,18 @@ class Dataset:
     scaling: tuple[tuple[float, float], ...] = ()
     """Mean and standard deviation by which each column of a table was standardised; empty if it was not."""
     columns: tuple[str, ...] = ()
-    """Names of a table's columns, in order; empty if they are unknown."""
+    """Names of a table's inputs, in order; empty if they are unknown."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     """Name, shape and whether it holds whole numbers, for each of several inputs per sample, in the order of their
     columns in a row of `x`; empty for one input."""
+    encoding: TableEncoding | None = None
+    """How a table's columns became its inputs."""
+    sites: tuple[str, ...] = ()
+    """Names of the sites that the samples come from, for example hospitals."""
+    site_column: str = ""
+    """What the sites are called in the data, for example the name of a table's column."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user about what loading changed, for example how gaps were filled."""
     in_memory: Mapping[str, object] = field(default_factory=dict)
     """The type, shapes and SHA-256 of data given as Python objects, for the configuration of a run."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.catalogue import load
+from fedskew.data.catalogue import is_named, load
 from fedskew.data.dataset import Dataset
 from fedskew.data.partitions.rule import IntArray, Partition, make_partition, split_hash
 from fedskew.data.partitions.saved import write_split
@@ -153,10 +153,22 @@ def federation(
     """
     if not isinstance(partition, Partition):
         raise UserError(f"partition is {partition!r}; expected a rule, for example fs.Dirichlet(clients=10, beta=0.1)")
-    arranged = partition.arrange(load(data, data_dir, **options))
+    arranged = partition.arrange(load_for(partition, data, data_dir, **options))
     dataset, train = arranged.dataset, arranged.dataset.train
-    indices = partition.split(train.y, len(dataset.classes), seed, names=dataset.classes, domain=train.domain)
-    return Federation(dataset, tuple(indices), partition.describe(), seed, arranged.client_names, arranged.notes)
+    indices = partition.split(
+        train.y, len(dataset.classes), seed, names=dataset.classes, domain=train.domain, site=train.site
+    )
+    notes = (*dataset.notes, *arranged.notes)
+    return Federation(dataset, tuple(indices), partition.describe(), seed, arranged.client_names, notes)
+
+
+def load_for(
+    partition: Partition, data: object, data_dir: str | os.PathLike[str] | None = None, **options: Any
+) -> Dataset:
+    """Load a dataset with the options that the partition needs, such as the column that names a sample's site."""
+    if isinstance(data, Dataset) or is_named(data):
+        return load(data, data_dir, **options)
+    return load(data, data_dir, **{**partition.data_options(), **options})
 
 
 def _frozen(array: IntArray) -> IntArray:

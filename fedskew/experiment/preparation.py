@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.data import PARTITIONS, Dataset, Federation, Partition, federation, load, make_partition
+from fedskew.data import Dataset, Federation, Partition, federation, load, make_partition
+from fedskew.data.catalogue import is_named
+from fedskew.data.partitions.rule import partition_class
 from fedskew.engine import choose_devices, choose_engine, estimated_seconds
 from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, PartitionConfig
@@ -39,20 +41,27 @@ class Prepared:
 
 def build_federation(config: Config, dataset: Dataset | None = None) -> Federation:
     """Load the data, unless `dataset` is given, and split them."""
-    if config.partition.rule == "sites":
-        raise UserError(
-            "this configuration is for a federation across machines, so the data are at its sites; "
-            "repeat the run with `flwr run` and its app"
-        )
-    data = load(config.data, config.data_dir, **config.data_params) if dataset is None else dataset
-    return federation(data, partition_rule(config), config.partition_seed)
+    rule = partition_rule(config)
+    data = load(config.data, config.data_dir, **data_options(config)) if dataset is None else dataset
+    return federation(data, rule, config.partition_seed)
+
+
+def data_options(config: Config) -> dict[str, Any]:
+    """The options that the data are loaded with: the configuration's, and those that the partition needs."""
+    needed = {} if is_named(config.data) else partition_rule(config).data_options()
+    return {**needed, **config.data_params}
 
 
 def partition_rule(config: Config) -> Partition:
     """Make the partition rule of a configuration."""
     section = config.partition
+    if section.rule == "sites":
+        raise UserError(
+            "this configuration is for a federation across machines, so the data are at its sites; "
+            "repeat the run with `flwr run` and its app"
+        )
     params = dict(section.params)
-    takes_clients = section.rule in PARTITIONS and any(f.name == "clients" for f in fields(PARTITIONS[section.rule]))
+    takes_clients = any(spec.name == "clients" for spec in fields(partition_class(section.rule)))
     if takes_clients or section.clients is not None:
         params["clients"] = section.clients or DEFAULT_CLIENTS
     return make_partition(section.rule, **params)
@@ -151,7 +160,8 @@ def _describe_split(fed: Federation, config: Config) -> PartitionConfig:
     """Describe the split as a configuration. Its seed is left out if it equals the run's seed."""
     params = {key: value for key, value in fed.partition.items() if key not in ("name", "clients")}
     rule = str(fed.partition["name"])
-    clients = fed.clients if rule not in ("counts", "saved") else None
+    counts_itself = "clients" not in fed.partition and rule != "sites"  # such as a file of counts
+    clients = None if counts_itself else fed.clients
     is_run_seed = config.partition.seed is None and fed.seed == config.seed
     return PartitionConfig(rule, clients, None if is_run_seed else fed.seed, params)
 

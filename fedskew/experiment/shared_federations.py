@@ -22,7 +22,7 @@ from fedskew.data.partitions.saved import read_split
 from fedskew.data.published.file_search import cache_folder
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.preparation import build_federation, partition_rule
+from fedskew.experiment.preparation import build_federation, data_options, partition_rule
 from fedskew.locks import exclusive
 
 _CACHE_AFTER = 1.0
@@ -34,7 +34,7 @@ def shared_federation(config: Config, validation: float | None = None) -> Federa
 
     The fraction is taken before the split. So choices that are based on it never see the real test set.
     """
-    data = json.dumps({"name": config.data, **config.data_params}, sort_keys=True)
+    data = json.dumps({"name": config.data, **data_options(config)}, sort_keys=True)
     dataset = _dataset(data, config.data_dir, validation)
     key = _key(config, validation)
     return _federation(key, dataset, config)
@@ -77,7 +77,7 @@ def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
                 arranged = rule.arrange(dataset)
                 indices = tuple(read_split(path, arranged.dataset.train.y))
                 return Federation(arranged.dataset, indices, rule.describe(), config.partition_seed,
-                                  arranged.client_names, arranged.notes)  # fmt: skip
+                                  arranged.client_names, (*arranged.dataset.notes, *arranged.notes))  # fmt: skip
         start = time.perf_counter()
         drawn = build_federation(config, dataset)
         if time.perf_counter() - start > _CACHE_AFTER:

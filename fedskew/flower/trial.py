@@ -11,7 +11,7 @@ from typing import Any
 from fedskew.data import Federation, load
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, differing_keys
-from fedskew.experiment.preparation import build_federation
+from fedskew.experiment.preparation import build_federation, data_options
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
@@ -31,7 +31,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
     """Write keys, app and sites of a trial. In a folder with the same trial, its run can resume."""
     federation = build_federation(config)
     if federation.notes:
-        data = load(config.data, config.data_dir, **config.data_params)
+        data = load(config.data, config.data_dir, **data_options(config))
         if federation.dataset.classes != data.classes:
             raise UserError(
                 f"the counts name other classes than {config.data}; expected data with the same classes, for example "
@@ -94,7 +94,7 @@ def site_names(federation: Federation) -> list[str]:
 
 def _data(config: Config) -> dict[str, Any]:
     name = str(Path(config.data).resolve()) if Path(config.data).exists() else config.data
-    return {"name": name, **config.data_params}
+    return {"name": name, **data_options(config)}
 
 
 def _data_dir(config: Config) -> str | None:

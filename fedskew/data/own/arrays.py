@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from fedskew.data.dataset import Dataset, Kind
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.labels import class_list, read_labels
+from fedskew.data.table_encoding import RawTable
 from fedskew.errors import UserError, unknown
 
 _CHANNELS = (1, 3, 4)
@@ -41,8 +43,9 @@ def array_dataset(
     classes: Sequence[str] | None,
     test_fraction: float | None,
     layout: str | None,
+    columns: Sequence[str] | None = None,
 ) -> Dataset:
-    """Make a dataset from one part, or from a training and a test part.
+    """Make a dataset from one part, or from a training and a test part. `columns` names the features of a table.
 
     Each part is (inputs, labels, name of the inputs, name of the labels), with the names for error messages. Inputs
     with two dimensions are a table, and with three dimensions grey images (n, height, width). With four dimensions, the
@@ -51,8 +54,35 @@ def array_dataset(
     labels = [read_labels(y, where, "row {}".format) for _, y, _, where in arrays]
     where = [name for _, _, name, _ in arrays]
     kind, inputs = convert_inputs([x for x, _, _, _ in arrays], where, layout)
-    parts = [Part(x, y, name) for x, y, name in zip(inputs, labels, where, strict=True)]
-    return assemble(name, kind, parts, classes, test_fraction)
+    if kind == "table":
+        named = _raw_tables(inputs, where, columns)
+        dataset = assemble(name, kind, list(map(Part, named, labels, where)), classes, test_fraction)
+        unnamed = columns is None and dataset.encoding is not None and dataset.encoding.only_numbers
+        return replace(dataset, columns=(), encoding=None) if unnamed else dataset
+    if columns is not None:
+        raise UserError(f"columns has {len(columns)} names, but {where[0]} holds images; leave columns out")
+    return assemble(name, kind, list(map(Part, inputs, labels, where)), classes, test_fraction)
+
+
+def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence[str] | None) -> list[RawTable]:
+    """Give the columns names, and refuse infinite values. NaN is a gap."""
+    width = arrays[0].shape[1]
+    names = tuple(map(str, columns)) if columns is not None else tuple(f"x{place}" for place in range(width))
+    if len(names) != width or len(set(names)) < width:
+        raise UserError(
+            f"columns has {len(names)} names, {where[0]} has shape {arrays[0].shape}; expected one per feature"
+        )
+    tables = []
+    for array, place in zip(arrays, where, strict=True):
+        if array.shape[1] != width:
+            raise UserError(
+                f"train inputs have shape {arrays[0].shape[1:]}, but {place} has {array.shape[1:]}; expected the same"
+            )
+        bad = np.isinf(array).any(axis=1)
+        if bad.any():
+            raise UserError(f"{place}: infinite value in row {int(bad.argmax())}; expected finite numbers, or gaps")
+        tables.append(RawTable(names, array.astype(np.float64), {}))
+    return tables
 
 
 def convert_inputs(arrays: Sequence[Array], where: Sequence[str], layout: str | None) -> tuple[Kind, list[Array]]:

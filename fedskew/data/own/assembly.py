@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.dataset import TEST_FRACTION, Dataset, Kind, Samples, check_samples, stratified_holdout
+from fedskew.data.dataset import TEST_FRACTION, Dataset, Kind, Samples, stratified_holdout
 from fedskew.data.own.labels import Labels, encode_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY, text_dataset
+from fedskew.data.table_encoding import RawTable, Strings, TableEncoding, fit_encoding
 from fedskew.errors import UserError
 
 Array = npt.NDArray[np.generic]
 IntArray = npt.NDArray[np.int64]
 
 
+Inputs = Array | list[str] | RawTable
+
+
 @dataclass(frozen=True)
 class Part:
-    """Inputs before any preparation (uint8 images, a table of numbers, or a list of texts), and their labels."""
+    """Inputs before any preparation (uint8 images, a table, or a list of texts), and their labels."""
 
-    x: Array | list[str]
+    x: Inputs
     labels: Labels
     where: str
     """The source, for error messages."""
+    sites: Strings | None = None
+    """The site that each sample is from, if the data say so."""
 
 
 def assemble(
@@ -35,53 +43,167 @@ def assemble(
     test_fraction: float | None = None,
     length: int = LENGTH,
     vocabulary: int = VOCABULARY,
+    site: str | None = None,
+    encoding: TableEncoding | None = None,
 ) -> Dataset:
-    """Assemble a dataset from one part, holding out a test set, or from two parts: train and test."""
+    """Assemble a dataset from one part, holding out a test set, or from two parts: train and test.
+
+    `site` is the name of the column with the samples' sites. A table is encoded by `encoding`, or by one that is fitted
+    on the training part.
+    """
     for part in parts:
         if len(part.x) != len(part.labels):
             raise UserError(f"{part.where}: {len(part.x)} inputs but {len(part.labels)} labels; expected equal lengths")
     names, numbers = encode_labels([part.labels for part in parts], classes)
-    if kind == "table":
-        for part, y in zip(parts, numbers, strict=True):
-            check_samples(Samples(np.asarray(part.x), y), len(names), part.where, part.labels.row)
-    (train_x, train_y), (test_x, test_y) = _train_and_test(parts, numbers, test_fraction)
+    halves = _train_and_test(parts, numbers, test_fraction)
+    dataset = _dataset(name, kind, names, halves, (length, vocabulary), encoding)
+    if site is None:
+        return dataset
+    sites = tuple(sorted({value for half in halves for value in _used(half.sites)}, key=_natural_order))
+    train, test = (
+        replace(s, site=_numbered(half.sites, sites))
+        for s, half in zip((dataset.train, dataset.test), halves, strict=True)
+    )
+    return replace(dataset, train=train, test=test, sites=sites, site_column=site)
+
+
+@dataclass(frozen=True)
+class _Half:
+    """The training or the test part."""
+
+    x: Inputs
+    y: IntArray
+    where: str
+    sites: Strings | None
+
+
+def _dataset(
+    name: str,
+    kind: Kind,
+    classes: tuple[str, ...],
+    halves: tuple[_Half, _Half],
+    text_form: tuple[int, int],
+    encoding: TableEncoding | None,
+) -> Dataset:
+    train, test = halves
     if kind == "text":
-        return text_dataset(name, names, (list(train_x), train_y), (list(test_x), test_y), length, vocabulary)
-    train, test = np.asarray(train_x), np.asarray(test_x)
-    if train.shape[1:] != test.shape[1:]:
+        texts = [(list(half.x), half.y) for half in halves]  # type: ignore[arg-type]
+        return text_dataset(name, classes, texts[0], texts[1], *text_form)
+    if isinstance(train.x, RawTable):
+        return _table_dataset(name, classes, halves, encoding)
+    x = [np.asarray(half.x) for half in halves]
+    if x[0].shape[1:] != x[1].shape[1:]:
         raise UserError(
-            f"{name}: train inputs have shape {train.shape[1:]}, test inputs {test.shape[1:]}; expected the same"
+            f"{name}: train inputs have shape {x[0].shape[1:]}, test inputs {x[1].shape[1:]}; expected the same"
         )
-    if kind == "table":
-        train, test, scaling = _standardise(train, test)
-        return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y), scaling=scaling)
-    mean, std = _channel_statistics(train)
-    return Dataset(name, kind, names, Samples(train, train_y), Samples(test, test_y), mean, std)
+    mean, std = _channel_statistics(x[0])
+    return Dataset(name, kind, classes, Samples(x[0], train.y), Samples(x[1], test.y), mean, std)
 
 
-def _train_and_test(
-    parts: Sequence[Part], numbers: Sequence[IntArray], fraction: float | None
-) -> tuple[tuple[Array | list[str], IntArray], tuple[Array | list[str], IntArray]]:
+def _table_dataset(
+    name: str, classes: tuple[str, ...], halves: tuple[_Half, _Half], encoding: TableEncoding | None
+) -> Dataset:
+    train, test = (half.x for half in halves)
+    assert isinstance(train, RawTable)
+    assert isinstance(test, RawTable)
+    fitted = fit_encoding(train) if encoding is None else encoding
+    for column in fitted.columns:
+        if not (math.isfinite(column.mean) and math.isfinite(column.std)):
+            raise UserError(f"{name}: the values in column {column.name!r} are too large to be standardised")
+    samples = []
+    for raw, half in ((train, halves[0]), (test, halves[1])):
+        x = fitted.encode(raw)
+        bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
+        if len(bad):
+            feature = fitted.features[int(np.argmin(np.isfinite(x[bad[0]])))]
+            raise UserError(f"{half.where}: a value in column {feature!r} is too large to be standardised")
+        samples.append(Samples(x, half.y))
+    return Dataset(
+        name,
+        "table",
+        classes,
+        train=samples[0],
+        test=samples[1],
+        scaling=fitted.scaling,
+        columns=fitted.features,
+        encoding=fitted,
+        notes=_encoding_notes(name, fitted, train, test),
+    )
+
+
+def _encoding_notes(name: str, encoding: TableEncoding, train: RawTable, test: RawTable) -> tuple[str, ...]:
+    """Say in one line each what was done to gaps, constant columns and unknown categories."""
+    notes = []
+    gaps = dict(zip(train.names, _gap_counts(train) + _gap_counts(test), strict=True))
+    if found := [f"{column} {count}" for column, count in gaps.items() if count]:
+        marked = sum(column.marks_gaps for column in encoding.columns)
+        how = "numbers are filled with the mean"
+        how += f", and {marked} more input{'s' * (marked != 1)} mark{'s' * (marked == 1)} them" if marked else ""
+        notes.append(f"{name}: gaps in {_shortened(found)}: {how}")
+    constant = [c for p, c in enumerate(train.number_names) if _is_constant(train.numbers[:, p])]
+    constant += [column for column, strings in train.strings.items() if len(np.unique(strings.codes)) == 1]
+    if constant:
+        notes.append(f"{name}: {_shortened(constant)} has only one value in the training part, so it tells nothing")
+    for part in (train, test):
+        for column, values in encoding.unknown_values(part).items():
+            notes.append(
+                f"{name}: column {column!r} has values without a category ({_shortened(values)}), which become 0"
+            )
+    return tuple(dict.fromkeys(notes))
+
+
+def _gap_counts(table: RawTable) -> IntArray:
+    """The number of gaps in each column."""
+    gaps = dict(zip(table.number_names, np.isnan(table.numbers).sum(axis=0), strict=True))
+    gaps |= {name: (column.codes < 0).sum() for name, column in table.strings.items()}
+    return np.array([gaps[name] for name in table.names], np.int64)
+
+
+def _is_constant(numbers: npt.NDArray[np.float64]) -> bool:
+    return bool(len(numbers) and (numbers == numbers[0]).all())
+
+
+def _shortened(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _train_and_test(parts: Sequence[Part], numbers: Sequence[IntArray], fraction: float | None) -> tuple[_Half, _Half]:
     if len(parts) == 2:
         if fraction is not None:
             raise UserError(f"{parts[1].where} is the test set; leave out test_fraction")
-        return (parts[0].x, numbers[0]), (parts[1].x, numbers[1])
-    x, y = parts[0].x, numbers[0]
-    train, test = stratified_holdout(y, TEST_FRACTION if fraction is None else fraction, parts[0].where)
-    return (_take(x, train), y[train]), (_take(x, test), y[test])
+        train, test = (_Half(part.x, y, part.where, part.sites) for part, y in zip(parts, numbers, strict=True))
+        return train, test
+    part, y = parts[0], numbers[0]
+    if not len(y):
+        raise UserError(f"{part.where}: no samples")
+    rows = stratified_holdout(y, TEST_FRACTION if fraction is None else fraction, part.where)
+    train, test = (
+        _Half(_take(part.x, r), y[r], part.where, None if part.sites is None else part.sites.take(r)) for r in rows
+    )
+    return train, test
 
 
-def _take(x: Array | list[str], rows: IntArray) -> Array | list[str]:
+def _take(x: Inputs, rows: IntArray) -> Inputs:
+    if isinstance(x, RawTable):
+        return x.take(rows)
     return [x[row] for row in rows] if isinstance(x, list) else x[rows]
 
 
-def _standardise(train: Array, test: Array) -> tuple[Array, Array, tuple[tuple[float, float], ...]]:
-    """Standardise by the training set's mean and standard deviation, and return these. Constant columns become 0."""
-    source = train.astype(np.float64)
-    mean, std = source.mean(axis=0), source.std(axis=0)
-    std[std == 0] = 1.0
-    scaled = [((part - mean) / std).astype(np.float32) for part in (source, test.astype(np.float64))]
-    return scaled[0], scaled[1], tuple(zip(mean.tolist(), std.tolist(), strict=True))
+def _used(sites: Strings | None) -> set[str]:
+    assert sites is not None
+    return {sites.values[code] for code in np.unique(sites.codes)}
+
+
+def _numbered(column: Strings | None, sites: tuple[str, ...]) -> IntArray:
+    """Each sample's site, as an index into `sites`."""
+    assert column is not None
+    place = {site: number for number, site in enumerate(sites)}
+    return np.array([place.get(value, -1) for value in column.values], np.int64)[column.codes]
+
+
+def _natural_order(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort site 2 before site 10."""
+    return tuple((0, int(word), "") if word.isdecimal() else (1, 0, word) for word in re.split(r"(\d+)", text) if word)
 
 
 def _channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -18,9 +18,11 @@ from fedskew.data.published.image_folders import class_folders, labelled_images,
 from fedskew.errors import UserError
 
 _FORMS = (
-    "a .npz, .csv (also .gz, .xz) or .parquet file, a folder with one folder of images per class, a folder with "
+    "a .npz, .csv, .tsv (also .gz, .xz) or .parquet file, a folder with one folder of images per class, a folder with "
     "train.csv and test.csv (or .parquet), or a Hugging Face dataset saved to disk"
 )
+_READING = ("delimiter", "decimal")
+"""Options of text files."""
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
@@ -28,9 +30,11 @@ def load_own(path: Path, options: dict[str, Any]) -> Dataset:
     """Load the data at `path`, which exists."""
     if path.suffix == ".npz":
         return load_npz(path, **check_options(load_npz, options, str(path)))
-    tables = _tables(path)
-    if tables:
-        return load_tables(path.resolve().name, tables, **check_options(load_tables, options, str(path)))
+    if is_table(path):
+        check_options(load_tables, options, str(path), _READING)
+        reading = {key: options[key] for key in _READING if options.get(key) is not None}
+        rest = {key: value for key, value in options.items() if key not in _READING}
+        return load_tables(path.resolve().name, _tables(path, reading), **rest)
     if path.is_dir():
         return load_image_folder(path, **check_options(load_image_folder, options, str(path)))
     raise UserError(f"{path}: unknown data format; expected {_FORMS}")
@@ -61,17 +65,24 @@ def load_image_folder(
     return assemble(folder.resolve().name, "image", parts, names, test_fraction)
 
 
-def _tables(path: Path) -> list[Table]:
-    if path.is_dir():
-        if is_saved_dataset(path):
-            return saved_tables(path)
-        for suffix in (*CSV_SUFFIXES, ".parquet"):
-            train, test = path / f"train{suffix}", path / f"test{suffix}"
-            if train.is_file():
-                return [_table(train), *([_table(test)] if test.is_file() else [])]
-        return []
-    return [_table(path)] if path.name.endswith((*CSV_SUFFIXES, ".parquet")) else []
+def is_table(path: Path) -> bool:
+    """Whether the file is a table, or the folder has tables."""
+    return bool(_table_files(path)) or (path.is_dir() and is_saved_dataset(path))
 
 
-def _table(path: Path) -> Table:
-    return parquet_table(path) if path.suffix == ".parquet" else csv_table(path)
+def _table_files(path: Path) -> list[Path]:
+    """The file itself, or the training and the test table of a folder."""
+    if not path.is_dir():
+        return [path] if path.name.endswith((*CSV_SUFFIXES, ".parquet")) else []
+    for suffix in (*CSV_SUFFIXES, ".parquet"):
+        train, test = path / f"train{suffix}", path / f"test{suffix}"
+        if train.is_file():
+            return [train, *([test] if test.is_file() else [])]
+    return []
+
+
+def _tables(path: Path, reading: dict[str, Any]) -> list[Table]:
+    files = [] if path.is_dir() and is_saved_dataset(path) else _table_files(path)
+    if not files:
+        return saved_tables(path)
+    return [parquet_table(file) if file.suffix == ".parquet" else csv_table(file, **reading) for file in files]

@@ -5,6 +5,7 @@ pandas and Hugging Face's datasets are recognised by their attributes, so they d
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,10 +19,11 @@ from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import Size, image_pixels, is_image, parse_size
 from fedskew.data.own.arrays import array_dataset
 from fedskew.data.own.assembly import Array, Part, assemble
+from fedskew.data.own.columns import Column, make_strings, number_text
 from fedskew.data.own.fields import load_fields
 from fedskew.data.own.labels import class_list, read_labels
-from fedskew.data.own.table_files import TEST_SPLITS, arrow_table
-from fedskew.data.own.tables import Column, Table, load_tables
+from fedskew.data.own.table_files import TEST_SPLITS, arrow_table, unusable
+from fedskew.data.own.tables import Table, load_tables
 from fedskew.data.published.text import LENGTH, VOCABULARY
 from fedskew.errors import UserError
 
@@ -75,12 +77,7 @@ def load_arrays(
         (_array(x, f"{part}x"), _labels(y, f"{part}y"), f"{part}x", f"{part}y")
         for (x, y), part in zip(pairs, ("", "test "), strict=False)
     ]
-    dataset = array_dataset(name, parts, class_list(classes), test_fraction, layout)
-    if columns is None:
-        return dataset
-    if dataset.kind != "table" or len(columns) != dataset.input_shape[0]:
-        raise UserError(f"columns has {len(columns)} names, x has shape {parts[0][0].shape}; expected one per feature")
-    return replace(dataset, columns=tuple(map(str, columns)))
+    return array_dataset(name, parts, class_list(classes), test_fraction, layout, columns)
 
 
 def load_samples(
@@ -188,42 +185,63 @@ def _hugging_face_table(data: Any, where: str) -> Table:
 
 
 def _frame_table(frame: Any, labels: Any, where: str) -> Table:
-    """Read the columns of a DataFrame. Labels that are not one of its columns become the last column."""
+    """Read the columns of a pandas DataFrame. Labels that are not one of its columns become the last column."""
     columns: dict[str, Column] = {}
     mistakes: dict[str, str] = {}
-    gaps: dict[str, int] = {}
     for position, key in enumerate(frame.columns):
-        name, column = str(key), frame.iloc[:, position]
+        name = str(key)
         if name in columns:
             raise UserError(f"{where}: column {name!r} appears twice; expected different names")
-        missing = np.asarray(column.isna())
-        if missing.any():
-            gaps[name] = int(missing.argmax())
-        kind, values = column.dtype.kind, np.asarray(column)
-        if kind in "biuf":
-            columns[name] = values.astype(np.float64) if name not in gaps else values
-            continue
-        columns[name] = [str(value) for value in values]
-        if content := _unusable(column, values):
-            mistakes[name] = (
-                f"{where}: column {name!r} holds {content}; expected numbers: convert it first, or leave it out"
-            )
+        columns[name], content = _frame_column(frame.iloc[:, position])
+        if content is not None:
+            mistakes[name] = unusable(where, name, content)
     if labels is not None:
         name = str(getattr(labels, "name", None) or "label")
         while name in columns:
             name += "_"
-        columns[name] = _labels(labels, "y")
-    return Table(where, "row {}".format, columns, mistakes=mistakes, gaps=gaps)
+        columns[name] = _label_column(labels)
+    return Table(where, "row {}".format, columns, mistakes=mistakes)
 
 
-def _unusable(column: Any, values: npt.NDArray[Any]) -> str | None:
-    """Describe what a column holds if that is neither numbers nor text."""
-    if str(column.dtype) == "category":
-        return "categories"
+def _frame_column(column: Any) -> tuple[Column, str | None]:
+    """Read a column of a pandas DataFrame. If it cannot be an input, also say what it holds."""
+    missing = np.asarray(column.isna())
+    if column.dtype.kind in "biuf" and str(column.dtype) != "category":
+        if column.dtype.kind in "iu" and not missing.any():
+            return np.asarray(column), None
+        return column.to_numpy(dtype=np.float64, na_value=np.nan), None
+    values = [None if gap else value for gap, value in zip(missing.tolist(), column.tolist(), strict=True)]
+    texts = [None if value is None else number_text(value) if _is_number(value) else str(value) for value in values]
+    categorical = str(column.dtype) == "category"
+    return make_strings(texts, categorical), None if categorical else _odd_content(column, values)
+
+
+def _odd_content(column: Any, values: Sequence[Any]) -> str | None:
+    """Describe what a column holds if that is neither numbers nor texts."""
     if column.dtype.kind in "mM":
         return "dates or times"
-    odd = next((value for value in values if value == value and not isinstance(value, str | None)), None)
+    odd = next(
+        (value for value in values if value is not None and not (isinstance(value, str) or _is_number(value))), None
+    )
+    if isinstance(odd, datetime.date | datetime.time | datetime.timedelta):
+        return "dates or times"
     return None if odd is None else f"values of type {type(odd).__name__}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number | np.bool_)
+
+
+def _label_column(labels: Any) -> Column:
+    """Read labels that are given beside a table."""
+    values = _labels(labels, "y")
+    if values.dtype.kind != "O":
+        return values
+    return make_strings([None if v is None or v != v else v for v in values.tolist()]) if _all_texts(values) else values
+
+
+def _all_texts(values: npt.NDArray[Any]) -> bool:
+    return all(value is None or value != value or isinstance(value, str) for value in values)
 
 
 def _samples(data: Any, where: str) -> tuple[list[Any], npt.NDArray[Any]]:

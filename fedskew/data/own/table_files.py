@@ -3,47 +3,110 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.own.assembly import Array
-from fedskew.data.own.tables import Column, EncodedImages, Table
-from fedskew.data.published.text import read_csv
+from fedskew.data.own.columns import Cells, Column, EncodedImages, is_unnamed, make_strings
+from fedskew.data.own.tables import Table
+from fedskew.data.published.text import open_packed, read_csv, read_header
 from fedskew.errors import UserError
 
-CSV_SUFFIXES = (".csv", ".csv.gz", ".csv.xz")
+CSV_SUFFIXES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))
+DELIMITERS = (",", ";", "\t")
 TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
-def csv_table(path: Path) -> Table:
-    """Read a CSV file with a header. A column is numeric if most of its cells are numbers."""
-    rows = read_csv(path)
-    if len(rows) < 2:
-        raise UserError(f"{path}: no rows; expected a line of column names and one line per sample")
-    header = [name.strip() for name in rows[0][1]]
-    repeated = [name for name in header if header.count(name) > 1]
+def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> Table:
+    """Read a CSV file with a header. The delimiter is a comma, a semicolon or a tab, as in the header, or given.
+
+    pyarrow, if installed, reads large files fast. Python's own reader is slower, and says in which line a mistake is.
+    """
+    _check_marks(delimiter, decimal)
+    delimiter = delimiter or _find_delimiter(path)
+    read = _read_fast(path, delimiter)
+    if read is None:
+        read = _read_rows(path, delimiter)
+    header, contents = read
+    repeated = [name for name in header if name and header.count(name) > 1]
     if repeated:
         raise UserError(f"{path}: column {repeated[0]!r} appears twice; expected different names")
+    if not len(contents[0]):
+        raise UserError(f"{path}: no rows; expected a line of column names and one line per sample")
+    named = {
+        name or f"Unnamed: {place}": Cells(cells, decimal)
+        for place, (name, cells) in enumerate(zip(header, contents, strict=True))
+    }
+    columns: dict[str, Column] = {
+        name: cells for name, cells in named.items() if not is_unnamed(name) or cells.strings.values
+    }  # a delimiter at the end of each line makes an empty column without a name
+    return Table(str(path), _LineNames(path, delimiter), columns)
+
+
+@dataclass(frozen=True)
+class _LineNames:
+    """Says in which line of the file a row begins. The file is read again, which only happens for a message."""
+
+    path: Path
+    delimiter: str
+
+    def __call__(self, index: int) -> str:
+        rows = read_csv(self.path, self.delimiter)
+        return f"line {rows[index + 1][0]}"
+
+
+def _check_marks(delimiter: object, decimal: object) -> None:
+    if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\n\r'):
+        raise UserError(f"delimiter is {delimiter!r}; expected one character such as ;")
+    if decimal not in (".", ","):
+        raise UserError(f"decimal is {decimal!r}; expected . or ,")
+
+
+def _find_delimiter(path: Path) -> str:
+    """Choose the delimiter that divides the header into the most cells."""
+    counts = {delimiter: len(read_header(path, delimiter)) for delimiter in DELIMITERS}
+    return max(DELIMITERS, key=lambda delimiter: counts[delimiter])
+
+
+def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None:
+    """Read the header and the cells of each column; None if the file is not regular or pyarrow is not installed."""
+    try:
+        from pyarrow import ArrowException, csv, string
+    except ImportError:
+        return None
+    header = [name.strip() for name in read_header(path, delimiter)]
+    names = [f"f{place}" for place in range(len(header))]
+    if not names:
+        return None
+    try:
+        with open_packed(path) as file:
+            table = csv.read_csv(
+                file,
+                csv.ReadOptions(autogenerate_column_names=True),
+                csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                csv.ConvertOptions(column_types=dict.fromkeys(names, string()), strings_can_be_null=False),
+            )
+    except (ArrowException, OSError, EOFError, LZMAError):
+        return None
+    if table.column_names != names:
+        return None
+    return header, [one_array(column).slice(1) for column in table.columns]
+
+
+def _read_rows(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
+    """Read the header and the cells of each column, and refuse a line with another number of cells."""
+    rows = read_csv(path, delimiter)
+    if not rows:
+        raise UserError(f"{path}: no rows; expected a line of column names and one line per sample")
+    header = [name.strip() for name in rows[0][1]]
     for line, cells in rows[1:]:
         if len(cells) != len(header):
             raise UserError(f"{path}: line {line} has {len(cells)} cells; expected {len(header)} as in the first line")
-    lines = [line for line, _ in rows[1:]]
-
-    def row(index: int) -> str:
-        return f"line {lines[index]}"
-
-    columns: dict[str, Column] = {}
-    mistakes = {}
-    for i, name in enumerate(header):
-        cells = [cells[i] for _, cells in rows[1:]]
-        columns[name], odd = _read_cells(cells)
-        if odd is not None:
-            what = repr(cells[odd]) if cells[odd].strip() else "an empty cell"
-            mistakes[name] = f"{path}: {what} in column {name!r}, {row(odd)}; expected a number"
-    return Table(str(path), row, columns, mistakes=mistakes)
+    return header, [[cells[place] for _, cells in rows[1:]] for place in range(len(header))]
 
 
 def parquet_table(path: Path) -> Table:
@@ -63,8 +126,13 @@ def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
         for name, feature in features.items()
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and "names" in feature
     }
-    columns = {name: _arrow_column(table.column(name), where, name) for name in table.column_names}
-    return Table(where, "row {}".format, columns, class_names)
+    names = table.column_names
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{where}: column {repeated[0]!r} appears twice; expected different names")
+    read = {name: _arrow_column(table.column(name), where, name) for name in names}
+    columns = {name: column for name, (column, _) in read.items()}
+    mistakes = {name: mistake for name, (_, mistake) in read.items() if mistake is not None}
+    return Table(where, "row {}".format, columns, class_names, mistakes)
 
 
 def _features_in(metadata: dict[bytes, bytes]) -> dict[str, Any]:
@@ -83,23 +151,6 @@ def import_pyarrow() -> Any:
     except ImportError as error:
         raise UserError("reading Parquet and Arrow files needs pyarrow: pip install 'fedskew[data]'") from error
     return pyarrow
-
-
-def _read_cells(cells: list[str]) -> tuple[Column, int | None]:
-    """Read cells as numbers or as strings. If most but not all are numbers, also return the first that is not."""
-    try:
-        return np.array(cells, dtype=np.float64), None
-    except ValueError:
-        odd = [index for index, cell in enumerate(cells) if not _is_number(cell)]
-    return cells, odd[0] if 2 * len(odd) < len(cells) else None
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -153,28 +204,57 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _arrow_column(chunked: Any, where: str, name: str) -> Column:
+def one_array(chunked: Any) -> Any:
+    """Join the chunks of a pyarrow column."""
     pyarrow = import_pyarrow()
-    types = pyarrow.types
     column = chunked.combine_chunks()
     if isinstance(column, pyarrow.ChunkedArray):
-        column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], chunked.type)
+        return pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], chunked.type)
+    return column
+
+
+def _arrow_column(chunked: Any, where: str, name: str) -> tuple[Column, str | None]:
+    """Read a column. If it cannot be an input, also say why."""
+    pyarrow = import_pyarrow()
+    types = pyarrow.types
+    column = one_array(chunked)
     if isinstance(column.type, pyarrow.BaseExtensionType):
         column = column.storage
-    if types.is_dictionary(column.type):
+    categorical = types.is_dictionary(column.type)
+    if categorical:
         column = column.dictionary_decode()
+    kind = column.type
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return make_strings(column, categorical), None
+    if types.is_null(kind):
+        return make_strings([None] * len(column)), None
+    if types.is_temporal(kind):
+        return make_strings(column.cast(pyarrow.string())), unusable(where, name, "dates or times")
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        _refuse_gaps(column, where, name)
+        return EncodedImages(column.to_pylist()), None
+    if types.is_struct(kind):
+        if not {"bytes", "path"} & {field.name for field in kind}:
+            return make_strings(["…"] * len(column)), unusable(where, name, f"{kind} values")
+        _refuse_gaps(column, where, name)
+        return _image_structs(column, where, name), None
+    if types.is_decimal(kind):
+        column = column.cast(pyarrow.float64())
+    return _nested(column, where, name)
+
+
+def unusable(where: str, name: str, content: str) -> str:
+    """Say why a column cannot be an input."""
+    return (
+        f"{where}: column {name!r} holds {content}; expected numbers or categories; turn it into one of them, or leave "
+        f"it out with drop={name}"
+    )
+
+
+def _refuse_gaps(column: Any, where: str, name: str) -> None:
     if column.null_count:
         first = column.is_null().to_numpy(zero_copy_only=False).argmax()
         raise UserError(f"{where}: no value in column {name!r}, row {first}; expected one for every sample")
-    if types.is_string(column.type) or types.is_large_string(column.type):
-        return list(column.to_pylist())
-    if types.is_binary(column.type) or types.is_large_binary(column.type):
-        return EncodedImages(column.to_pylist())
-    if types.is_struct(column.type):
-        return _image_structs(column, where, name)
-    if types.is_decimal(column.type):
-        column = column.cast(pyarrow.float64())
-    return _nested(column, where, name)
 
 
 def _image_structs(column: Any, where: str, name: str) -> EncodedImages:
@@ -190,11 +270,12 @@ def _image_structs(column: Any, where: str, name: str) -> EncodedImages:
     return EncodedImages(files)
 
 
-def _nested(column: Any, where: str, name: str) -> Array:
+def _nested(column: Any, where: str, name: str) -> tuple[Column, str | None]:
     """Read numbers, or nested lists of numbers of equal length, as one array."""
     types = import_pyarrow().types
     shape = [len(column)]
     while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
+        _refuse_gaps(column, where, name)
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         odd = np.flatnonzero(lengths != lengths[:1])
         if len(odd):
@@ -204,8 +285,11 @@ def _nested(column: Any, where: str, name: str) -> Array:
         column = column.flatten()
     kind = column.type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        raise UserError(f"{where}: column {name!r} holds {kind} values; expected numbers, strings or images")
+        lists = "lists of " if len(shape) > 1 else ""
+        return make_strings(["…"] * shape[0]), unusable(where, name, f"{lists}{kind} values")
+    if column.null_count:
+        column = column.cast("float64")
     values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False).copy()  # Arrow's memory is read-only
     if values.dtype.kind == "b":
         values = values.astype(np.int64)
-    return values.reshape(shape)
+    return values.reshape(shape), None

@@ -1,33 +1,36 @@
-"""Load users' tables: find the label column, and whether the others are numbers, text or images."""
+"""Load users' tables: find the label column, and whether the others are numbers, categories, text or images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset
 from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
 from fedskew.data.own.arrays import convert_inputs
-from fedskew.data.own.assembly import Array, Part, assemble
+from fedskew.data.own.assembly import Part, assemble
+from fedskew.data.own.columns import (
+    Array,
+    Cells,
+    Column,
+    ColumnReader,
+    EncodedImages,
+    as_label_values,
+    is_unnamed,
+    make_strings,
+    number_text,
+    refuse_identifier,
+)
 from fedskew.data.own.fields import load_fields, token_columns
 from fedskew.data.own.labels import Labels, class_list, read_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY
+from fedskew.data.table_encoding import RawTable, Strings, TableEncoding, read_encoding
 from fedskew.errors import UserError, unknown
 
 LABEL_NAMES = ("label", "labels", "class", "target", "y")
-
-
-@dataclass(frozen=True)
-class EncodedImages:
-    """A column of images, each as the bytes of an image file."""
-
-    files: list[bytes]
-
-
-Column = Array | list[str] | EncodedImages
-"""Numbers (one or more per row), strings, or images."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,7 @@ class Table:
     columns: dict[str, Column]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mistakes: dict[str, str] = field(default_factory=dict)
-    """Why a column cannot be used as numbers. This matters only if the column is an input."""
-    gaps: dict[str, int] = field(default_factory=dict)
-    """The first row without a value, for columns with such a row."""
+    """Why a column cannot be an input. This matters only if it is one."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def load_tables(
     *,
     label: str | None = None,
     text: str | None = None,
+    site: str | None = None,
     test_fraction: float | None = None,
     image_size: object = None,
     layout: str | None = None,
@@ -65,34 +67,57 @@ def load_tables(
     rename: object = None,
     columns: object = None,
     drop: object = None,
+    categorical: object = None,
+    missing: object = None,
+    encoding: object = None,
 ) -> Dataset:
     """Load one table, or a training and a test table.
 
-    A table has a label column. Its inputs are columns of numbers, or one column of texts, or one of image files.
+    A table has a label column. Its inputs are columns of numbers and categories, or one column of texts, or one of
+    image files. `site` names a column that says where a sample is from, which is no input.
     """
+    for table in tables:
+        _require_rows(table)
     tables = [_rename_columns(table, rename) for table in tables]
     label = _label_column(tables[0], label)
-    tables = [_select_columns(table, columns, drop, label) for table in tables]
+    _check_site(tables[0], site, label)
+    own = (label,) if site is None else (label, site)
+    tables = [_select_columns(table, columns, drop, own) for table in tables]
     if tokens := token_columns(tables[0].columns):
-        pairs = [({n: _column(table, n) for n in tokens}, _column(table, label)) for table in tables]
+        pairs = [({n: _column(table, n) for n in tokens}, _label_values(table, label)) for table in tables]
         found = class_list(classes) or tables[0].class_names.get(label)
         return load_fields(name, pairs, test_fraction=test_fraction, classes=found)
-    inputs = _choose_inputs(tables[0], label, text)
+    known = None if encoding is None else read_encoding(encoding)
+    listed = frozenset(_listed("categorical", categorical, tables[0])) if categorical is not None else frozenset()
+    wanted = frozenset(_listed("columns", columns, tables[0])) if columns is not None else frozenset()
+    readers = [ColumnReader(table.where, table.row, _markers(missing), listed, wanted) for table in tables]
+    inputs = _choose_inputs(tables[0], own, text, readers[0], known)
     labels = [_labels(table, label) for table in tables]
+    sites = [None if site is None else _sites(table, site) for table in tables]
     names = class_list(classes) or tables[0].class_names.get(label)
     if inputs.kind == "text":
-        texts = [Part(_text(table, inputs.names[0]), y, table.where) for table, y in zip(tables, labels, strict=True)]
-        return assemble(name, "text", texts, names, test_fraction, length, vocabulary)
+        texts = [_text(table, inputs.names[0]) for table in tables]
+        parts = [Part(x, y, t.where, s) for x, y, t, s in zip(texts, labels, tables, sites, strict=True)]
+        return assemble(name, "text", parts, names, test_fraction, length, vocabulary, site=site)
+    if inputs.kind == "table":
+        raw = _read_inputs(tables, readers, inputs.names, known)
+        parts = [Part(x, y, t.where, s) for x, y, t, s in zip(raw, labels, tables, sites, strict=True)]
+        return assemble(name, "table", parts, names, test_fraction, site=site, encoding=known)
     if inputs.kind == "encoded":
         size = parse_size(image_size)
         pixels: list[Array] = [*same_channels([_decoded(table, inputs.names[0], size) for table in tables])]
     else:
-        pixels = [_numbers(table, inputs.names) for table in tables]
+        pixels = [_pixels(table, inputs.names[0]) for table in tables]
     kind, x = convert_inputs(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
-    parts = [Part(v, y, table.where) for v, y, table in zip(x, labels, tables, strict=True)]
-    dataset = assemble(name, kind, parts, names, test_fraction)
-    named = kind == "table" and dataset.input_shape == (len(inputs.names),)
-    return replace(dataset, columns=inputs.names) if named else dataset
+    parts = [Part(v, y, t.where, s) for v, y, t, s in zip(x, labels, tables, sites, strict=True)]
+    return assemble(name, kind, parts, names, test_fraction, site=site)
+
+
+def _require_rows(table: Table) -> None:
+    column = next(iter(table.columns.values()), None)
+    rows = 0 if column is None else len(column.files if isinstance(column, EncodedImages) else column)
+    if not rows:
+        raise UserError(f"{table.where}: no samples")
 
 
 def _rename_columns(table: Table, rename: object) -> Table:
@@ -110,16 +135,17 @@ def _rename_columns(table: Table, rename: object) -> Table:
     return _with_columns(table, names)
 
 
-def _select_columns(table: Table, columns: object, drop: object, label: str) -> Table:
-    """The table with the label and only some `columns`, or without those in `drop`."""
+def _select_columns(table: Table, columns: object, drop: object, own: tuple[str, ...]) -> Table:
+    """The table with only some `columns`, or without those in `drop`. `own` are the label and the site."""
     kept = list(table.columns)
     if columns is not None:
-        kept = [*_listed("columns", columns, table), label]
+        chosen = _listed("columns", columns, table)
+        kept = [*(name for name in chosen if name not in own), *(name for name in own if name in table.columns)]
     if drop is not None:
         dropped = _listed("drop", drop, table)
-        if label in dropped:
-            raise UserError(f"drop has {label!r}, which is the label; expected other columns")
-        kept = [name for name in kept if name not in dropped]
+        if own[0] in dropped:
+            raise UserError(f"drop has {own[0]!r}, which is the label; expected other columns")
+        kept = [name for name in kept if name not in dropped or name in own]
     return _with_columns(table, {name: name for name in kept})
 
 
@@ -130,7 +156,6 @@ def _with_columns(table: Table, names: dict[str, str]) -> Table:
         columns={new: table.columns[old] for old, new in names.items()},
         class_names={new: table.class_names[old] for old, new in names.items() if old in table.class_names},
         mistakes={new: table.mistakes[old] for old, new in names.items() if old in table.mistakes},
-        gaps={new: table.gaps[old] for old, new in names.items() if old in table.gaps},
     )
 
 
@@ -140,10 +165,30 @@ def _listed(option: str, value: object, table: Table) -> list[str]:
         raise UserError(f"{option} is {value!r}; expected a list of columns such as [age, pulse]")
     for name in listed:
         if name not in table.columns:
-            raise unknown(
-                f"column to {'keep' if option == 'columns' else 'drop'} in {table.where}:", name, table.columns
-            )
+            raise unknown(f"column to {_PURPOSES[option]} in {table.where}:", name, table.columns)
     return list(listed)
+
+
+_PURPOSES = {"columns": "keep", "drop": "drop", "categorical": "read as categories"}
+
+
+def _markers(missing: object) -> tuple[str, ...]:
+    """Parse the option `missing`: texts and numbers that stand for a gap."""
+    if missing is None:
+        return ()
+    listed = missing if isinstance(missing, list | tuple) else str(missing).split(",")
+    if not all(isinstance(marker, str | int | float) for marker in listed):
+        raise UserError(f"missing is {missing!r}; expected values that stand for a gap, such as [-999, unknown]")
+    return tuple(str(marker).strip() for marker in listed)
+
+
+def _check_site(table: Table, site: str | None, label: str) -> None:
+    if site is None:
+        return
+    if site not in table.columns:
+        raise unknown(f"site column in {table.where}:", str(site), [name for name in table.columns if name != label])
+    if site == label:
+        raise UserError(f"site is {site!r}, which is the label; expected another column")
 
 
 def _label_column(table: Table, label: str | None) -> str:
@@ -163,47 +208,56 @@ def _label_column(table: Table, label: str | None) -> str:
     )
 
 
-def _choose_inputs(table: Table, label: str, text: str | None) -> _Inputs:
-    others = {name: column for name, column in table.columns.items() if name != label}
+def _choose_inputs(
+    table: Table, own: tuple[str, ...], text: str | None, reader: ColumnReader, encoding: TableEncoding | None
+) -> _Inputs:
+    others = {name: column for name, column in table.columns.items() if name not in own}
     if text is not None:
-        if not isinstance(others.get(text), list):
-            raise unknown(f"text column in {table.where}:", str(text), _text_names(others) or others)
+        if not isinstance(others.get(text), Strings | Cells):
+            texts = [name for name, column in others.items() if isinstance(column, Strings | Cells)]
+            raise unknown(f"text column in {table.where}:", str(text), texts or others)
         return _Inputs("text", (text,))
+    if encoding is not None:
+        _check_columns(table, others, encoding)
+        return _Inputs("table", encoding.names)
     encoded = [name for name, column in others.items() if isinstance(column, EncodedImages)]
     pixels = [name for name, column in others.items() if isinstance(column, np.ndarray) and column.ndim > 2]
     if len(encoded + pixels) > 1:
         raise UserError(f"{table.where}: columns {', '.join(encoded + pixels)} all hold images; expected one")
     if encoded or pixels:
-        return _Inputs("encoded" if encoded else "numbers", (*encoded, *pixels))
+        return _Inputs("encoded" if encoded else "pixels", (*encoded, *pixels))
     for name in others:
-        _require_numbers(table, name)
-    texts = _text_names(others)
-    if len(texts) == 1 and len(others) == 1:
-        return _Inputs("text", (texts[0],))
-    if texts:
-        raise UserError(
-            f"{table.where}: column {texts[0]!r} holds strings; expected numbers besides the label {label!r}, "
-            "or name the text column with text=NAME"
-        )
+        _require_usable(table, name)
     if not others:
-        raise UserError(f"{table.where}: no column besides the label {label!r}; expected inputs")
-    return _Inputs("numbers", tuple(others))
+        raise UserError(f"{table.where}: no column besides the label {own[0]!r}; expected inputs")
+    only = next(iter(others))
+    if len(others) == 1 and isinstance(others[only], Strings | Cells) and only not in reader.categorical:
+        read = reader.read_text_or_numbers(only, others[only])
+        if isinstance(read, Strings) and not read.categorical:
+            return _Inputs("text", (only,))
+    return _Inputs("table", tuple(others))
 
 
-def _require_numbers(table: Table, name: str) -> None:
-    _require_values(table, name)
+def _check_columns(table: Table, others: Mapping[str, Column], encoding: TableEncoding) -> None:
+    """Refuse a table whose columns are not those of the encoding."""
+    if lacking := [name for name in encoding.names if name not in others]:
+        raise UserError(
+            f"{table.where}: no column {lacking[0]!r}, which the encoding has; expected {', '.join(encoding.names)}"
+        )
+    if strange := [name for name in others if name not in encoding.names]:
+        raise UserError(
+            f"{table.where}: column {strange[0]!r} is not in the encoding; leave it out with drop={strange[0]}"
+        )
+
+
+def _require_usable(table: Table, name: str) -> None:
+    if is_unnamed(name):
+        raise UserError(
+            f"{table.where}: column {name!r} has no name, like the index that pandas writes; leave it out with "
+            f'drop="{name}", or write the file with index=False'
+        )
     if name in table.mistakes:
         raise UserError(table.mistakes[name])
-
-
-def _require_values(table: Table, name: str) -> None:
-    if name in table.gaps:
-        row = table.row(table.gaps[name])
-        raise UserError(f"{table.where}: no value in column {name!r}, {row}; expected one for every sample")
-
-
-def _text_names(columns: dict[str, Column]) -> list[str]:
-    return [name for name, column in columns.items() if isinstance(column, list)]
 
 
 def _column(table: Table, name: str) -> Column:
@@ -213,47 +267,111 @@ def _column(table: Table, name: str) -> Column:
 
 
 def _labels(table: Table, name: str) -> Labels:
+    return read_labels(_label_values(table, name), f"{table.where} column {name!r}", table.row)
+
+
+def _label_values(table: Table, name: str) -> npt.NDArray[np.generic]:
     column = _column(table, name)
-    _require_values(table, name)
     if isinstance(column, EncodedImages):
         raise UserError(f"{table.where}: the label column {name!r} holds images; expected numbers or strings")
-    return read_labels(np.asarray(column), f"{table.where} column {name!r}", table.row)
+    if name in table.mistakes:
+        raise UserError(f"{table.mistakes[name].partition(';')[0]}; expected labels: whole numbers or names")
+    return np.asarray(as_label_values(column))
+
+
+def _sites(table: Table, name: str) -> Strings:
+    """Read the column that says which site a sample is from."""
+    column = _column(table, name)
+    if isinstance(column, EncodedImages) or name in table.mistakes:
+        raise UserError(f"{table.where}: the site column {name!r} holds no names; expected numbers or strings")
+    if isinstance(column, np.ndarray):
+        if column.ndim > 1:
+            raise UserError(f"{table.where}: the site column {name!r} holds lists; expected numbers or strings")
+        column = make_strings([None if value != value else number_text(value) for value in column.tolist()])
+    sites = column.strings if isinstance(column, Cells) else column
+    gaps = sites.codes < 0
+    if gaps.any():
+        raise UserError(
+            f"{table.where}: no value in the site column {name!r}, {table.row(int(gaps.argmax()))}; "
+            "expected a site for every sample"
+        )
+    return sites
 
 
 def _text(table: Table, name: str) -> list[str]:
     column = _column(table, name)
-    _require_values(table, name)
-    if not isinstance(column, list):
+    if not isinstance(column, Strings | Cells):
         raise UserError(f"{table.where}: column {name!r} holds no strings; expected text as in the training data")
-    return column
+    if isinstance(column, Cells):
+        content = column.content
+        return list(content) if isinstance(content, list) else list(content.to_pylist())
+    texts = column.to_list()
+    if None in texts:
+        raise UserError(
+            f"{table.where}: no value in column {name!r}, {table.row(texts.index(None))}; expected one for every sample"
+        )
+    return [str(text) for text in texts]
 
 
 def _decoded(table: Table, name: str, size: Size | None) -> Pixels:
     column = _column(table, name)
     if not isinstance(column, EncodedImages):
         raise UserError(f"{table.where}: column {name!r} holds no images; expected them as in the training data")
-    if not column.files:
-        raise UserError(f"{table.where}: no samples")
     return decode_all(column.files, lambda index: f"{table.where} {table.row(index)}", size)
 
 
-def _numbers(table: Table, names: tuple[str, ...]) -> Array:
-    blocks = []
+def _pixels(table: Table, name: str) -> Array:
+    column = _column(table, name)
+    if not isinstance(column, np.ndarray):
+        raise UserError(f"{table.where}: column {name!r} holds strings; expected numbers as in the training data")
+    return column
+
+
+def _read_inputs(
+    tables: Sequence[Table], readers: Sequence[ColumnReader], names: tuple[str, ...], encoding: TableEncoding | None
+) -> list[RawTable]:
+    """Read the input columns. The training table, or the encoding, decides which columns hold categories."""
+    expected: dict[str, str | None] = dict.fromkeys(names)
+    if encoding is not None:
+        expected = {c.name: "number" if c.categories is None else "category" for c in encoding.columns}
+    first = _raw_table(tables[0], readers[0], names, expected)
+    if encoding is None:
+        _refuse_useless(tables[0].where, first, readers[0])
+        expected = {name: "category" if name in first.strings else "number" for name in names}
+    rest = [_raw_table(t, r, names, expected) for t, r in zip(tables[1:], readers[1:], strict=True)]
+    for raw, table in zip(rest, tables[1:], strict=True):
+        if raw.names != first.names:
+            raise UserError(f"{table.where}: lists of another length than in the training data; expected the same")
+    return [first, *rest]
+
+
+def _raw_table(
+    table: Table, reader: ColumnReader, names: tuple[str, ...], expected: Mapping[str, str | None]
+) -> RawTable:
+    blocks: list[npt.NDArray[np.float64]] = []
+    listed: list[str] = []
+    strings: dict[str, Strings] = {}
     for name in names:
         column = _column(table, name)
-        _require_numbers(table, name)
-        if not isinstance(column, np.ndarray):
-            raise UserError(f"{table.where}: column {name!r} holds strings; expected numbers as in the training data")
-        if column.ndim > 2:
-            return column
-        if not len(column):
-            raise UserError(f"{table.where}: no samples")
-        block = column.reshape(len(column), -1).astype(np.float64)
-        bad = np.flatnonzero(~np.isfinite(block).all(axis=1))
-        if len(bad):
-            raise UserError(
-                f"{table.where}: NaN or infinite value in column {name!r}, {table.row(int(bad[0]))}; "
-                "expected finite numbers"
-            )
+        _require_usable(table, name)
+        read = reader.read(name, column, expected[name])
+        if isinstance(read, Strings):
+            strings[name] = read
+            listed.append(name)
+            continue
+        block = read.reshape(len(read), -1).astype(np.float64)
+        listed += [name] if read.ndim == 1 else [f"{name}[{place}]" for place in range(block.shape[1])]
         blocks.append(block)
-    return np.concatenate(blocks, axis=1)
+    rows = len(blocks[0]) if blocks else len(next(iter(strings.values())))
+    return RawTable(tuple(listed), np.concatenate(blocks, axis=1) if blocks else np.empty((rows, 0)), strings)
+
+
+def _refuse_useless(where: str, raw: RawTable, reader: ColumnReader) -> None:
+    """Refuse columns without any value, and numbers that identify a sample."""
+    known = {name: int((column.codes >= 0).sum()) for name, column in raw.strings.items()}
+    known |= dict(zip(raw.number_names, (~np.isnan(raw.numbers)).sum(axis=0), strict=True))
+    if empty := [name for name in raw.names if not known[name]]:
+        raise UserError(f"{where}: column {empty[0]!r} has no value; leave it out with drop={empty[0]}")
+    for place, name in enumerate(raw.number_names):
+        if name not in reader.wanted:
+            refuse_identifier(where, name, raw.numbers[:, place])

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +24,19 @@ import numpy.typing as npt
 from fedskew.data.dataset import Dataset
 from fedskew.errors import UserError, unknown, unknown_parameter
 from fedskew.randomness import permutation
+from fedskew.user_code import import_user_module
 
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The training labels, with the class names and domains, from which a rule makes a split."""
+    """The training labels, with the class names, domains and sites, from which a rule makes a split."""
 
     y: IntArray
     names: tuple[str, ...]
     domain: IntArray | None = None
+    site: IntArray | None = None
 
     @property
     def classes(self) -> int:
@@ -71,6 +74,10 @@ class Partition(ABC):
         """The minimum number of samples per client."""
         return 1
 
+    def data_options(self) -> dict[str, Any]:
+        """Options that the user's data must be loaded with for this rule."""
+        return {}
+
     def arrange(self, dataset: Dataset) -> Arrangement:
         """Prepare the dataset for this rule. Most rules leave it unchanged."""
         return Arrangement(dataset)
@@ -86,9 +93,10 @@ class Partition(ABC):
         seed: int,
         names: Sequence[str] = (),
         domain: IntArray | None = None,
+        site: IntArray | None = None,
     ) -> list[IntArray]:
         """Return each client's training indices in ascending order. A seed gives the same split on every machine."""
-        checked = dataclasses.replace(_check_labels(labels, classes, names), domain=domain)
+        checked = dataclasses.replace(_check_labels(labels, classes, names), domain=domain, site=site)
         check_whole_number("seed", seed, at_least=0)
         parts = [np.sort(np.asarray(part, np.int64)) for part in self.draw(checked, seed)]
         self._check(parts, len(checked))
@@ -96,7 +104,7 @@ class Partition(ABC):
 
     def describe(self) -> dict[str, object]:
         """Return the rule's name and parameters. `make_partition` makes the same rule from them."""
-        return {"name": self.name} | self._parameters()
+        return {"name": _rule_name(type(self))} | self._parameters()
 
     def _parameters(self) -> dict[str, object]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -121,7 +129,7 @@ class Partition(ABC):
     def refuse(self, reason: str) -> UserError:
         """Make the error for an impossible split."""
         parameters = ", ".join(f"{key}={value}" for key, value in self._parameters().items())
-        return UserError(f"partition {self.name!r} ({parameters}): {reason}")
+        return UserError(f"partition {_rule_name(type(self))!r} ({parameters}): {reason}")
 
     def require_clients(self, clients: int, samples: int) -> None:
         """Raise `UserError` if there are too few samples for this many clients."""
@@ -171,11 +179,31 @@ def register(rule: _Rule) -> _Rule:
     return rule
 
 
+def partition_class(name: str) -> type[Partition]:
+    """Find a rule by name, or a user's own as `package.module:Class`."""
+    if name in PARTITIONS:
+        return PARTITIONS[name]
+    if ":" not in name:
+        raise unknown("partition", name, PARTITIONS)
+    module, attribute = import_user_module("partition", name, "Class")
+    rule = getattr(module, attribute, None)
+    if not isinstance(rule, type) or not issubclass(rule, Partition):
+        found = "nothing" if rule is None else f"a {type(rule).__name__}"
+        raise UserError(f"partition {name!r} is {found}; expected a subclass of fedskew.Partition")
+    if not dataclasses.is_dataclass(rule) or inspect.isabstract(rule):
+        raise UserError(f"partition {name!r} is not complete; expected a frozen dataclass with a method draw")
+    return rule
+
+
+def _rule_name(rule: type[Partition]) -> str:
+    """The name by which `make_partition` finds the rule."""
+    name = getattr(rule, "name", None)
+    return name if name is not None and PARTITIONS.get(name) is rule else f"{rule.__module__}:{rule.__qualname__}"
+
+
 def make_partition(name: str, /, **params: object) -> Partition:
     """Make the rule `name` with these parameters, and defaults for the others."""
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
-    rule = PARTITIONS[name]
+    rule = partition_class(name)
     fields = dataclasses.fields(rule)
     known = [field.name for field in fields]
     for key in params:

@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -128,13 +129,16 @@ def load_20newsgroups(files: list[Path], *, length: int = LENGTH, vocabulary: in
     return text_dataset("20newsgroups", NEWSGROUPS_CLASSES, train, test, length, vocabulary)
 
 
-def read_csv(path: Path) -> Rows:
-    """Read all rows that are not blank from a UTF-8 file, which may be gzipped or xz-compressed."""
+def read_csv(path: Path, delimiter: str = ",", rows: int | None = None) -> Rows:
+    """Read all rows that are not blank, or the first `rows`, from a UTF-8 file.
+
+    The file may be gzipped or xz-compressed.
+    """
     limit = csv.field_size_limit(sys.maxsize)  # the longest newsgroup posts exceed the default
     try:
-        with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            return [(reader.line_num, cells) for cells in reader if cells]
+        with io.TextIOWrapper(open_packed(path), encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=delimiter)
+            return list(islice(((reader.line_num, cells) for cells in reader if cells), rows))
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     except UnicodeDecodeError as error:
@@ -147,7 +151,13 @@ def read_csv(path: Path) -> Rows:
         csv.field_size_limit(limit)
 
 
-def _open(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
+def read_header(path: Path, delimiter: str) -> list[str]:
+    """Read the cells of the first row; none if the file is empty."""
+    rows = read_csv(path, delimiter, 1)
+    return rows[0][1] if rows else []
+
+
+def open_packed(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
     if path.suffix == ".gz":
         return gzip.open(path)
     if path.suffix == ".xz":

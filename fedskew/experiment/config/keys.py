@@ -245,8 +245,10 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """Change a configuration by values under dotted keys.
 
     A new partition or method starts with its defaults, without the parameters of the previous one. Whole sections are
-    set before their parts, so the order of the values does not matter.
+    set before their parts, so the order of the values does not matter. `partition.column` alone also chooses its rule.
     """
+    if "partition.column" in values and not {"partition", "partition.rule"} & values.keys():
+        values = {"partition.rule": "column", **values}
     mapping = config.to_mapping()
     for key in sorted(values, key=lambda key: (key.count("."), key not in _CHOICES)):
         _assign(mapping, key, values[key])

@@ -53,7 +53,7 @@ def test_numeric_labels_of_a_csv_are_sorted_as_numbers(tmp_path: Path) -> None:
 
 
 def test_labels_may_be_names_that_mostly_look_like_numbers(tmp_path: Path) -> None:
-    rows = "".join(f"{i},{('1', '2', 'other')[i % 3]}\n" for i in range(30))
+    rows = "".join(f"{i / 2},{('1', '2', 'other')[i % 3]}\n" for i in range(30))
     assert load(csv_file(tmp_path / "n.csv", "a,kind\n" + rows), label="kind").classes == ("1", "2", "other")
 
 
@@ -64,8 +64,7 @@ def test_a_column_of_strings_is_text(tmp_path: Path) -> None:
     assert data.train.x[:, :2].tolist() == [[2, 3]] * 8
     rows = "".join(f'{i},"some words","{"ab"[i % 2]}"\n' for i in range(10))
     path = csv_file(tmp_path / "u.csv", "id,review,label\n" + rows)
-    with pytest.raises(UserError, match=r"'review' holds strings; .*text=NAME"):
-        load(path)
+    assert load(path).kind == "table"  # beside another column, a text is a category
     assert load(path, text="review").kind == "text"
     with pytest.raises(UserError, match="'revue'; did you mean 'review'"):
         load(path, text="revue")
@@ -89,8 +88,7 @@ def test_a_folder_with_train_and_test_tables_is_the_split(tmp_path: Path) -> Non
     ("text", "complaint"),
     [
         (IRIS.replace("3,1.5", "x,1.5"), r"own.csv: 'x' in column 'width', line 5; expected a number"),
-        (IRIS.replace("3,1.5", ",1.5"), r"an empty cell in column 'width', line 5"),
-        (IRIS.replace("3,1.5", "nan,1.5"), r"own.csv: NaN or infinite value in column 'width', line 5"),
+        (IRIS.replace("3,1.5", "inf,1.5"), r"own.csv: infinite value in column 'width', line 5"),
         (IRIS.replace("3,1.5", "3,1.5,1"), r"line 5 has 4 cells; expected 3"),
         (IRIS.replace("2.5,b", "2.5,"), r"no label in line 7"),
         (IRIS.replace("height", "width"), r"column 'width' appears twice"),
@@ -121,11 +119,10 @@ def test_parquet_columns_keep_their_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
-        ({"a": [1.0, None, 3.0], "y": [0, 1, 0]}, r"no value in column 'a', row 1"),
         ({"a": [1.0, 2.0, float("inf")], "y": [0, 1, 0]}, r"infinite value in column 'a', row 2"),
         ({"a": [[1], [2, 3], [4]], "y": [0, 1, 0]}, r"unequal length in column 'a', row 1"),
         ({"a": [[[1, 2]], [[3, 4]], [[5]]], "y": [0, 1, 0]}, r"unequal length in column 'a', row 2"),
-        ({"a": pa.array([1, 2, 3], pa.timestamp("s")), "y": [0, 1, 0]}, r"column 'a' holds timestamp"),
+        ({"a": pa.array([1, 2, 3], pa.timestamp("s")), "y": [0, 1, 0]}, r"column 'a' holds dates or times"),
     ],
 )
 def test_a_bad_parquet_value_is_named(tmp_path: Path, columns: dict[str, Any], complaint: str) -> None:

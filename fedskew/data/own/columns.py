@@ -1,0 +1,286 @@
+"""One column of a user's table: whether it holds numbers, categories, dates or something that is no input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.data.table_encoding import Numbers, Strings
+from fedskew.errors import UserError
+
+Array = npt.NDArray[np.generic]
+
+GAPS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")
+"""Cells that are gaps in a column of numbers, in any case. In a column of categories, only an empty cell is a gap."""
+MOST_CATEGORIES = 100
+"""A column of more different texts is refused, unless the option `categorical` names it."""
+FEW_ROWS = 20
+"""In a table with fewer rows, values may all be different by chance."""
+
+_DATE = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?|\d{1,2}:\d{2}(:\d{2}.*)?"
+)
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
+_UNNAMED = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """A column of images, each as the bytes of an image file."""
+
+    files: list[bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A column of a text file. Its use decides whether the cells are read as numbers or as texts."""
+
+    content: Any
+    """The cells, as a list or as a pyarrow array."""
+    decimal: str = "."
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    @cached_property
+    def strings(self) -> Strings:
+        """The cells as texts without spaces around them. An empty cell is a gap."""
+        return make_strings(self.content)
+
+    def numbers(self, gaps: Iterable[str]) -> Numbers | None:
+        """The cells as numbers, with NaN for `gaps`, which are in lower case; None if another cell is no number."""
+        if self.decimal == "." and not isinstance(self.content, list):
+            return _cast(self.content, tuple(gaps))
+        found, odd = parse_numbers(self.strings, gaps, self.decimal)
+        return None if odd is not None else found
+
+
+Column = Array | Strings | Cells | EncodedImages
+"""Numbers (one or more per row), texts, cells of a file, or images."""
+
+
+def make_strings(texts: Any, categorical: bool = False) -> Strings:
+    """Number the different texts of a column: a list with None for gaps, or a pyarrow array."""
+    if not isinstance(texts, list | tuple | np.ndarray):
+        encoded = texts.dictionary_encode()
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        raw: list[str | None] = encoded.dictionary.to_pylist()
+    else:
+        numbers: dict[str | None, int] = {}
+        codes = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
+        raw = list(numbers)
+    stripped = [None if text is None else text.strip() for text in raw]
+    values = tuple(dict.fromkeys(text for text in stripped if text))
+    place = {text: number for number, text in enumerate(values)}
+    lookup = np.array([*(place.get(text or "", -1) for text in stripped), -1], np.int64)
+    return Strings(values, lookup[codes], categorical)
+
+
+def parse_numbers(column: Strings, gaps: Iterable[str], decimal: str = ".") -> tuple[Numbers, int | None]:
+    """Read texts as numbers, with NaN for gaps. Also return the first row that is neither, if there is one."""
+    parsed = np.full(len(column.values) + 1, np.nan)
+    odd = np.zeros(len(column.values) + 1, np.bool_)
+    missing = frozenset(gaps)
+    for code, text in enumerate(column.values):
+        if text.lower() in missing:
+            continue
+        number = read_number(text, decimal)
+        odd[code] = number is None
+        parsed[code] = np.nan if number is None else number
+    rows = odd[column.codes]
+    return parsed[column.codes], int(rows.argmax()) if rows.any() else None
+
+
+def read_number(text: str, decimal: str = ".") -> float | None:
+    """Return the number that the text spells, or None."""
+    if "_" in text or (decimal != "." and "." in text):
+        return None
+    try:
+        return float(text.replace(decimal, ".") if decimal != "." else text)
+    except ValueError:
+        return None
+
+
+def _cast(cells: Any, gaps: tuple[str, ...]) -> Numbers | None:
+    """Parse a pyarrow array of texts, which is fast if all cells are numbers or gaps."""
+    import pyarrow
+    from pyarrow import compute
+
+    try:
+        numbers = cells.cast(pyarrow.float64())
+    except pyarrow.ArrowInvalid:
+        if not gaps:
+            return None
+        words = pyarrow.array(sorted({*gaps}), cells.type)
+        missing = compute.is_in(compute.utf8_lower(compute.utf8_trim_whitespace(cells)), value_set=words)
+        return _cast(compute.if_else(missing, None, cells), ())
+    found: Numbers = numbers.to_numpy(zero_copy_only=False).astype(np.float64)
+    return found
+
+
+@dataclass(frozen=True)
+class ColumnReader:
+    """Reads the input columns of one table."""
+
+    where: str
+    row: Callable[[int], str]
+    missing: tuple[str, ...] = ()
+    """Further texts and numbers that stand for a gap."""
+    categorical: frozenset[str] = frozenset()
+    """Columns that hold categories, even if these look like numbers."""
+    wanted: frozenset[str] = frozenset()
+    """Columns that the user listed as inputs, so they may look like an identifier."""
+
+    def read(self, name: str, column: Column, expected: str | None = None) -> Array | Strings:
+        """Return numbers, with NaN for gaps, or categories. `expected` is what the encoding has: number or category."""
+        if isinstance(column, EncodedImages):
+            raise UserError(f"{self.where}: column {name!r} holds images; expected numbers or categories")
+        if expected == "category" or (expected is None and self._is_categorical(name, column)):
+            return self._categories(column)
+        if isinstance(column, np.ndarray):
+            return self._finite(name, column.astype(np.float64))
+        numbers = self._numbers(name, column, expected)
+        if numbers is not None:
+            return self._finite(name, numbers)
+        strings = self._texts(column)
+        if expected is None:
+            self._refuse_unfit_texts(name, strings)
+        else:
+            raise UserError(f"{self.where}: column {name!r} holds strings; expected numbers as in the training data")
+        return strings
+
+    def read_text_or_numbers(self, name: str, column: Column) -> Array | Strings:
+        """Read the only input column of a table, which may be free text."""
+        assert isinstance(column, Strings | Cells)
+        numbers = self._numbers(name, column, None)
+        return self._texts(column) if numbers is None else numbers
+
+    def _is_categorical(self, name: str, column: Column) -> bool:
+        return name in self.categorical or (isinstance(column, Strings) and column.categorical)
+
+    def _categories(self, column: Array | Strings | Cells) -> Strings:
+        if isinstance(column, np.ndarray):
+            column = make_strings([None if v != v else number_text(v) for v in column.reshape(len(column)).tolist()])
+        return self._texts(column)
+
+    def _texts(self, column: Strings | Cells) -> Strings:
+        strings = column.strings if isinstance(column, Cells) else column
+        markers = set(self.missing)
+        if not markers & set(strings.values):
+            return strings
+        kept = tuple(value for value in strings.values if value not in markers)
+        place = {value: number for number, value in enumerate(kept)}
+        lookup = np.array([*(place.get(value, -1) for value in strings.values), -1], np.int64)
+        return Strings(kept, lookup[strings.codes], strings.categorical)
+
+    def _numbers(self, name: str, column: Strings | Cells, expected: str | None) -> Numbers | None:
+        """Return the column as numbers, or None if it holds categories. Among numbers, other cells are a mistake."""
+        gaps = (*GAPS, *(marker.lower() for marker in self.missing))
+        if isinstance(column, Cells) and (found := column.numbers(gaps)) is not None:
+            return found
+        decimal = column.decimal if isinstance(column, Cells) else "."
+        strings = column.strings if isinstance(column, Cells) else column
+        numbers, odd = parse_numbers(strings, gaps, decimal)
+        if odd is None:
+            return numbers if (strings.codes >= 0).any() or expected else None
+        known = ~np.isnan(numbers)
+        if 2 * (~known & (strings.codes >= 0)).sum() < len(numbers) or (expected and known.any()):
+            raise UserError(
+                f"{self.where}: {strings.values[strings.codes[odd]]!r} in column {name!r}, {self.row(odd)}; expected a "
+                f"number; if it stands for a gap, set missing={strings.values[strings.codes[odd]]}"
+            )
+        return _booleans(strings)
+
+    def _finite(self, name: str, numbers: Numbers) -> Numbers:
+        """Turn further markers of gaps into NaN, and refuse infinite values."""
+        for marker in (read_number(text) for text in self.missing):
+            if marker is not None:
+                numbers = np.where(numbers == marker, np.nan, numbers)
+        bad = np.isinf(numbers).reshape(len(numbers), -1).any(axis=1)
+        if bad.any():
+            raise UserError(
+                f"{self.where}: infinite value in column {name!r}, {self.row(int(bad.argmax()))}; "
+                "expected finite numbers, or gaps"
+            )
+        return numbers
+
+    def _refuse_unfit_texts(self, name: str, column: Strings) -> None:
+        """Refuse texts that are no categories: dates, numbers with a comma, identifiers and free text."""
+        rows = int((column.codes >= 0).sum())
+        if not rows:
+            return
+        example, ways = repr(column.values[0]), f"leave it out with drop={name}"
+        if self._mostly(column, _DATE):
+            raise UserError(
+                f"{self.where}: column {name!r} holds dates or times such as {example}; expected numbers or "
+                f"categories; turn them into numbers such as days, or {ways}"
+            )
+        if all(_DECIMAL_COMMA.fullmatch(text) for text in column.values):
+            raise UserError(
+                f"{self.where}: column {name!r} holds {example}; expected numbers; if the comma is the decimal mark, "
+                'set decimal=","'
+            )
+        if len(column.values) == rows >= FEW_ROWS and name not in self.wanted:
+            raise UserError(
+                f"{self.where}: column {name!r} has a different text in each row, such as {example}, like an "
+                f"identifier; {ways}"
+            )
+        if len(column.values) > MOST_CATEGORIES:
+            raise UserError(
+                f"{self.where}: column {name!r} has {len(column.values)} different texts, such as {example}; expected "
+                f"at most {MOST_CATEGORIES} categories; {ways}, use it alone with text={name}, or keep it with "
+                f"categorical={name}"
+            )
+
+    def _mostly(self, column: Strings, pattern: re.Pattern[str]) -> bool:
+        matches = np.array([*(bool(pattern.fullmatch(text)) for text in column.values), False])
+        return bool(2 * matches[column.codes].sum() > (column.codes >= 0).sum())
+
+
+def refuse_identifier(where: str, name: str, numbers: Numbers) -> None:
+    """Refuse whole numbers that are all different, such as row numbers: they identify a sample, not its class."""
+    known = numbers[~np.isnan(numbers)]
+    if len(known) < FEW_ROWS or numbers.ndim > 1 or (known != np.rint(known)).any():
+        return
+    if len(np.unique(known)) == len(known):
+        raise UserError(
+            f"{where}: column {name!r} has a different whole number in each row, like a row number or an identifier; "
+            f"leave it out with drop={name}, or list all input columns with columns"
+        )
+
+
+def is_unnamed(name: str) -> bool:
+    """Whether a column has no name, or the name that pandas gives to an index."""
+    return _UNNAMED.fullmatch(name) is not None
+
+
+def number_text(value: float | int | bool) -> str:
+    """Write a number as a category: 3.0 as 3."""
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _booleans(column: Strings) -> Numbers | None:
+    """Return true and false as 1 and 0; None for other texts."""
+    words = {"true": 1.0, "false": 0.0}
+    if not column.values or any(text.lower() not in words for text in column.values):
+        return None
+    numbers = np.array([*(words[text.lower()] for text in column.values), np.nan])
+    return numbers[column.codes]
+
+
+def as_label_values(column: Array | Strings | Cells) -> Sequence[Any] | npt.NDArray[Any]:
+    """Return a column's values as labels: numbers if all are, texts otherwise. A gap is None or NaN."""
+    if isinstance(column, np.ndarray):
+        return column
+    if isinstance(column, Cells):
+        numbers = column.numbers(())
+        if numbers is not None:
+            return numbers
+        column = column.strings
+    return np.array(column.to_list(), dtype=object)

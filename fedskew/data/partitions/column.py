@@ -1,0 +1,52 @@
+"""A split by the sites that the data name, for example by a table's column `hospital`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedskew.data.dataset import Dataset
+from fedskew.data.partitions.rule import Arrangement, IntArray, Labels, Partition, group_by_client, register
+from fedskew.errors import UserError
+
+
+@register
+@dataclass(frozen=True)
+class Column(Partition):
+    """One client per value of a column, which says where a sample is from and is no input. The seed has no effect.
+
+    Without `column`, the sites are those of the dataset, such as the writers of femnist.
+    """
+
+    name: ClassVar[str] = "column"
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.column is not None and (not isinstance(self.column, str) or not self.column):
+            raise UserError(f"partition.column is {self.column!r}; expected the name of a column")
+
+    def data_options(self) -> dict[str, Any]:
+        return {} if self.column is None else {"site": self.column}
+
+    def arrange(self, dataset: Dataset) -> Arrangement:
+        """Take the clients' names from the data. A site that only has test samples is no client."""
+        site = dataset.train.site
+        if site is None:
+            given = "" if self.column is None else f"; load it with site={self.column!r}"
+            expected = "the name of a column, partition.column" if self.column is None else "data with such a column"
+            raise self.refuse(f"{dataset.name} does not say which site a sample is from{given}; expected {expected}")
+        if self.column not in (None, dataset.site_column):
+            raise self.refuse(f"the sites of {dataset.name} are its {dataset.site_column!r}; expected that column")
+        held = np.unique(site)
+        names = tuple(dataset.sites[number] for number in held)
+        absent = [name for number, name in enumerate(dataset.sites) if number not in set(held.tolist())]
+        notes = (f"{', '.join(absent[:5])}: only test samples, so no client",) if absent else ()
+        return Arrangement(dataset, names, notes)
+
+    def draw(self, labels: Labels, seed: int) -> list[IntArray]:  # noqa: ARG002 - the data have the whole split
+        if labels.site is None:
+            raise self.refuse("the labels alone do not say which site a sample is from; split a dataset")
+        held, client = np.unique(labels.site, return_inverse=True)
+        return group_by_client(client.astype(np.int64), len(held))

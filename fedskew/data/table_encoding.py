@@ -1,0 +1,281 @@
+"""How a table's columns become a model's inputs: numbers are standardised, categories one-hot, gaps filled and marked.
+
+An encoding is fitted on the training part. It is saved with the run and exported with the model. In a federation, all
+sites use one encoding, so that an input means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.errors import UserError
+
+Numbers = npt.NDArray[np.float64]
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Strings:
+    """A column of texts: its different values, and the number of each row's value, or −1 for a gap."""
+
+    values: tuple[str, ...]
+    codes: Index
+    categorical: bool = False
+    """Whether the type of the column says that its values are categories, even if they look like numbers."""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, rows: Index) -> Strings:
+        return Strings(self.values, self.codes[rows], self.categorical)
+
+    def to_list(self) -> list[str | None]:
+        """Each row's text; None for a gap."""
+        texts = (*self.values, None)
+        return [texts[code] for code in self.codes.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class RawTable:
+    """A table's input columns before they are encoded."""
+
+    names: tuple[str, ...]
+    """All columns, in order."""
+    numbers: Numbers
+    """The columns of numbers, in order: [rows, columns of numbers]. NaN is a gap."""
+    strings: Mapping[str, Strings]
+    """The columns of texts."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self.strings)
+
+    def take(self, rows: Index) -> RawTable:
+        """Return the table with these rows only."""
+        chosen = {name: column.take(rows) for name, column in self.strings.items()}
+        return RawTable(self.names, self.numbers[rows], chosen)
+
+
+@dataclass(frozen=True)
+class ColumnEncoding:
+    """How one column becomes features.
+
+    A number is standardised, and a gap becomes the mean. A category becomes one feature per known value. An unknown
+    value and a gap have 0 in all of them. With `marks_gaps`, a last feature is 1 for a gap and 0 otherwise.
+    """
+
+    name: str
+    mean: float = 0.0
+    std: float = 1.0
+    categories: tuple[str, ...] | None = None
+    """The known values; None for a column of numbers."""
+    marks_gaps: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        own = (self.name,) if self.categories is None else tuple(f"{self.name}={value}" for value in self.categories)
+        return (*own, f"{self.name} missing") if self.marks_gaps else own
+
+    @property
+    def scaling(self) -> tuple[tuple[float, float], ...]:
+        """Mean and standard deviation by which each feature is standardised; 0 and 1 for those that are 0 or 1."""
+        first = (self.mean, self.std) if self.categories is None else (0.0, 1.0)
+        return (first, *((0.0, 1.0),) * (len(self.features) - 1)) if self.features else ()
+
+    def to_json(self) -> dict[str, Any]:
+        kind: dict[str, Any] = (
+            {"mean": self.mean, "std": self.std} if self.categories is None else {"categories": list(self.categories)}
+        )
+        return {"name": self.name, **kind, "marks_gaps": self.marks_gaps}
+
+
+@dataclass(frozen=True)
+class TableEncoding:
+    """How the columns of a table become features, column by column."""
+
+    columns: tuple[ColumnEncoding, ...]
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        """The names of the model's inputs."""
+        return tuple(feature for column in self.columns for feature in column.features)
+
+    @property
+    def scaling(self) -> tuple[tuple[float, float], ...]:
+        return tuple(pair for column in self.columns for pair in column.scaling)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the table's columns."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def only_numbers(self) -> bool:
+        """Whether each column is one standardised number, so that names, means and deviations say everything."""
+        return all(column.categories is None and not column.marks_gaps for column in self.columns)
+
+    def encode(self, table: RawTable) -> npt.NDArray[np.float32]:
+        """Return the features of each row: [rows, features]. The table has this encoding's columns."""
+        out = np.zeros((len(table), len(self.features)), np.float32)
+        scaled = self._standardised(table)
+        position, start = 0, 0
+        for column in self.columns:
+            if column.categories is None:
+                values = scaled[:, position]
+                gaps = np.isnan(table.numbers[:, position])
+                out[:, start] = np.where(gaps, 0.0, values)
+                position += 1
+            else:
+                gaps = _mark_categories(out, start, column.categories, table.strings[column.name])
+            start += len(column.features)
+            if column.marks_gaps:
+                out[:, start - 1] = gaps
+        return out
+
+    def _standardised(self, table: RawTable) -> Numbers:
+        numbers = [column for column in self.columns if column.categories is None]
+        mean = np.array([column.mean for column in numbers])
+        std = np.array([column.std for column in numbers])
+        scaled: Numbers = (table.numbers - mean) / std
+        return scaled
+
+    def unknown_values(self, table: RawTable) -> dict[str, list[str]]:
+        """The values in the table's columns of categories that the encoding does not have, by column."""
+        found = {}
+        for column in self.columns:
+            if column.categories is not None:
+                strings = table.strings[column.name]
+                used = {strings.values[code] for code in np.unique(strings.codes) if code >= 0}
+                if unknown := sorted(used - set(column.categories)):
+                    found[column.name] = unknown
+        return found
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [column.to_json() for column in self.columns]
+
+    @classmethod
+    def from_json(cls, value: object, where: str = "encoding") -> TableEncoding:
+        """Read what `to_json` wrote, or a person. `mean` and `std` default to 0 and 1."""
+        if isinstance(value, Mapping) and "columns" in value:
+            value = value["columns"]
+        if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+            raise UserError(f"{where}: not a list of columns; expected entries such as {_EXAMPLE}")
+        columns = tuple(_column_from_json(entry, where) for entry in value)
+        names = [column.name for column in columns]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"{where}: column {twice[0]!r} appears twice; expected different names")
+        encoding = cls(columns)
+        if len(set(encoding.features)) < len(encoding.features):
+            twice = [name for name in encoding.features if encoding.features.count(name) > 1]
+            raise UserError(f"{where}: two inputs are called {twice[0]!r}; expected different names")
+        return encoding
+
+    def save(self, path: str | Path) -> None:
+        """Write the encoding to a JSON file, which the option `encoding` reads."""
+        try:
+            Path(path).write_text(json.dumps({"columns": self.to_json()}, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+_EXAMPLE = '{"name": "age", "mean": 60, "std": 15} and {"name": "sex", "categories": ["f", "m"]}'
+_KEYS = ("name", "mean", "std", "categories", "marks_gaps")
+
+
+def fit_encoding(table: RawTable) -> TableEncoding:
+    """Fit an encoding on the training part. A column with a gap there gets a feature that marks gaps."""
+    mean, std = _moments(table.numbers)
+    gaps = np.isnan(table.numbers).sum(axis=0)
+    columns, position = [], 0
+    for name in table.names:
+        strings = table.strings.get(name)
+        if strings is None:
+            moments = float(mean[position]), float(std[position])
+            columns.append(ColumnEncoding(name, *moments, marks_gaps=bool(gaps[position])))
+            position += 1
+        else:
+            used = sorted({strings.values[code] for code in np.unique(strings.codes) if code >= 0})
+            has_gaps = bool((strings.codes < 0).any())
+            columns.append(ColumnEncoding(name, categories=tuple(used), marks_gaps=has_gaps))
+    return TableEncoding(tuple(columns))
+
+
+def read_encoding(source: object) -> TableEncoding:
+    """Read an encoding from the option `encoding`: an encoding, its JSON value, or a JSON or YAML file."""
+    if isinstance(source, TableEncoding):
+        return source
+    if not isinstance(source, str | Path):
+        return TableEncoding.from_json(source)
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(source).expanduser().read_text(encoding="utf-8"))  # JSON is YAML, too
+    except OSError as error:
+        raise UserError(f"cannot read {source}: {error.strerror or error}; expected an encoding's file") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{source}: neither JSON nor YAML; expected an encoding's file") from error
+    if isinstance(content, Mapping) and isinstance(content.get("inputs"), Mapping):  # the model.json of an export
+        content = content["inputs"].get("encoding")
+    return TableEncoding.from_json(content, str(source))
+
+
+def _column_from_json(entry: object, where: str) -> ColumnEncoding:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise UserError(f"{where}: {entry!r} is not a column; expected entries such as {_EXAMPLE}")
+    name = entry["name"]
+    if strange := [key for key in entry if key not in _KEYS]:
+        raise UserError(f"{where}: column {name!r} has {strange[0]!r}; expected {', '.join(_KEYS)}")
+    categories = entry.get("categories")
+    if categories is not None and not isinstance(categories, list | tuple):
+        raise UserError(f"{where}: categories of {name!r} are {categories!r}; expected a list such as [f, m]")
+    try:
+        mean, std = float(entry.get("mean", 0.0)), float(entry.get("std", 1.0))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: mean and std of {name!r} are not numbers") from error
+    if not (np.isfinite(mean) and np.isfinite(std) and std > 0):
+        raise UserError(f"{where}: column {name!r} has mean {mean:g} and std {std:g}; expected finite, and std above 0")
+    values = None if categories is None else tuple(str(value) for value in categories)
+    if values is not None and len(set(values)) < len(values):
+        raise UserError(f"{where}: a category of {name!r} is listed twice; expected different ones")
+    return ColumnEncoding(name, mean, std, values, bool(entry.get("marks_gaps", False)))
+
+
+def _moments(numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """Return each column's mean and standard deviation, without gaps. A constant column's deviation is 1."""
+    gaps = np.isnan(numbers)
+    if not gaps.any():
+        mean, std = numbers.mean(axis=0), numbers.std(axis=0)
+        constant = (numbers == numbers[:1]).all(axis=0)
+    else:
+        known = np.maximum((~gaps).sum(axis=0), 1)
+        filled = np.where(gaps, 0.0, numbers)
+        mean = filled.sum(axis=0) / known
+        std = np.sqrt((np.where(gaps, 0.0, numbers - mean) ** 2).sum(axis=0) / known)
+        first = filled[np.argmax(~gaps, axis=0), np.arange(numbers.shape[1])]
+        constant = (gaps | (numbers == first)).all(axis=0)
+        mean = np.where(constant, first, mean)
+    std = np.where(constant | (std == 0), 1.0, std)
+    return mean, std
+
+
+def _mark_categories(
+    out: npt.NDArray[np.float32], start: int, categories: Sequence[str], column: Strings
+) -> npt.NDArray[np.bool_]:
+    """Set the feature of each row's category to 1, and return which rows are gaps."""
+    place = {value: number for number, value in enumerate(categories)}
+    lookup = np.array([*(place.get(value, -1) for value in column.values), -1], np.int64)
+    known = lookup[column.codes]
+    rows = np.flatnonzero(known >= 0)
+    out[rows, start + known[rows]] = 1.0
+    return column.codes < 0
