@@ -21,7 +21,7 @@ from fedskew.lab.sweep.grid import Point, read_grid
 from fedskew.lab.sweep.records import Records, RecordsFile, read_folder, until
 from fedskew.metrics.summary import MeanStd, best, mean_of_last, population_mean_std
 
-FOLDER = "grids"
+GRIDS_FOLDER = "grids"
 _LATE = 10
 """Tables of sweeps show means over this many last rounds."""
 
@@ -29,10 +29,10 @@ _LATE = 10
 def grid_sections(folder: str | Path) -> list[str]:
     """Write one table per sweep, with the best combination first."""
     sections = []
-    for path in sorted((Path(folder) / FOLDER).glob("*.yaml")):
+    for path in sorted((Path(folder) / GRIDS_FOLDER).glob("*.yaml")):
         records = Records(RecordsFile(path.with_suffix(".jsonl")).read())
         if len(records):
-            link = Path("results") / FOLDER / path.name
+            link = Path("results") / GRIDS_FOLDER / path.name
             sections += [f"## Sweep {path.stem}\n", f"{_about(path)} [The grid]({link}).\n", device_line(records)]
             sections.append(_table(read_grid(path, {}).points(), records))
     return sections
