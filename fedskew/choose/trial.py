@@ -79,7 +79,7 @@ class TrialResult:
     round_seconds: float
     """The median time of a round."""
     compute: float
-    """Local computation per round, in FedAvg rounds."""
+    """Local computation per round, as a multiple of a FedAvg round's."""
     bytes: float
     """Traffic per round."""
     diverged: int
@@ -169,6 +169,6 @@ def _free_gpu_memory() -> None:
 
 
 def drop_checkpoints(folder: Path) -> None:
-    """Delete what only resuming needs."""
+    """Delete the files that are needed only to resume the run."""
     for name in ("checkpoint", "clients"):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -23,7 +23,7 @@ _OMITTED_KEYS = ("data", "data_dir", "partition", "engine", "device", "compile",
 
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
-    """Write the app's folder, which must not exist yet or be empty."""
+    """Write the app's folder, which must be new or empty."""
     path = Path(folder)
     with reporting_os_errors("write", path):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _AUTHORITY_DAYS = 3650
 _RENEWAL = timedelta(days=30)
 _CLOCK_SKEW = timedelta(minutes=5)
-"""Certificates are valid from this long before now, because the clocks of the machines differ."""
+"""A certificate's validity begins this long before now, because the clocks of the machines differ."""
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -61,7 +61,7 @@ def new_authority() -> tuple[x509.Certificate, Key]:
 
 
 def load_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, Key]:
-    """Load an authority. Raises ValueError if a file is damaged or they do not belong together."""
+    """Load an authority. Raises ValueError if a file is damaged or the key is not the certificate's."""
     authority = x509.load_pem_x509_certificate(certificate)
     private = load_pem_private_key(key, password=None)
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != authority.public_key():
@@ -85,7 +85,7 @@ def issue(authority: x509.Certificate, authority_key: Key, hosts: Iterable[str],
 
 
 def certificate_hosts(certificate: bytes) -> tuple[str, ...]:
-    """The names and addresses in a server's certificate; none if it must be renewed."""
+    """The names and addresses in a server's certificate; empty if the certificate must be renewed."""
     loaded = x509.load_pem_x509_certificate(certificate)
     if loaded.not_valid_after_utc - datetime.now(UTC) < _RENEWAL:
         return ()

@@ -147,7 +147,7 @@ class Contract:
         return replace(dataset, train=train, test=test, scaling=scaling, columns=self.columns)
 
     def _scaled(self, x: Array, own: Scaling) -> Array:
-        """A table's columns, scaled with the federation's means and deviations in index of the site's."""
+        """A table's columns, scaled with the federation's means and deviations instead of the site's."""
         if not self.scaling or own == self.scaling:
             return x
         mean, std = np.array(own or ((0.0, 1.0),)).T

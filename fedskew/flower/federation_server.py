@@ -59,7 +59,7 @@ class FederationServer(Server):
         return None if self.site_evaluation.by_sites else super().auroc(state)
 
     def client_bytes(self, start: RunState, present: int) -> int:  # noqa: ARG002
-        """The sites keep their states themselves."""
+        """Zero, because the sites keep their states themselves."""
         return 0
 
     def survey(self, stage: Stage, state: RunState) -> Survey:

@@ -45,7 +45,7 @@ def main(site: str) -> None:
 
 
 def _work(site: str, superexec: int, outputs: list[int]) -> None:
-    """Run the worker of a site in this process, with the output of the ClientApp that requested it; then end."""
+    """Run the worker of a site in this process, then exit. It has the output of the ClientApp that requested it."""
     status = 1
     try:
         os.setsid()

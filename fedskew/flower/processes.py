@@ -23,7 +23,7 @@ from fedskew.errors import UserError
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
 _LOG_SECONDS = 1.0
-"""Wait for the rest of a log after its process ended. Processes that it started may keep the pipe open."""
+"""Seconds to wait for the rest of a log after its process ended. Processes that it started may keep the pipe open."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

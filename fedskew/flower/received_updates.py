@@ -39,7 +39,7 @@ class Oversized:
 
 
 def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
-    """The update in a site's reply; raises `Garbled` if its model has another form than the model that was sent."""
+    """The update in a site's reply; raises `Garbled` if its model differs in form from the model that was sent."""
     if isinstance(answer, Failure):
         raise Garbled(answer.reason)
     facts, model_round = answer.facts, work.key.round
@@ -63,7 +63,7 @@ def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
 
 
 def _undeclared(tensors: Tensors, work: RoundWork) -> str | None:
-    """A tensor that the method does not declare, or a tally that is not a single number."""
+    """The name of a tensor that the method does not declare, or of a tally that is not a single number."""
     declares = any(part.sends for part in work.members)
     for name, tensor in tensors.items():
         if (name.startswith("uplink/") and not declares) or (name.startswith("tally/") and tensor.dim() > 0):
@@ -80,7 +80,7 @@ def _is_finite(number: object) -> bool:
 
 
 def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
-    """Whether all numbers are finite, except in buffers that still hold the non-finite constants they were sent."""
+    """Whether all numbers are finite, except in buffers that still hold the non-finite constants that were sent."""
     for name, tensor in tensors.items():
         finite = tensor.isfinite()
         if not bool(finite.all()) and not (name in buffers and bool((finite | (tensor == buffers[name])).all())):
@@ -89,7 +89,7 @@ def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
 
 
 def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
-    """Clients that send other tensors in addition to the model than most clients do."""
+    """Find the clients whose tensors besides the model differ in form from those of most clients."""
     kinds = {
         client: forms({n: t for n, t in update.tensors.items() if not n.startswith("trained:")})
         for client, update in updates.items()
@@ -106,9 +106,9 @@ def find_oversized(
 ) -> Oversized:
     """Find the clients whose update is more than `limit` times as large as the round's median.
 
-    One large update ruins the mean, even if all its numbers are finite. The lower median is used, so that one of two
-    updates cannot justify itself. If there is only one update, it is compared with the `usual` norms, which come from
-    the previous round.
+    One large update ruins the mean, even if all its numbers are finite. The lower median is used, so that the larger of
+    two updates does not set the standard. If there is only one update, it is compared with the `usual` norms, which
+    come from the previous round.
     """
     norms = {client: _norms(update.tensors, work) for client, update in updates.items() if update.tensors}
     medians = dict(usual)

@@ -87,7 +87,7 @@ class SiteTraining:
         if answer.facts.get("start") != start:
             return Failure("it was trained from another model than the server sent")
         if self._replies.setdefault((client, digest(answer.payload)), start) != start:
-            return Failure("it is the update of an earlier round again")
+            return Failure("it repeats the update of an earlier round")
         return answer
 
     def check(self, plan: RoundPlan, answers: Answers) -> SiteUpdates:
@@ -101,7 +101,7 @@ class SiteTraining:
                 failures[client] = str(problem)
         for client in find_different_extras(updates):
             del updates[client]
-            failures[client] = "it has other tensors in addition to the model than most updates"
+            failures[client] = "its tensors besides the model differ in form from those of most updates"
         found = find_oversized(updates, plan.work, self._settings.largest_update, self._usual_norms)
         for client, reason in found.discarded.items():
             del updates[client]

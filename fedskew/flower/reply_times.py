@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from statistics import median
 
 _REMEMBERED = 5
-"""Replies of a site that its usual time is computed from."""
+"""Number of last replies from which a site's usual time is computed."""
 
 
 class ReplyTimes:

@@ -38,7 +38,7 @@ def approved_settings(settings: FederationSettings, contract: Contract, config: 
 def require_approved(facts: Facts, site: SiteConfig) -> None:
     """Refuse a request whose settings differ from those of every app that the site has approved.
 
-    A server can send other settings than its app has, so the app's approval alone does not bind it.
+    A server can send settings that differ from its app's, so it is not enough to approve the app.
     """
     approvals = read_approvals(site.folder)
     if approvals is None:

@@ -75,7 +75,7 @@ class RunRecord:
             raise UserError(f"{self._path} is damaged; restore it, or choose another federation.folder") from error
 
     def _has_rounds(self) -> bool:
-        """Row 0 is the model before any training."""
+        """Whether the folder has rounds besides row 0, which is the model before any training."""
         rows = self._folder / "rounds.jsonl"
         with reporting_os_errors("read", rows):
             return rows.exists() and rows.read_bytes().count(b"\n") > 1

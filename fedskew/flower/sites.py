@@ -60,7 +60,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Quorum:
-    """How many of some clients must reply before the others can be late."""
+    """How many of these clients must reply before the server stops waiting for late sites."""
 
     number: int
     clients: frozenset[int]
@@ -236,7 +236,7 @@ class Sites:
     def _late(
         self, waiting: Mapping[str, int], answers: Mapping[int, Reply | Failure], seconds: float, quorum: Quorum | None
     ) -> dict[int, Failure]:
-        """The sites that are not waited for any longer, since enough others have replied."""
+        """The sites for which the server no longer waits, because enough others have replied."""
         if quorum is None or not quorum.is_reached(answers):
             return {}
         replied = len(dict(usable_replies(answers)))

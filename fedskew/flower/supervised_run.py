@@ -17,7 +17,7 @@ from fedskew.errors import UserError
 from fedskew.flower.processes import Process
 
 RESTARTS = 3
-"""Number of restarts in a row that complete no round, after which the run is given up."""
+"""The run is given up after this many restarts in a row without a completed round."""
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 60.0
 _LOGGED = re.compile(r"fedskew: (.*)")

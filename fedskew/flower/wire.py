@@ -27,7 +27,7 @@ _SHOWN = 300
 
 
 class Garbled(Exception):
-    """A message has unexpected content; the text says which."""
+    """A message has unexpected content, which the text describes."""
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text))

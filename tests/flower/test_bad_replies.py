@@ -222,7 +222,7 @@ def test_an_old_update_with_the_current_round_s_number_is_left_out(
     here = case(tmp_path, split, data, settings("fedavg"), replay, minimum=2)
     result = run_federation(here.grid, here.context)
     assert result.history[1].failed == {}
-    assert result.history[2].failed == {"site-1": "it is the update of an earlier round again"}
+    assert result.history[2].failed == {"site-1": "it repeats the update of an earlier round"}
 
 
 def test_a_lie_beside_the_model_does_not_shut_out_a_site_that_sends_none(

@@ -48,8 +48,9 @@ def array_dataset(
     """Make a dataset from one part, or from a training and a test part. `columns` names the features of a table.
 
     Each part is (inputs, labels, name of the inputs, name of the labels), with the names for error messages. Inputs
-    with two dimensions are a table, and with three dimensions grey images (n, height, width). With four dimensions, the
-    axis of size 1, 3 or 4 holds the channels. If both or neither have such a size, `layout` ("nchw" or "nhwc") decides.
+    with two dimensions are a table, and with three dimensions grey images (n, height, width). With four dimensions,
+    the second or the last axis holds the channels: the one of size 1, 3 or 4. If that is ambiguous, `layout` decides
+    ("nchw" or "nhwc").
     """
     labels = [read_labels(y, where, "row {}".format) for _, y, _, where in arrays]
     where = [name for _, _, name, _ in arrays]

@@ -54,7 +54,7 @@ def write_split(
 
 
 def read_split(path: str | os.PathLike[str], y: IntArray) -> list[IntArray]:
-    """Read a split. Raise `UserError` if the file is damaged, or if the split is not of data with the labels `y`."""
+    """Read a split. Raise `UserError` if the file is damaged, or if it splits data whose labels are not `y`."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
