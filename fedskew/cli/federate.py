@@ -154,7 +154,7 @@ def _up(
             "--sites",
             metavar="N",
             min=1,
-            help="number of sites; not used with --partition column, counts or saved, which decide themselves",
+            help="number of sites; not used with --partition column, counts or saved, which set it themselves",
             rich_help_panel=FEDERATION,
         ),
     ] = 3,

@@ -71,8 +71,8 @@ class Dataset:
     columns: tuple[str, ...] = ()
     """Names of a table's inputs, in order; empty if they are unknown."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
-    """Name, shape and whether it holds whole numbers, for each of several inputs per sample, in the order of their
-    columns in a row of `x`; empty for one input."""
+    """The inputs of a sample, if there are several: for each its name, its shape and whether it holds whole numbers, in
+    the order in which a row of `x` stores them. Empty if there is one input."""
     encoding: TableEncoding | None = None
     """How a table's columns became its inputs."""
     sites: tuple[str, ...] = ()

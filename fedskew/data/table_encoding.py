@@ -166,7 +166,7 @@ class TableEncoding:
 
     @classmethod
     def from_json(cls, value: object, where: str = "encoding") -> TableEncoding:
-        """Read what `to_json` wrote, or a person. `mean` and `std` default to 0 and 1."""
+        """Read an encoding that `to_json` or a person wrote. `mean` and `std` default to 0 and 1."""
         if isinstance(value, Mapping) and "columns" in value:
             value = value["columns"]
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:

@@ -284,7 +284,7 @@ def test_a_tokenised_hugging_face_dataset(tmp_path: Path) -> None:
         ({}, "x is an empty mapping"),
         ({"input_ids": [[-1], [3]]}, "token id -1; expected whole numbers of at least 0"),
         ({"a": [[np.nan], [1.0]]}, r"x\['a'\]: NaN or infinite value"),
-        ({"a": [[1.5], [1.0]], "b": [1 << 25, 1]}, "33554432 is too large beside floating-point inputs"),
+        ({"a": [[1.5], [1.0]], "b": [1 << 25, 1]}, "33554432 is too large to store with floating-point inputs"),
     ],
 )
 def test_bad_dictionaries_are_one_line(x: dict[str, Any], message: str) -> None:

@@ -68,20 +68,20 @@ def array_dataset(
 def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence[str] | None) -> list[RawTable]:
     """Give the columns names, and refuse infinite values. NaN is a gap."""
     width = arrays[0].shape[1]
-    names = tuple(map(str, columns)) if columns is not None else tuple(f"x{place}" for place in range(width))
+    names = tuple(map(str, columns)) if columns is not None else tuple(f"x{index}" for index in range(width))
     if len(names) != width or len(set(names)) < width:
         raise UserError(
             f"columns has {len(names)} names, {where[0]} has shape {arrays[0].shape}; expected one per feature"
         )
     tables = []
-    for array, place in zip(arrays, where, strict=True):
+    for array, source in zip(arrays, where, strict=True):
         if array.shape[1] != width:
             raise UserError(
-                f"train inputs have shape {arrays[0].shape[1:]}, but {place} has {array.shape[1:]}; expected the same"
+                f"train inputs have shape {arrays[0].shape[1:]}, but {source} has {array.shape[1:]}; expected the same"
             )
         bad = np.isinf(array).any(axis=1)
         if bad.any():
-            raise UserError(f"{place}: infinite value in row {int(bad.argmax())}; expected finite numbers, or gaps")
+            raise UserError(f"{source}: infinite value in row {int(bad.argmax())}; expected finite numbers, or gaps")
         tables.append(RawTable(names, array.astype(np.float64), {}))
     return tables
 

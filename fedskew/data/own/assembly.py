@@ -143,7 +143,9 @@ def _encoding_notes(name: str, encoding: TableEncoding, train: RawTable, test: R
     constant = [c for p, c in enumerate(train.number_names) if _is_constant(train.numbers[:, p])]
     constant += [column for column, strings in train.strings.items() if len(np.unique(strings.codes)) == 1]
     if constant:
-        notes.append(f"{name}: {_shortened(constant)} has only one value in the training part, so it tells nothing")
+        notes.append(
+            f"{name}: {_shortened(constant)} has only one value in the training part, so it carries no information"
+        )
     for part in (train, test):
         for column, values in encoding.unknown_values(part).items():
             notes.append(
@@ -197,8 +199,8 @@ def _used(sites: Strings | None) -> set[str]:
 def _numbered(column: Strings | None, sites: tuple[str, ...]) -> IntArray:
     """Each sample's site, as an index into `sites`."""
     assert column is not None
-    place = {site: number for number, site in enumerate(sites)}
-    return np.array([place.get(value, -1) for value in column.values], np.int64)[column.codes]
+    index = {site: number for number, site in enumerate(sites)}
+    return np.array([index.get(value, -1) for value in column.values], np.int64)[column.codes]
 
 
 def _natural_order(text: str) -> tuple[tuple[int, int, str], ...]:

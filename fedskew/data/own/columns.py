@@ -1,4 +1,4 @@
-"""One column of a user's table: whether it holds numbers, categories, dates or something that is no input."""
+"""One column of a user's table: whether it holds numbers, categories, dates or something that cannot be an input."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Cells:
         return make_strings(self.content)
 
     def numbers(self, gaps: Iterable[str]) -> Numbers | None:
-        """The cells as numbers, with NaN for `gaps`, which are in lower case; None if another cell is no number."""
+        """The cells as numbers, with NaN for `gaps`, which are in lower case; None if another cell is not a number."""
         if self.decimal == "." and not isinstance(self.content, list):
             return _cast(self.content, tuple(gaps))
         found, odd = parse_numbers(self.strings, gaps, self.decimal)
@@ -77,8 +77,8 @@ def make_strings(texts: Any, categorical: bool = False) -> Strings:
         raw = list(numbers)
     stripped = [None if text is None else text.strip() for text in raw]
     values = tuple(dict.fromkeys(text for text in stripped if text))
-    place = {text: number for number, text in enumerate(values)}
-    lookup = np.array([*(place.get(text or "", -1) for text in stripped), -1], np.int64)
+    index = {text: number for number, text in enumerate(values)}
+    lookup = np.array([*(index.get(text or "", -1) for text in stripped), -1], np.int64)
     return Strings(values, lookup[codes], categorical)
 
 
@@ -211,7 +211,7 @@ class ColumnReader:
         return numbers
 
     def _refuse_unfit_texts(self, name: str, column: Strings) -> None:
-        """Refuse texts that are no categories: dates, numbers with a comma, identifiers and free text."""
+        """Refuse texts that are not categories: dates, numbers with a comma, identifiers and free text."""
         rows = int((column.codes >= 0).sum())
         if not rows:
             return

@@ -18,7 +18,7 @@ from fedskew.data.own.labels import class_list, encode_labels, read_labels
 from fedskew.errors import UserError
 
 _LARGEST_EXACT = 1 << 24
-"""Beside floating-point inputs, whole numbers are stored as float32, which is exact up to this size."""
+"""If any input is floating-point, whole numbers are stored as float32, too, which is exact up to this size."""
 
 Fields = Mapping[str, npt.NDArray[Any]]
 
@@ -125,7 +125,7 @@ def _rows(arrays: Fields, integers: bool) -> npt.NDArray[Any]:
             raise UserError(f"x[{key!r}]: NaN or infinite value; expected finite numbers")
         if array.dtype.kind in "iu" and not integers and np.abs(array).max(initial=0) > _LARGEST_EXACT:
             raise UserError(
-                f"x[{key!r}]: {np.abs(array).max()} is too large beside floating-point inputs; "
+                f"x[{key!r}]: {np.abs(array).max()} is too large to store with floating-point inputs; "
                 f"expected whole numbers up to {_LARGEST_EXACT}"
             )
     flat = [array.reshape(len(array), -1) for array in arrays.values()]

@@ -360,7 +360,7 @@ def _raw_table(
             listed.append(name)
             continue
         block = read.reshape(len(read), -1).astype(np.float64)
-        listed += [name] if read.ndim == 1 else [f"{name}[{place}]" for place in range(block.shape[1])]
+        listed += [name] if read.ndim == 1 else [f"{name}[{index}]" for index in range(block.shape[1])]
         blocks.append(block)
     rows = len(blocks[0]) if blocks else len(next(iter(strings.values())))
     return RawTable(tuple(listed), np.concatenate(blocks, axis=1) if blocks else np.empty((rows, 0)), strings)

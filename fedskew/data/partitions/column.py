@@ -15,7 +15,7 @@ from fedskew.errors import UserError
 @register
 @dataclass(frozen=True)
 class Column(Partition):
-    """One client per value of a column, which says where a sample is from and is no input. The seed has no effect.
+    """One client per value of the column that says where a sample is from. The seed has no effect.
 
     Without `column`, the sites are those of the dataset, such as the writers of femnist.
     """
@@ -31,7 +31,7 @@ class Column(Partition):
         return {} if self.column is None else {"site": self.column}
 
     def arrange(self, dataset: Dataset) -> Arrangement:
-        """Take the clients' names from the data. A site that only has test samples is no client."""
+        """Take the clients' names from the data. A site that has only test samples is not a client."""
         site = dataset.train.site
         if site is None:
             given = "" if self.column is None else f"; load it with site={self.column!r}"
