@@ -14,7 +14,19 @@ from torch import Tensor
 from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.model.network import ModelState
 from fedskew.engine.optimisers import OPTIMISERS, LocalOptimiser
-from fedskew.methods.parts import Client, Objective, Part, ServerRule, Solver, Tensors, Trained, unpack, uses_hook
+from fedskew.methods.hook_results import undeclared_state, unknown_companion
+from fedskew.methods.parts import (
+    Client,
+    Objective,
+    Part,
+    ServerRule,
+    Solver,
+    Tensors,
+    Trained,
+    collect,
+    unpack,
+    uses_hook,
+)
 
 PassKind = Literal["opening", "closing"]
 """The passes over a client's data: before its local training and after it."""
@@ -100,16 +112,22 @@ class RoundWork:
         if name == "teacher":
             return self.sent
         if name.startswith("state/"):
-            return ModelState(unpack(name.removeprefix("state/"), state), self.sent.buffers)
+            kept = unpack(name.removeprefix("state/"), state)
+            if kept.keys() != self.sent.params.keys():
+                raise unknown_companion(self.objective, name, self.companions)
+            return ModelState(kept, self.sent.buffers)
+        if name not in self.companions:
+            raise unknown_companion(self.objective, name, self.companions)
         return self.companions[name]
 
     def finish_client(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
         """Return what one client sends besides its model, and its state for the next round."""
-        uplink: Tensors = {}
-        state: Tensors = {}
-        for part in self.members:
-            uplink |= part.uplink(trained, client)
-            state |= part.next_state(trained, client)
+        members = self.members
+        uplink, state = collect(members, "uplink", trained, client), collect(members, "next_state", trained, client)
+        if not state.keys() <= client.state.keys():
+            name = next(name for name in state if name not in client.state)
+            owner = next(part for part in members if name in part.next_state(trained, client))
+            raise undeclared_state(owner, name)
         return uplink, state
 
     def batch_plans(self, smallest: int) -> list[BatchPlan]:

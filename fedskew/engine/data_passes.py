@@ -20,7 +20,7 @@ from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.channels_last import InputLayout
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.losses import IGNORE, cross_entropy
-from fedskew.methods.parts import Client, Outputs, Seen, Tensors, pack
+from fedskew.methods.parts import Client, Outputs, Seen, Tensors, collect, pack
 from fedskew.randomness import fold
 
 _CLIENTS_AT_A_TIME = 16
@@ -44,9 +44,7 @@ class DataPass:
 
     def batch_sums(self, seen: Seen, client: Client) -> Tensors:
         """Call the parts' hooks on one client's batch. A batch of only padding gives zeros."""
-        sums: Tensors = {}
-        for member in self.work.members:
-            sums |= member.opening(seen, client) if self.when == "opening" else member.closing(seen, client)
+        sums = collect(self.work.members, self.when, seen, client)
         has_samples = (seen.y != IGNORE).any()
         return {name: torch.where(has_samples, t, torch.zeros_like(t)) for name, t in sums.items()}
 

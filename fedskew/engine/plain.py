@@ -24,8 +24,15 @@ from fedskew.engine.model.channels_last import InputLayout
 from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.optimisers import clip
-from fedskew.errors import UserError
-from fedskew.methods.parts import Half, Objective, Outputs, Tensors, Trained, uses_hook
+from fedskew.methods.hook_results import (
+    named_tensors,
+    without_gradient_call,
+    wrong_number,
+    wrong_perturbation,
+    wrong_tally,
+    wrong_tensors,
+)
+from fedskew.methods.parts import Half, Outputs, Tensors, Trained, same_form, uses_hook
 from fedskew.randomness import fold
 
 
@@ -80,6 +87,7 @@ class _ClientTraining:
         self.params = {name: p.to(device, copy=True) for name, p in start.params.items()}
         self.buffers = {name: b.to(device, copy=True) for name, b in start.buffers.items()}
         self.tally: Tensors = {}
+        self._checked = False
         self._optimiser = work.local.local_optimiser
         self._optimiser_state = self._optimiser.new_state(list(self.params.values()))
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -132,26 +140,47 @@ class _ClientTraining:
             out = self._network.forward(leaves, self.buffers, x, "train", key, self._perturbation(targets, key))
             out = Outputs(out.logits, _contiguous(out.features), companions)
             loss = objective.loss(out, targets, self._client)
-            _expect_one_number(loss, objective)
+            if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+                raise wrong_number(objective, "loss", loss)
             if not recorded:  # record the whole batch's loss, even if the solver's first gradient is of one half
                 whole = loss if half is None else objective.loss(out, y, self._client)
                 recorded.append((whole.detach(), objective.tally(out, y)))
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             return {name: g.contiguous() for name, g in zip(leaves, grads, strict=True)}
 
-        direction = clip(self._work.solver.direction(gradient, self.params, self._client), local.clip_norm)
+        direction = self._work.solver.direction(gradient, self.params, self._client)
+        if not self._checked:
+            self._check_step(direction, recorded)
+        direction = clip(direction, local.clip_norm)
         ordered = [direction[name] for name in self.params]
         self._optimiser.step(list(self.params.values()), ordered, self._optimiser_state, local.lr)
         loss, tally = recorded[0]
         self._loss += loss.double() * len(y)
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
 
+    def _check_step(self, direction: object, recorded: list[tuple[Tensor, Tensors]]) -> None:
+        """Check what the hooks of the first step returned. Raises `UserError`."""
+        if not recorded:
+            raise without_gradient_call(self._work.solver)
+        if not same_form(direction, self.params):
+            raise wrong_tensors(self._work.solver, "direction", direction, self.params)
+        if any(count.dim() for count in named_tensors(self._work.objective, "tally", recorded[0][1]).values()):
+            raise wrong_tally(self._work.objective, recorded[0][1])
+        self._checked = True
+
     def _perturbation(self, y: Tensor, key: Tensor) -> Between | None:
         """Return the function with which the objective changes the features, if it has one."""
         objective = self._work.objective
         if not uses_hook(objective, "perturbed"):
             return None
-        return lambda features: objective.perturbed(features, y, self._client, perturbation_key(key))
+
+        def changed(features: Tensor) -> Tensor:
+            returned: object = objective.perturbed(features, y, self._client, perturbation_key(key))
+            if not isinstance(returned, Tensor) or returned.shape != features.shape:
+                raise wrong_perturbation(objective, returned, features)
+            return returned
+
+        return changed
 
     @torch.no_grad()
     def _companions(self, x: Tensor, key: Tensor) -> dict[str, Outputs]:
@@ -174,15 +203,6 @@ class _ClientTraining:
         steps = torch.tensor(self._plan.steps, dtype=dtype, device=self._loss.device)
         trained = Trained(self.params, steps, local.lr, local.momentum, self._pass("closing"), local.optimizer)
         return self._work.finish_client(trained, self._client)
-
-
-def _expect_one_number(loss: Tensor, objective: Objective) -> None:
-    """Raise `UserError` if the loss is not a scalar, because torch's error would not name the objective."""
-    if loss.dim():
-        shape = "×".join(map(str, loss.shape))
-        raise UserError(
-            f"loss() of {type(objective).__name__} returned {shape} numbers; expected one, such as their mean"
-        )
 
 
 def _contiguous(features: Tensor | None) -> Tensor | None:

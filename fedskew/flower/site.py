@@ -33,6 +33,7 @@ from fedskew.flower.site_state import SiteState
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
+from fedskew.methods.parts import collect
 from fedskew.models import make_model
 from fedskew.models.concatenation import concatenate
 
@@ -211,10 +212,7 @@ class SiteRun:
             local=LocalTraining(**facts["local"]),
             key=key,
         )
-        state: Tensors = {}
-        for part in work.members:
-            state |= part.client_state(work.sent.params)
-        whole = self.on_device({**state, **kept})
+        whole = self.on_device({**collect(work.members, "client_state", work.sent.params), **kept})
         return replace(work, assignments=[replace(work.assignments[0], state=whole)])
 
 

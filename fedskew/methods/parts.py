@@ -28,7 +28,7 @@ mapping.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import UserError
+from fedskew.methods.hook_results import named_tensors, wrong_aggregate
 
 Tensors = dict[str, Tensor]
 """Named tensors: a model's parameters, a state, or a message between client and server."""
@@ -102,6 +103,11 @@ class Outputs:
     @property
     def teacher(self) -> Outputs:
         """The outputs of the global model that the client received this round."""
+        if "teacher" not in self.companions:
+            raise UserError(
+                "loss() uses out.teacher, but companions() does not name it; expected companions() to return "
+                "{'teacher': 'eval'}"
+            )
         return self.companions["teacher"]
 
 
@@ -331,15 +337,40 @@ def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) 
         raise UserError(f"{method} needs a model that ends in a linear layer 'head'; choose one of fedskew's models")
 
 
+def collect(parts: Iterable[Part], hook: str, *arguments: object) -> Tensors:
+    """Call a hook of each part, and return all named tensors. Raises `UserError` if a hook returns anything else."""
+    collected: Tensors = {}
+    for part in parts:
+        collected |= _expect_tensors(part, hook, getattr(part, hook)(*arguments))
+    return collected
+
+
+def _expect_tensors(part: Part, hook: str, returned: object) -> Tensors:
+    if type(returned) is dict and all(isinstance(value, Tensor) for value in returned.values()):
+        return returned
+    return named_tensors(part, hook, returned)
+
+
+def same_form(tensors: object, others: Mapping[str, Tensor]) -> bool:
+    """Return whether these are tensors with the names, shapes and types of the others."""
+    if not isinstance(tensors, Mapping) or tensors.keys() != others.keys():
+        return False
+    return all(
+        isinstance(t := tensors[name], Tensor) and t.shape == other.shape and t.dtype == other.dtype
+        for name, other in others.items()
+    )
+
+
 def server_step(
     rule: ServerRule, parts: Sequence[Part], sent: Tensors, updates: Updates, state: Tensors
 ) -> tuple[Tensors, Tensors]:
     """Return the next global parameters, from the server rule, and the next server state, from all parts."""
-    params, after = rule.aggregate(sent, updates, state)
-    after = {**state, **after}
-    for part in parts:
-        after |= part.next_server_state(updates, state)
-    return params, after
+    stepped = rule.aggregate(sent, updates, state)
+    if not isinstance(stepped, tuple | list) or len(stepped) != 2 or not same_form(stepped[0], sent):
+        raise wrong_aggregate(rule, stepped, sent)
+    params, after = stepped
+    after = {**state, **_expect_tensors(rule, "aggregate", after)}
+    return params, after | collect(parts, "next_server_state", updates, state)
 
 
 Hook = Literal["opening", "closing", "perturbed"]

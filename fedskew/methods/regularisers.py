@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedskew.methods.hook_results import wrong_number
 from fedskew.methods.parts import Client, Mode, Objective, Outputs, Part, Tensors
 
 
@@ -35,7 +36,11 @@ class Regularised(Objective):
         return (*self.objective.members, self.regulariser)
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        return self.objective.loss(out, y, client) + self.regulariser.term(out, y, client)
+        loss, term = self.objective.loss(out, y, client), self.regulariser.term(out, y, client)
+        for part, hook, found in ((self.objective, "loss", loss), (self.regulariser, "term", term)):
+            if not isinstance(found, Tensor) or found.dim():
+                raise wrong_number(part, hook, found)
+        return loss + term
 
     def companions(self) -> dict[str, Mode]:
         return self.objective.companions()

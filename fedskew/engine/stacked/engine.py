@@ -251,7 +251,7 @@ class StackedEngine(Engine):
         """Run the opening pass, if there is one, and return the work. Returns None if the pass cannot be stacked."""
         try:
             return self._with_opening_pass(work, plans)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, UserError):
             raise
         except Exception as error:  # a user's hook may fail in any way, as in `_try_work`
             self._note_unstackable(error)
@@ -325,6 +325,8 @@ class StackedEngine(Engine):
             trial = Trial(self._network, self._data, work)
             tally, paddable = trial.tally(), trial.ignores_padding()
             fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
+        except UserError:
+            raise
         except Exception as error:  # a user's code may fail in any way, and a bug shows again in the plain engine
             self._note_unstackable(error)
             return _Ability(stackable=False)

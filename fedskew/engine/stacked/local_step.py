@@ -25,6 +25,7 @@ from fedskew.engine.optimisers import STEPS, clip
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.layouts import Layouts
 from fedskew.losses import IGNORE
+from fedskew.methods.hook_results import without_gradient_call
 from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained, uses_hook
 from fedskew.randomness import fold
 
@@ -128,7 +129,8 @@ class _Descent:
                 direction = torch.func.vmap(self._clip)(direction)
         else:
             direction = torch.func.vmap(self._direction)(params, self._batches.label_counts, self._batches.state)
-        assert self._recorded is not None, "the solver returned a direction without computing a gradient"
+        if self._recorded is None:
+            raise without_gradient_call(self._work.solver)
         loss, tally = self._recorded
         return StepResult(direction, self._buffers, loss, tally)
 

@@ -19,7 +19,8 @@ from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
 from fedskew.engine.model.network import Network
 from fedskew.engine.stacked.local_step import Batches, StepResult, compute_step, finish_clients
 from fedskew.losses import IGNORE
-from fedskew.methods.parts import Outputs, Seen, Tensors
+from fedskew.methods.hook_results import wrong_number, wrong_tally, wrong_tensors
+from fedskew.methods.parts import Outputs, Seen, Tensors, same_form
 from fedskew.randomness import fold
 
 _WHEN: tuple[PassKind, ...] = ("opening", "closing")
@@ -36,10 +37,21 @@ class Trial:
     def tally(self) -> dict[str, torch.dtype]:
         """Return the dtypes of the objective's tally. Raises an error if the step cannot be stacked."""
         found = self._compute_step(1, self._few.samples, len(self._few.samples))
+        self._check_step(found)
         params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
         steps = torch.ones(1, dtype=next(iter(params.values())).dtype, device=self._data.y.device)
         finish_clients(self._work, params, steps, *self._client_tensors(1), self._closing(params))
         return {name: t.dtype for name, t in found.tally.items()}
+
+    def _check_step(self, found: StepResult) -> None:
+        """Check what the hooks of one client's step returned. Raises `UserError`."""
+        work, direction = self._work, {name: t[0] for name, t in found.direction.items()}
+        if not same_form(direction, work.sent.params):
+            raise wrong_tensors(work.solver, "direction", direction, work.sent.params)
+        if found.loss.dim() > 1:
+            raise wrong_number(work.objective, "loss", found.loss[0])
+        if any(count.dim() > 1 for count in found.tally.values()):
+            raise wrong_tally(work.objective, {name: t[0] for name, t in found.tally.items()})
 
     def _closing(self, params: Tensors) -> Tensors:
         """Return the sums of one client's closing pass."""

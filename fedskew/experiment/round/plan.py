@@ -16,6 +16,7 @@ from fedskew.experiment.round.runtime import ModelRuntime
 from fedskew.experiment.round.sampler import ClientSampler, Participants, model_number
 from fedskew.experiment.round.state import ClientStates, RunState, ServerModel, initial_state, model_from_state
 from fedskew.methods import Method, Part, Stage, Tensors
+from fedskew.methods.parts import collect
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,7 @@ class RoundPlanner:
 
     def new_model(self, model: ModelState) -> ServerModel:
         """Add to an untrained model what the method keeps for it on the server."""
-        state: Tensors = {}
-        for part in self._method.members:
-            state |= part.server_state(model.params)
-        return ServerModel(model, server_state=state)
+        return ServerModel(model, server_state=collect(self._method.members, "server_state", model.params))
 
     def plan(self, stage: Stage, state: RunState, runtime: ModelRuntime) -> RoundPlan:
         """Plan the next round, in this stage."""
@@ -68,15 +66,12 @@ class RoundPlanner:
         if stage.concatenates and not state.stage_round:
             start = self.new_model(runtime.network.state())
         participants = self._sampler.sample(stage, start.rounds)
-        downlink: Tensors = {}
-        for part in parts:
-            downlink |= part.downlink(start.server_state)
         work = RoundWork(
             objective=stage.objective,
             solver=self._method.solver,
             server=self._method.server,
             sent=start.model,
-            downlink=downlink,
+            downlink=collect(parts, "downlink", start.server_state),
             companions={name: m.model for name, m in state.models.items()},
             assignments=self._assignments(stage, parts, start, participants, state.clients),
             local=self._local_training(stage, start),

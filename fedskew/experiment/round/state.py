@@ -18,6 +18,7 @@ import torch
 from fedskew.engine import ModelState, on_host
 from fedskew.experiment.config import Config
 from fedskew.methods import Method, Part, Stage, Survey, Tensors, pack, unpack
+from fedskew.methods.parts import collect
 from fedskew.methods.stages import Notes
 
 Versions = Mapping[str, Mapping[int, int]]
@@ -173,10 +174,7 @@ class RunStages:
 
 def initial_state(parts: Sequence[Part], params: Tensors) -> Tensors:
     """The state of every client before its first round, on the host."""
-    state: Tensors = {}
-    for part in parts:
-        state |= part.client_state(params)
-    return {name: t.cpu() for name, t in state.items()}
+    return {name: t.cpu() for name, t in collect(parts, "client_state", params).items()}
 
 
 def states_after(

@@ -1,0 +1,109 @@
+"""Errors for hooks that return the wrong thing: one line that names the hook and what was expected.
+
+Engines check what hooks return at the boundary of a round or in its first step, and call these functions only if
+something is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedskew.errors import UserError, did_you_mean
+
+
+def named_tensors(part: object, hook: str, returned: object) -> dict[str, Tensor]:
+    """Return the tensors by name. Raises `UserError` unless `returned` is a mapping from names to tensors."""
+    expected = "expected a dict of tensors by name, which may be empty"
+    if not isinstance(returned, Mapping):
+        raise UserError(f"{_call(part, hook)} returned {_describe(returned)}; {expected}")
+    for name, value in returned.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise UserError(f"{_call(part, hook)} returned {_describe(value)} as {name!r}; {expected}")
+    return dict(returned)
+
+
+def wrong_number(part: object, hook: str, returned: object) -> UserError:
+    """Make the error for a hook that must return a scalar tensor from which a gradient can be computed."""
+    what = _call(part, hook)
+    if not isinstance(returned, Tensor):
+        return UserError(f"{what} returned {_describe(returned)}; expected a tensor with one number, such as a mean")
+    if returned.dim():
+        shape = "×".join(map(str, returned.shape))
+        return UserError(f"{what} returned {shape} numbers; expected one, such as their mean")
+    return UserError(f"{what} returned a number without a gradient; expected one that is computed from `out.logits`")
+
+
+def wrong_tensors(part: object, hook: str, returned: object, expected: Mapping[str, Tensor]) -> UserError:
+    """Make the error for a hook that must return one tensor per parameter, with the parameter's shape and type."""
+    what = _call(part, hook)
+    if not isinstance(returned, Mapping):
+        return UserError(f"{what} returned {_describe(returned)}; expected a dict with a tensor for each parameter")
+    for name, parameter in expected.items():
+        if name not in returned:
+            return UserError(f"{what} returned no {name!r}; expected a tensor for each of the parameters")
+        if (found := _describe(returned[name])) != (wanted := _describe(parameter)):
+            return UserError(f"{what} returned {found} as {name!r}; expected {wanted}")
+    unknown = next(name for name in returned if name not in expected)
+    hint = did_you_mean(str(unknown), expected)
+    return UserError(f"{what} returned {unknown!r}, which is not a parameter;{hint} expected only the parameters")
+
+
+def wrong_aggregate(part: object, returned: object, sent: Mapping[str, Tensor]) -> UserError:
+    """Make the error for a server rule that does not return the next parameters and the next state."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        found = f"{len(returned)} values" if isinstance(returned, tuple | list) else _describe(returned)
+        return UserError(
+            f"{_call(part, 'aggregate')} returned {found}; expected two: the next parameters and the state"
+        )
+    return wrong_tensors(part, "aggregate", returned[0], sent)
+
+
+def wrong_tally(part: object, returned: Mapping[str, Tensor]) -> UserError:
+    """Make the error for a tally that is not one number per name."""
+    name, value = next((name, value) for name, value in returned.items() if value.dim())
+    return UserError(f"{_call(part, 'tally')} returned {_describe(value)} as {name!r}; expected one number")
+
+
+def wrong_perturbation(part: object, returned: object, features: Tensor) -> UserError:
+    """Make the error for perturbed features that are not features."""
+    what, expected = _call(part, "perturbed"), _describe(features)
+    return UserError(f"{what} returned {_describe(returned)}; expected {expected}, like the features")
+
+
+def undeclared_state(part: object, name: str) -> UserError:
+    """Make the error for a client that keeps a tensor which it did not have before its first round."""
+    return UserError(f"{_call(part, 'next_state')} returned {name!r}; expected only names that client_state() returns")
+
+
+def without_gradient_call(solver: object) -> UserError:
+    """Make the error for a solver that does not compute a gradient, so that no loss is known."""
+    return UserError(f"{_call(solver, 'direction')} did not call gradient(); expected gradient(params) at least once")
+
+
+def unknown_companion(objective: object, name: str, models: Mapping[str, object]) -> UserError:
+    """Make the error for a companion that does not exist."""
+    what = _call(objective, "companions")
+    if name.startswith("state/"):
+        kept = name.removeprefix("state/")
+        return UserError(
+            f"{what} names {name!r}, but clients keep no model {kept!r}; expected client_state() and next_state() to "
+            f"return fedskew.pack({kept!r}, …)"
+        )
+    choices = ["teacher", *models]
+    return UserError(
+        f"{what} names {name!r};{did_you_mean(name, choices)} choose from: {', '.join(choices)}, state/NAME"
+    )
+
+
+def _call(part: object, hook: str) -> str:
+    return f"{hook}() of {type(part).__name__}"
+
+
+def _describe(value: object) -> str:
+    """Describe a value in a few words: a tensor by type and shape, anything else by its type."""
+    if isinstance(value, Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"a {kind} tensor of shape {'×'.join(map(str, value.shape)) or '()'}"
+    return "None" if value is None else f"a {type(value).__name__}"
