@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedskew.engine import kernels
 from fedskew.methods.parts import Tensors
 
 STEPS = "steps"
@@ -34,6 +35,8 @@ class LocalOptimiser(ABC):
     """Names of the state tensors that are shaped like the parameters."""
     counts_steps: ClassVar[bool] = False
     """Whether its state has `STEPS`."""
+    has_kernel: ClassVar[bool] = False
+    """Whether a kernel takes the step of one parameter of all clients on a GPU (`kernels.sgd`)."""
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -50,7 +53,7 @@ class LocalOptimiser(ABC):
     ) -> None:
         """Change parameters and state in place. On a GPU, `lr` is a tensor, whose value a captured step reads anew.
 
-        `fused` allows PyTorch's fused kernels, which a compiler cannot combine with other operations.
+        `fused` allows our kernels, which a compiler cannot combine with other operations.
         """
 
     def new_state(self, params: Sequence[Tensor]) -> State:
@@ -68,6 +71,7 @@ class SGD(LocalOptimiser):
     nesterov: bool = False
 
     shaped_state = ("velocity",)
+    has_kernel = True
 
     def step(
         self,
@@ -82,8 +86,8 @@ class SGD(LocalOptimiser):
             self._foreach_step(list(params), list(direction), list(velocity), lr)
             return
         for p, g, v in zip(params, direction, velocity, strict=True):
-            if fused and p.dtype == torch.float32:
-                self._fused_step(p, g, v, lr)
+            if fused and kernels.can_step(p, g):
+                kernels.stacked_sgd_step(p, g, v, lr, self.momentum, self.weight_decay, self.nesterov)
             else:
                 self._device_step(p, g, v, lr)
 
@@ -96,12 +100,6 @@ class SGD(LocalOptimiser):
             ahead = torch._foreach_add(direction, velocity, alpha=self.momentum) if self.nesterov else velocity
             direction = list(ahead)
         torch._foreach_add_(params, direction, alpha=-lr)
-
-    def _fused_step(self, p: Tensor, g: Tensor, v: Tensor, lr: Tensor) -> None:
-        torch._fused_sgd_(
-            [p], [g], [v] if self.momentum else [], weight_decay=self.weight_decay, momentum=self.momentum, lr=lr,
-            dampening=0.0, nesterov=self.nesterov, maximize=False, is_first_step=False,
-        )  # fmt: skip
 
     def _device_step(self, p: Tensor, g: Tensor, v: Tensor, lr: Tensor) -> None:
         g = g + self.weight_decay * p if self.weight_decay else g

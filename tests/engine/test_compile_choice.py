@@ -1,10 +1,11 @@
-"""Steps are compiled when the user says so, or by a rule of the run's length; the server hands that on."""
+"""Steps are compiled when the user says so, or by a rule of the run's length and the model's layers; the server hands that on."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from torch import nn
 from toy_runs import image_federation, linear, server
 
 from fedskew.engine import worth_compiling
@@ -14,17 +15,18 @@ from fedskew.experiment.round import runtime
 @pytest.mark.parametrize(
     ("wish", "steps", "compiled"),
     [
-        ("auto", 4_999, False),
-        ("auto", 5_000, True),
+        ("auto", 199_999, False),
+        ("auto", 200_000, True),
         ("never", 1e9, False),
         ("always", 1, True),
     ],
 )
 def test_when_steps_are_compiled(wish: str, steps: float, compiled: bool) -> None:
-    assert worth_compiling(wish, steps) is compiled
+    two_layers = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert worth_compiling(wish, steps, two_layers) is compiled
 
 
-@pytest.mark.parametrize(("rounds", "compiled"), [(10, False), (2_000, True)])
+@pytest.mark.parametrize(("rounds", "compiled"), [(10, False), (100_000, True)])
 def test_a_run_s_local_steps_count(rounds: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of 8 samples in batches of 5 take two steps in each of two epochs."""
     told: list[bool] = []

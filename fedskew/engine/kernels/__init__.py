@@ -11,5 +11,19 @@ from fedskew.engine.kernels.availability import supported
 from fedskew.engine.kernels.batch_norm import Activation, stacked_batch_norm
 from fedskew.engine.kernels.convolution import stacked_conv2d
 from fedskew.engine.kernels.depthwise import stacked_depthwise_conv2d
+from fedskew.engine.kernels.linear import stacked_linear
+from fedskew.engine.kernels.max_pool import pools_disjoint_windows, stacked_max_pool
+from fedskew.engine.kernels.sgd import can_step, stacked_sgd_step
 
-__all__ = ["Activation", "stacked_batch_norm", "stacked_conv2d", "stacked_depthwise_conv2d", "supported"]
+__all__ = [
+    "Activation",
+    "can_step",
+    "pools_disjoint_windows",
+    "stacked_batch_norm",
+    "stacked_conv2d",
+    "stacked_depthwise_conv2d",
+    "stacked_linear",
+    "stacked_max_pool",
+    "stacked_sgd_step",
+    "supported",
+]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.kernels.geometry import aligned, blocks, channels_first, channels_last, is_power_of_two
+from fedskew.engine.kernels.operations import operation
 
 Activation = Literal["none", "relu", "relu6"]
 _BOUNDS = {"none": (-math.inf, math.inf), "relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
@@ -265,7 +266,7 @@ def _rule(x: Tensor, *, backwards: bool) -> Tiling:
     return tiling(clients, samples * h * w, channels, x.dtype, backwards=backwards)
 
 
-@torch.library.custom_op("fedskew::stacked_batch_norm", mutates_args=())
+@operation("stacked_batch_norm")
 def _forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, valid: Tensor | None, eps: float, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -275,7 +276,7 @@ def _forward(
     return launch_normalisation(x, weight, bias, launch_statistics(x, valid, rule), eps, activation, rule)
 
 
-@torch.library.custom_op("fedskew::stacked_batch_norm_gradient", mutates_args=())
+@operation("stacked_batch_norm_gradient")
 def _gradient(
     grad: Tensor,
     x: Tensor,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.kernels.geometry import blocks, power_of_two
+from fedskew.engine.kernels.operations import operation
 
 _PROGRAMS = 1056
 """Eight per multiprocessor of an H200, which has 132."""
@@ -28,7 +29,7 @@ def _cut(images: Tensor) -> tuple[int, int, int]:
     return block_rows, block_channels, splits
 
 
-@torch.library.custom_op("fedskew::stacked_channel_sums", mutates_args=())
+@operation("stacked_channel_sums")
 def _partial_sums(images: Tensor) -> Tensor:
     """Return partial sums: [splits, K, C]."""
     from fedskew.engine.kernels.channel_sums_programs import sums_program

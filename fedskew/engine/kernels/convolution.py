@@ -17,6 +17,8 @@ from torch import Tensor
 from fedskew.engine.kernels.availability import tf32_allowed, working_dtype
 from fedskew.engine.kernels.channel_sums import channel_sums
 from fedskew.engine.kernels.geometry import Geometry, aligned, blocks, channels_first, channels_last, power_of_two
+from fedskew.engine.kernels.operations import operation
+from fedskew.engine.kernels.weights import packed_weights, summed_gradient
 
 
 def stacked_conv2d(
@@ -26,12 +28,10 @@ def stacked_conv2d(
 
     The result is in channels-last memory, which is also the best layout for the images.
     """
-    dtype = working_dtype(x)
-    images, packed = channels_last(x.to(dtype)), weight.permute(0, 1, 3, 4, 2).to(dtype).contiguous()
+    images = channels_last(x.to(working_dtype(x)))
     if x.shape[2] == 3:  # add a channel of zeros, so that whole pixels can be loaded
-        images, packed = F.pad(images, (0, 1)), F.pad(packed, (0, 1))
-    flat_bias = None if bias is None else bias.to(dtype)
-    return channels_first(_forward(images, packed, flat_bias, stride, padding, tf32_allowed()))
+        images = F.pad(images, (0, 1))
+    return channels_first(_forward(images, weight, bias, stride, padding, tf32_allowed()))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,16 @@ class Tiling:
 
 
 def _precision(dtype: torch.dtype, tf32: bool) -> str:
-    return "tf32" if tf32 or dtype != torch.float32 else "ieee"
+    """Return how blocks are multiplied. Float32 without TF32 takes three TF32 products, which are as exact."""
+    return "tf32" if tf32 or dtype != torch.float32 else "tf32x3"
+
+
+def _gradient_precision(dtype: torch.dtype, tf32: bool) -> str:
+    """Return how blocks are multiplied for the weights' gradient, where one factor is transposed.
+
+    TF32's tensor cores cannot read a transposed factor. Three products of bfloat16 are faster, and more exact.
+    """
+    return "bf16x3" if tf32 and dtype == torch.float32 else _precision(dtype, tf32)
 
 
 # -- block sizes, by shape ---------------------------------------------------------------------------------
@@ -71,11 +80,11 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
 
     Blocks are as wide as the result, so that the images are read once. A block of the reduction lies inside one tap if
     the channels allow it. Otherwise it holds all taps if whole pixels of four channels can be loaded. In all other
-    cases it has 32 entries, some of them padding. Exact float32 has no tensor cores and needs small blocks, or it would
-    spill registers.
+    cases it has 32 entries, some of them padding. Exact float32 needs small blocks, because a program holds each block
+    in two parts.
     """
-    if _precision(dtype, tf32) == "ieee":
-        return Tiling(64, power_of_two(16, 64, columns), 16, warps=4, stages=2)
+    if _precision(dtype, tf32) == "tf32x3":
+        return Tiling(64, power_of_two(16, 64, columns), 32 if channels % 32 == 0 else 16, warps=4, stages=3)
     block_channels = power_of_two(16, 128, columns)
     short = dtype != torch.float32
     in_tap = next((d for d in (64 if short else 32, 32, 16) if channels % d == 0), None)
@@ -88,22 +97,21 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
     return Tiling(128, block_channels, depth, warps=8 if block_channels == 128 else 4, stages=2)
 
 
-def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype, tf32: bool) -> Tiling:
-    """Return a tiling with 128 rows of taps and input channels, so that the output's gradient is read few times.
+def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype) -> Tiling:
+    """Return a tiling with many rows of taps and input channels, so that the output's gradient is read few times.
 
     Channels that do not fill a vector are loaded one by one. Then there are fewer pixels at once, to avoid spilling
-    registers.
+    registers. Float32 blocks are smaller, because they are multiplied in parts.
     """
-    exact = _precision(dtype, tf32) == "ieee"
-    depth = power_of_two(16, 64 if exact else 128, shape.depth)
-    block_channels = power_of_two(16, 64 if exact else 128, shape.o)
-    pixels = 16 if exact else 64 if dtype != torch.float32 and shape.c % 8 == 0 else 32
+    single = dtype == torch.float32
+    depth = power_of_two(16, 64 if single and shape.c % 16 == 0 else 128, shape.depth)
+    block_channels = power_of_two(16, 64 if single else 128, shape.o)
+    pixels = 64 if shape.c % (16 if single else 8) == 0 else 32
     programs = clients * blocks(shape.depth, depth) * blocks(shape.o, block_channels)
     most = max(1, samples * shape.ho * shape.wo // (8 * pixels))
     splits = min(most, _even_splits(programs))
-    return Tiling(
-        pixels, block_channels, depth, warps=8 if depth * block_channels == 128 * 128 else 4, stages=3, splits=splits
-    )
+    warps = 8 if depth * block_channels == 128 * 128 else 4
+    return Tiling(pixels, block_channels, depth, warps, stages=2 if single and pixels == 64 else 3, splits=splits)
 
 
 def _even_splits(programs: int) -> int:
@@ -141,6 +149,7 @@ def _windows(shape: Geometry) -> dict[str, int]:
 def launch_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry, tf32: bool, tiling: Tiling
 ) -> Tensor:
+    """Convolve with weights [K, O, kh·kw, C]."""
     from fedskew.engine.kernels.convolution_programs import fixed_forward_program, forward_program
 
     clients, samples = x.shape[:2]
@@ -167,22 +176,20 @@ def launch_forward(
 def launch_input_gradient(
     grad: Tensor, weight: Tensor, samples: int, shape: Geometry, tf32: bool, tiling: Tiling
 ) -> Tensor:
+    """Return the gradient of the images, for weights [K, O, kh·kw, C] in any memory order."""
     from fedskew.engine.kernels.convolution_programs import fixed_input_gradient_program, input_gradient_program
 
     clients = len(grad)
     grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
-    flat = weight.reshape(clients, shape.o, shape.taps, shape.c)
-    if grad.dtype == torch.float32:  # tensor cores need a contiguous reduction axis for TF32
-        flat = flat.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
     phase = blocks(shape.h, shape.sh) * blocks(shape.w, shape.sw)
     grid = (blocks(samples * phase, tiling.pixels) * blocks(shape.c, tiling.channels), clients, shape.sh * shape.sw)
     program = fixed_input_gradient_program if _fixed(shape) else input_gradient_program
     program[grid](
         grad.contiguous(),
-        flat,
+        weight,
         grad_x,
         samples,
-        *flat.stride()[1:],
+        *weight.stride()[1:],
         **_sizes(shape),
         **_windows(shape),
         WHOLE=shape.o % tiling.depth == 0,
@@ -211,7 +218,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool,
         **_sizes(shape),
         **_windows(shape),
         SHIFTS=_shifts(shape),
-        PRECISION=_precision(x.dtype, tf32),
+        PRECISION=_gradient_precision(x.dtype, tf32),
         **tiling.constants(),
     )
     return partial
@@ -220,33 +227,36 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool,
 # -- operations --------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("fedskew::stacked_conv2d", mutates_args=())
+@operation("stacked_conv2d")
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
-    """Convolve images [K, B, H, W, C] with weights [K, O, kh, kw, C]."""
-    shape = Geometry.from_shapes(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
-    return launch_forward(x, weight, bias, shape, tf32, product_tiling(shape.o, shape.c, shape.taps, x.dtype, tf32))
+    """Convolve images [K, B, H, W, C] with weights [K, O, C, kh, kw]. The images may have more channels, of zeros."""
+    shape = Geometry.from_shapes(x.shape, weight.shape[1], weight.shape[3:], stride, padding)
+    tiling = product_tiling(shape.o, shape.c, shape.taps, x.dtype, tf32)
+    return launch_forward(x, packed_weights(weight, shape.c, x.dtype), bias, shape, tf32, tiling)
 
 
-@torch.library.custom_op("fedskew::stacked_conv2d_input_gradient", mutates_args=())
+@operation("stacked_conv2d_input_gradient")
 def _input_gradient(
     grad: Tensor, weight: Tensor, image: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
     """Return the gradient of images of the given shape."""
-    shape = Geometry.from_shapes(image, weight.shape[1], weight.shape[2:4], stride, padding)
+    shape = Geometry.from_shapes(image, weight.shape[1], weight.shape[3:], stride, padding)
     tiling = product_tiling(shape.c, shape.o, shape.taps, grad.dtype, tf32)
-    return launch_input_gradient(grad, weight, image[1], shape, tf32, tiling)
+    # Tensor cores need a contiguous reduction axis for TF32.
+    packed = packed_weights(weight, shape.c, grad.dtype, outputs_last=grad.dtype == torch.float32)
+    return launch_input_gradient(grad, packed, image[1], shape, tf32, tiling)
 
 
-@torch.library.custom_op("fedskew::stacked_conv2d_weight_gradient", mutates_args=())
+@operation("stacked_conv2d_weight_gradient")
 def _weight_gradient(
-    x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
+    x: Tensor, grad: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
-    """Return partial sums [splits, K, kh·kw·C, O] of the gradient, in float32."""
-    shape = Geometry.from_shapes(x.shape, grad.shape[-1], window, stride, padding)
-    tiling = weight_gradient_tiling(x.shape[0], x.shape[1], shape, x.dtype, tf32)
-    return launch_weight_gradient(x, grad, shape, tf32, tiling)
+    """Return the gradient of these weights."""
+    shape = Geometry.from_shapes(x.shape, grad.shape[-1], weight.shape[3:], stride, padding)
+    tiling = weight_gradient_tiling(x.shape[0], x.shape[1], shape, x.dtype)
+    return summed_gradient(launch_weight_gradient(x, grad, shape, tf32, tiling), weight)
 
 
 @_forward.register_fake
@@ -258,7 +268,7 @@ def _(
     padding: Sequence[int],
     tf32: bool,  # noqa: ARG001
 ) -> Tensor:
-    shape = Geometry.from_shapes(x.shape, weight.shape[1], weight.shape[2:4], stride, padding)
+    shape = Geometry.from_shapes(x.shape, weight.shape[1], weight.shape[3:], stride, padding)
     return x.new_empty(*x.shape[:2], shape.ho, shape.wo, shape.o)
 
 
@@ -276,11 +286,14 @@ def _(
 
 @_weight_gradient.register_fake
 def _(
-    x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int], tf32: bool
+    x: Tensor,  # noqa: ARG001
+    grad: Tensor,  # noqa: ARG001
+    weight: Tensor,
+    stride: Sequence[int],  # noqa: ARG001
+    padding: Sequence[int],  # noqa: ARG001
+    tf32: bool,  # noqa: ARG001
 ) -> Tensor:
-    shape = Geometry.from_shapes(x.shape, grad.shape[-1], window, stride, padding)
-    splits = weight_gradient_tiling(x.shape[0], x.shape[1], shape, x.dtype, tf32).splits
-    return x.new_empty(splits, x.shape[0], shape.depth, shape.o, dtype=torch.float32)
+    return weight.new_empty(weight.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
@@ -297,10 +310,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         grad_x = _input_gradient(grad, weight, ctx.image, ctx.stride, ctx.padding, ctx.tf32)
     if ctx.needs_input_grad[1]:
-        clients, out_channels, kh, kw, channels = weight.shape
-        partial = _weight_gradient(x, grad, (kh, kw), ctx.stride, ctx.padding, ctx.tf32)
-        whole = partial.sum(0).view(clients, kh, kw, channels, out_channels)
-        grad_weight = whole.permute(0, 4, 1, 2, 3).to(weight.dtype)
+        grad_weight = _weight_gradient(x, grad, weight, ctx.stride, ctx.padding, ctx.tf32)
     if ctx.needs_input_grad[2]:
         grad_bias = channel_sums(grad).to(ctx.bias_dtype)
     return grad_x, grad_weight, grad_bias, None, None, None

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from fedskew.engine.kernels.division_programs import pixel_place
+from fedskew.engine.kernels.product_programs import product
 
 _SIZES = ("h", "w", "groups", "ho", "wo", "out_groups")
 _NUMBERS = ("samples", "chunk", *_SIZES)
@@ -92,7 +93,7 @@ def forward_program(
             first = tl.where(first == C, 0, first)
             i = tl.where(j == KW, i + 1, i)
             j = tl.where(j == KW, 0, j)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        acc = product(a, b, acc, PRECISION)
     if HAS_BIAS:
         acc += tl.load(bias + client * O + out, mask=out < O, other=0.0).to(tl.float32)[None, :]
     y += client * samples * (ho * wo * O)
@@ -176,7 +177,7 @@ def input_gradient_program(
         else:
             a = tl.load(grad + base[:, None] + offset[None, :], mask=seen[:, None] & (out < O)[None, :], other=0.0)
             b = tl.load(at, mask=(out < O)[:, None] & (channel < C)[None, :], other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        acc = product(a, b, acc, PRECISION)
     grad_x += client * samples * (h * w * C)
     target = ((sample * h + top) * w + side) * C
     tl.store(
@@ -240,7 +241,7 @@ def weight_gradient_program(
         a = tl.load(x + base[:, None] + offset[None, :], mask=seen, other=0.0)
         known = (pixel < pixels)[:, None] & (out < O)[None, :]
         b = tl.load(grad + pixel[:, None] * O + out[None, :], mask=known, other=0.0)
-        acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
+        acc = product(tl.trans(a), b, acc, PRECISION)
     partial += (split * tl.num_programs(1) + client) * (KH * KW * C * O)
     tl.store(partial + k[:, None] * O + out[None, :], acc, mask=(k < KH * KW * C)[:, None] & (out < O)[None, :])
 

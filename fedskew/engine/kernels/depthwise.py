@@ -15,6 +15,7 @@ from torch import Tensor
 from fedskew.engine.kernels.availability import working_dtype
 from fedskew.engine.kernels.channel_sums import channel_sums
 from fedskew.engine.kernels.geometry import Geometry, blocks, channels_first, channels_last, power_of_two
+from fedskew.engine.kernels.operations import operation
 
 
 def stacked_depthwise_conv2d(
@@ -177,13 +178,13 @@ def _geometry(image: Sequence[int], window: Sequence[int], stride: Sequence[int]
     return Geometry.from_shapes(image, image[-1], window, stride, padding)
 
 
-@torch.library.custom_op("fedskew::stacked_depthwise_conv2d", mutates_args=())
+@operation("stacked_depthwise_conv2d")
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
     shape = _geometry(x.shape, weight.shape[1:3], stride, padding)
     return launch_forward(x, weight, bias, shape, pass_tiling(shape))
 
 
-@torch.library.custom_op("fedskew::stacked_depthwise_conv2d_input_gradient", mutates_args=())
+@operation("stacked_depthwise_conv2d_input_gradient")
 def _input_gradient(
     grad: Tensor, weight: Tensor, image: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
@@ -192,7 +193,7 @@ def _input_gradient(
     return launch_input_gradient(grad, weight, shape, pass_tiling(shape))
 
 
-@torch.library.custom_op("fedskew::stacked_depthwise_conv2d_weight_gradient", mutates_args=())
+@operation("stacked_depthwise_conv2d_weight_gradient")
 def _weight_gradient(
     x: Tensor, grad: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:

@@ -21,6 +21,7 @@ from fedskew.engine.kernels import Activation
 from fedskew.engine.model.stacked_layers import (
     RULES,
     Operation,
+    Rule,
     Stacked,
     StackedForward,
     StackedLayer,
@@ -29,6 +30,7 @@ from fedskew.engine.model.stacked_layers import (
     attribute,
     batch_norm,
     is_stacked,
+    pooling,
 )
 
 
@@ -71,7 +73,7 @@ def _lift(module: nn.Module) -> StackedModel:
     *nodes, output = graph.nodes
     if output.op != "output":
         raise ValueError("the model returns nothing")
-    activations, fused = _activations_after_norms(graph, module)
+    activations, fused = _fused_activations(graph, module)
     operations = {
         node: _AlreadyApplied(node) if node in fused else _operation(node, module, activations.get(node, "none"))
         for node in nodes
@@ -96,7 +98,7 @@ def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Oper
 
 @dataclass(frozen=True)
 class _AlreadyApplied:
-    """An activation that the BatchNorm before it has already applied. It returns its input."""
+    """An activation that the layer before or after it applies. It returns its input."""
 
     node: fx.Node
 
@@ -130,21 +132,34 @@ class _AnyOperation:
 _ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", F.relu: "relu", torch.relu: "relu"}
 
 
-def _activations_after_norms(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node, Activation], set[fx.Node]]:
-    """Find the BatchNorm layers that feed only an activation, and the nodes of these activations."""
+def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node, Activation], set[fx.Node]]:
+    """Find the layers that can apply the activation beside them, and the nodes of these activations.
+
+    They are BatchNorm layers that feed only an activation, and max-pooling that alone is fed by a ReLU.
+    """
     found: dict[fx.Node, Activation] = {}
     done: set[fx.Node] = set()
     for node in graph.nodes:
         source = node.args[0] if node.args else None
         kind = type(module.get_submodule(node.target)) if node.op == "call_module" else node.target
-        if kind in _ACTIVATIONS and isinstance(source, fx.Node) and _is_norm(source, module) and len(source.users) == 1:
+        if kind not in _ACTIVATIONS or not isinstance(source, fx.Node):
+            continue
+        user = next(iter(node.users), node)
+        if _has_rule(source, module, batch_norm) and len(source.users) == 1:
             found[source] = _ACTIVATIONS[kind]
+            done.add(node)
+        elif _ACTIVATIONS[kind] == "relu" and len(node.users) == 1 and _is_max_pooling(user, module):
+            found[user] = "relu"
             done.add(node)
     return found, done
 
 
-def _is_norm(node: fx.Node, module: nn.Module) -> bool:
-    return node.op == "call_module" and RULES.get(type(module.get_submodule(str(node.target)))) is batch_norm
+def _has_rule(node: fx.Node, module: nn.Module, rule: Rule) -> bool:
+    return node.op == "call_module" and RULES.get(type(module.get_submodule(str(node.target)))) is rule
+
+
+def _is_max_pooling(node: fx.Node, module: nn.Module) -> bool:
+    return _has_rule(node, module, pooling) and isinstance(module.get_submodule(str(node.target)), nn.MaxPool2d)
 
 
 # -- operations without a rule -----------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class StackedForward:
     statistics: Tensors = field(default_factory=dict)
     """New running statistics of BatchNorm."""
     activation: Activation = "none"
-    """The activation that directly follows the layer. BatchNorm applies it in the same pass over its values."""
+    """The activation directly after BatchNorm or before pooling. The layer applies it in the same pass over memory."""
 
     def tensor(self, layer: str, name: str) -> Tensor | None:
         qualified = f"{layer}.{name}" if layer else name
@@ -205,6 +205,8 @@ def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _matrix_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if rows.device.type == "cuda" and weight.dtype != torch.float64:
+        return kernels.stacked_linear(rows, weight, bias)
     matrices = weight.transpose(1, 2)
     return torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, matrices)
 
@@ -358,7 +360,10 @@ def _dropout(forward: StackedForward, name: str, layer: KeyedDropout, x: Tensor)
 
 
 @rule(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-def _pooling(forward: StackedForward, name: str, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG001
+def pooling(forward: StackedForward, name: str, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG001
+    if isinstance(layer, nn.MaxPool2d) and kernels.pools_disjoint_windows(layer) and kernels.supported(x, x):
+        return kernels.stacked_max_pool(x, layer, forward.activation == "relu")
+    x = _activated(x, forward.activation)
     if _channels_adjoin(x):
         return _from_channels(layer(_as_channels(x)), forward.clients)
     return _split(layer(x.flatten(0, 1)), 0, x.shape[:2])

@@ -236,7 +236,7 @@ class SlotStep:
     """Whether no batch is padded."""
     channels_last: bool
     fused: bool
-    """Whether the optimiser may use PyTorch's fused kernels. Without them, a compiler can fuse more operations."""
+    """Whether the optimiser may use its kernel, if it has one. Without it, a compiler can fuse more operations."""
 
     def __call__(self, memory: Memory) -> None:
         """Take the step at the position `inputs["at"]`, and advance the position, without help from the host."""
@@ -265,9 +265,9 @@ class SlotStep:
             memory["sums"][f"tally {name}"] += value
 
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
-        """Update the parameters: on a GPU whole rows of memory at once, on a CPU one tensor after another."""
+        """Update the parameters: one by one on a CPU and with a kernel, otherwise whole rows of memory at once."""
         layout, optimiser = self.layouts.params, self.work.local.local_optimiser
-        by_tensor = isinstance(lr, float)
+        by_tensor = isinstance(lr, float) or (self.fused and optimiser.has_kernel)
         flat_direction = direction if by_tensor else layout.flat(direction)
         names = list(flat_direction)
 

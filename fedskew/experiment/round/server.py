@@ -44,7 +44,7 @@ class Server:
         self._federation, self._config = federation, config
         if federation.dataset.in_memory:
             self.repeated_by = "the same call in Python, with the same data"
-        self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config))
+        self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config, model))
         self.device = self._runtimes.devices[0]
         self._runtime = self._runtimes.runtime(model, self._resolve_engine(model))
         self._concatenated: tuple[list[ModelState], ModelRuntime] | None = None
@@ -208,6 +208,6 @@ class Server:
         return self._concatenated[1]
 
 
-def _compiles_steps(federation: Federation, config: Config) -> bool:
+def _compiles_steps(federation: Federation, config: Config, model: nn.Module) -> bool:
     steps = -(-float(federation.sizes.mean()) // config.batch_size)
-    return worth_compiling(config.compile, config.rounds * config.local_epochs * steps)
+    return worth_compiling(config.compile, config.rounds * config.local_epochs * steps, model)

@@ -214,8 +214,8 @@ def test_the_operations_are_what_they_say(dense: bool) -> None:
     x, weight, bias, stride, padding = dense_case("stride 2") if dense else depthwise_case("stride 2")
     images = x.permute(0, 1, 3, 4, 2).contiguous().requires_grad_()
     if dense:
-        packed = weight.permute(0, 1, 3, 4, 2).contiguous().requires_grad_()
-        torch.library.opcheck(convolution._forward, (images, packed, bias, [stride] * 2, [padding] * 2, False))
+        given = (images, weight.requires_grad_(), bias, [stride] * 2, [padding] * 2, False)
+        torch.library.opcheck(convolution._forward.overload, given)
     else:
         packed = weight.squeeze(2).permute(0, 2, 3, 1).contiguous().requires_grad_()
-        torch.library.opcheck(depthwise._forward, (images, packed, bias, [stride] * 2, [padding] * 2))
+        torch.library.opcheck(depthwise._forward.overload, (images, packed, bias, [stride] * 2, [padding] * 2))

@@ -210,7 +210,7 @@ def test_the_operation_is_what_it_says() -> None:
     assert bias is not None
     images = x.permute(0, 1, 3, 4, 2).contiguous().requires_grad_()
     torch.library.opcheck(
-        _forward,
+        _forward.overload,
         (images, weight.requires_grad_(), bias.requires_grad_(), some_valid(x), EPS, "relu"),
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
     )

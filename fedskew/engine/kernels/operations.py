@@ -1,0 +1,44 @@
+"""Makes PyTorch operations of the kernels, so that autograd, `make_fx` and `torch.compile` can handle them.
+
+`torch.library.custom_op` does the same, but the first call of such an operation imports PyTorch's compiler, which takes
+three seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LIBRARY: Any = torch.library.Library("fedskew", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+class Operation(Generic[P, R]):
+    """An operation of PyTorch's `fedskew` namespace. It must not change its arguments."""
+
+    def __init__(self, name: str, function: Callable[P, R]) -> None:
+        self._name = f"fedskew::{name}"
+        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        self.overload: Any = getattr(torch.ops.fedskew, name).default
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self.overload(*args, **kwargs)
+        return result
+
+    def register_fake(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Register the function that returns empty tensors of the right shapes. It is used when a step is traced."""
+        torch.library.register_fake(self._name, function, lib=_LIBRARY)
+        return function
+
+    def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
+        torch.library.register_autograd(self._name, backward, setup_context=setup_context, lib=_LIBRARY)
+
+
+def operation(name: str) -> Callable[[Callable[P, R]], Operation[P, R]]:
+    """Register the decorated function as the operation `fedskew::name`."""
+    return lambda function: Operation(name, function)

@@ -1,0 +1,38 @@
+"""An SGD step of one parameter of all clients, in one pass over memory.
+
+The gradient is read as the backward pass wrote it, also in 16 bits. PyTorch's fused step needs all gradients in one
+array, and copying them there takes as long as the step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedskew.engine.kernels.availability import supported
+from fedskew.engine.kernels.geometry import blocks
+
+_SIZE = 1024
+
+
+def can_step(param: Tensor, grad: Tensor) -> bool:
+    """Return whether the kernel can update this parameter [K, …], whose rows may lie apart in memory."""
+    return supported(grad, grad) and param.dtype == torch.float32 and (param.numel() == 0 or _row(param) is not None)
+
+
+def stacked_sgd_step(
+    param: Tensor, grad: Tensor, velocity: Tensor, lr: Tensor, momentum: float, weight_decay: float, nesterov: bool
+) -> None:
+    """Change the parameter and its velocity in place, like `torch.optim.SGD`."""
+    from fedskew.engine.kernels.sgd_programs import sgd_program
+
+    size = param[0].numel()
+    sgd_program[(blocks(size, _SIZE), len(param))](
+        param, grad.contiguous(), velocity, lr, size, param.stride(0), velocity.stride(0), momentum, weight_decay,
+        HAS_MOMENTUM=momentum != 0, NESTEROV=nesterov, SIZE=_SIZE, num_warps=4,
+    )  # fmt: skip
+
+
+def _row(param: Tensor) -> int | None:
+    """Return the distance between clients, or None if a client's values are not contiguous."""
+    return param.stride(0) if param[0].is_contiguous() else None

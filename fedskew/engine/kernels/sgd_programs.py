@@ -1,0 +1,25 @@
+# mypy: ignore-errors
+"""The Triton program of an SGD step of one parameter of all clients. Each client's values are contiguous."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sgd_program(
+    param, grad, velocity, lr, size, param_row, velocity_row, momentum, weight_decay, HAS_MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Update SIZE values of one client."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    known = at < size
+    param += client * param_row + at
+    p = tl.load(param, mask=known)
+    g = tl.load(grad + client * size + at, mask=known).to(tl.float32) + weight_decay * p
+    if HAS_MOMENTUM:
+        velocity += client * velocity_row + at
+        v = momentum * tl.load(velocity, mask=known) + g
+        tl.store(velocity, v, mask=known)
+        g = g + momentum * v if NESTEROV else v
+    tl.store(param, p - tl.load(lr) * g, mask=known)

@@ -1,0 +1,35 @@
+"""Linear layers of stacked clients, against PyTorch's own in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_cases import DEVICE, assert_close, made
+
+from fedskew.engine.kernels import stacked_linear
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_it_is_each_clients_layer_with_gradients_in_the_layout_of_the_weights(with_bias: bool) -> None:
+    rows, weight, bias = made(3, 5, 7, seed=1), made(3, 4, 7, seed=2), made(3, 4, seed=3)
+    given = [t.requires_grad_() for t in ((rows, weight, bias) if with_bias else (rows, weight))]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    y = stacked_linear(given[0], given[1], given[2] if with_bias else None)
+    each = zip(exact[0], exact[1], exact[2] if with_bias else [None] * 3, strict=True)
+    expected = torch.stack([F.linear(*one) for one in each])
+    grads, wide = (torch.autograd.grad(out.square().sum(), leaves) for out, leaves in ((y, given), (expected, exact)))
+    assert_close([y, *grads], [expected, *wide], 1e-5)
+    assert grads[1].is_contiguous()
+
+
+def test_under_autocast_weights_get_gradients_in_their_own_format() -> None:
+    rows, weight, bias = (
+        t.requires_grad_() for t in (made(2, 8, 16, seed=1), made(2, 4, 16, seed=2), made(2, 4, seed=3))
+    )
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        y = stacked_linear(rows, weight, bias)
+    grads = torch.autograd.grad(y.float().sum(), (rows, weight, bias))
+    assert y.dtype == torch.bfloat16
+    assert all(g.dtype == torch.float32 for g in grads)
+    assert torch.allclose(grads[2], torch.full_like(bias, 8.0))
