@@ -22,8 +22,8 @@ from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 400_000
-"""With at least this many steps times layers, compiling pays off. It takes half a minute, and saves less than 0.1 ms per
-step and layer, because the costly operations have kernels of their own."""
+"""With at least this many steps times layers, compiling pays off. It takes half a minute, and it saves less than 0.1 ms
+per step and layer, because the costly operations have kernels of their own."""
 _WORTH_STACKING = 4
 """With at least this many clients per worker process, it is faster to train them stacked than one after another."""
 _LARGE_ATTENTION = 1e6

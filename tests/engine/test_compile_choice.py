@@ -1,4 +1,4 @@
-"""Steps are compiled when the user says so, or by a rule of the run's length and the model's layers; the server hands that on."""
+"""Steps are compiled if the user says so, or if the run is long and the model is deep."""
 
 from __future__ import annotations
 
