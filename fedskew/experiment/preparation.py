@@ -160,8 +160,8 @@ def _describe_split(fed: Federation, config: Config) -> PartitionConfig:
     """Describe the split as a configuration. Its seed is left out if it equals the run's seed."""
     params = {key: value for key, value in fed.partition.items() if key not in ("name", "clients")}
     rule = str(fed.partition["name"])
-    counts_itself = "clients" not in fed.partition and rule != "sites"  # such as a file of counts
-    clients = None if counts_itself else fed.clients
+    rule_sets_number = "clients" not in fed.partition and rule != "sites"  # for example a file of counts
+    clients = None if rule_sets_number else fed.clients
     is_run_seed = config.partition.seed is None and fed.seed == config.seed
     return PartitionConfig(rule, clients, None if is_run_seed else fed.seed, params)
 
