@@ -28,7 +28,7 @@ def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
     A client keeps at least one sample of every class that it has, so the skew stays the same. The share is exact on
     average, because each number of samples is rounded up or down at random, keyed by seed, client and class.
     """
-    labels = federation.dataset.train.y
+    labels, _ = federation.dataset.groups
     held = np.zeros(len(labels), dtype=bool)
     for client, part in enumerate(federation.indices):
         for label in np.unique(labels[part]).tolist():

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fedskew.data.table_encoding import TableEncoding
 from fedskew.errors import UserError, unknown
 from fedskew.randomness import permutation
+from fedskew.task import Task, task_for
 
 Kind = Literal["image", "table", "text"]
 Index = npt.NDArray[np.int64]
@@ -31,6 +32,7 @@ class Samples:
     """Images: uint8 (n, channels, height, width). Tables: float32 (n, features), standardised.
     Text: int64 token ids (n, length), where 0 pads and 1 is an unknown word."""
     y: npt.NDArray[np.int64]
+    """Class numbers (n), or for several labels per sample a matrix of 0 and 1 (n, labels)."""
     domain: npt.NDArray[np.int64] | None = None
     """Each row's domain, as an index into `Dataset.domains`; None if the dataset has no domains."""
     site: npt.NDArray[np.int64] | None = None
@@ -89,6 +91,16 @@ class Dataset:
         return f"Dataset({self.name!r}, {self.kind}, {len(self.classes)} classes, {sizes} of shape {self.input_shape})"
 
     @property
+    def task(self) -> Task:
+        """Whether a sample has one class or several labels."""
+        return task_for(self.train.y)
+
+    @property
+    def groups(self) -> tuple[Index, tuple[str, ...]]:
+        """The group of each training sample and the names of the groups, for rules that split by class."""
+        return self.task.groups(self.train.y, self.classes)
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.train.x.shape[1:])
 
@@ -123,6 +135,9 @@ def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
 def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int], str] = "row {}".format) -> None:
     """Raise `UserError` for bad data, and name the first bad row. `row` turns an index into words for the user."""
     x, y = samples.x, samples.y
+    if y.ndim == 2:
+        check_label_matrix(y, classes, where)
+        y = np.zeros(len(y), np.int64)
     if len(x) != len(y):
         raise UserError(f"{where}: {len(x)} inputs but {len(y)} labels; expected equal lengths")
     if len(y) == 0:
@@ -134,6 +149,16 @@ def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int
         bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
         if len(bad):
             raise UserError(f"{where}: NaN or infinite value in {row(int(bad[0]))}; expected finite numbers")
+
+
+def check_label_matrix(y: npt.NDArray[np.generic], classes: int, where: str) -> None:
+    """Raise `UserError` unless the labels are a matrix of 0 and 1 with one column per label."""
+    if y.shape[1] != classes:
+        raise UserError(f"{where}: {y.shape[1]} columns of labels, but {classes} names; expected one name per column")
+    bad = np.flatnonzero(~np.isin(y, (0, 1)).all(axis=1))
+    if len(bad):
+        found = next(value for value in y[bad[0]].tolist() if value not in (0, 1))
+        raise UserError(f"{where}: label {found!r} in row {bad[0]}; expected 0 or 1 in each column of labels")
 
 
 def option_names(loader: Callable[..., Dataset]) -> tuple[str, ...]:
@@ -159,9 +184,11 @@ def stratified_holdout(y: Index, fraction: float, where: str) -> tuple[Index, In
     """Return the indices of the training samples and of the test samples, each in ascending order.
 
     The test set has `fraction` of each class, rounded. It depends only on the labels, not on a seed, so all seeds of an
-    experiment are tested on the same samples, on every machine.
+    experiment are tested on the same samples, on every machine. With several labels per sample, the classes are the
+    groups of `Task.groups`.
     """
     check_fraction(fraction)
+    y, _ = task_for(y).groups(y, tuple(map(str, range(y.shape[-1]))))
     tested = np.zeros(len(y), dtype=bool)
     for label in np.unique(y):
         members = np.flatnonzero(y == label)

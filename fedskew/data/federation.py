@@ -65,11 +65,9 @@ class Federation:
 
     @cached_property
     def label_counts(self) -> IntArray:
-        """Samples by client and class, [clients, classes]."""
-        cells = self._owners() * self.classes
-        cells += self.dataset.train.y[self._samples()]
-        counts = np.bincount(cells, minlength=self.clients * self.classes)
-        return _frozen(counts.astype(np.int64, copy=False).reshape(self.clients, self.classes))
+        """Samples by client and class, [clients, classes]. A sample with several labels counts for each of them."""
+        y = self.dataset.train.y[self._samples()]
+        return _frozen(self.dataset.task.label_counts(y, self._owners(), self.clients, self.classes))
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
@@ -107,6 +105,8 @@ class Federation:
 
     def restrict(self, labels: Sequence[int]) -> Federation:
         """Return the same clients with only their samples of these labels. A client may have none left."""
+        if self.dataset.train.y.ndim > 1:
+            raise UserError("samples with several labels cannot be restricted to some of them; expected one class each")
         kept = np.zeros(self.classes, np.bool_)
         for label in labels:
             if not 0 <= label < self.classes:
@@ -131,7 +131,7 @@ class Federation:
 
     def save_split(self, path: str | os.PathLike[str]) -> None:
         """Save the split with its hash. The partition `Saved(path)` restores it."""
-        write_split(path, self.indices, self.dataset.train.y, self.partition, self.seed)
+        write_split(path, self.indices, self.dataset.groups[0], self.partition, self.seed)
 
     def _samples(self) -> IntArray:
         return np.concatenate(self.indices) if self.indices else np.empty(0, np.int64)
@@ -155,9 +155,8 @@ def federation(
         raise UserError(f"partition is {partition!r}; expected a rule, for example fs.Dirichlet(clients=10, beta=0.1)")
     arranged = partition.arrange(load_for(partition, data, data_dir, **options))
     dataset, train = arranged.dataset, arranged.dataset.train
-    indices = partition.split(
-        train.y, len(dataset.classes), seed, names=dataset.classes, domain=train.domain, site=train.site
-    )
+    groups, names = dataset.groups
+    indices = partition.split(groups, len(names), seed, names=names, domain=train.domain, site=train.site)
     notes = (*dataset.notes, *arranged.notes)
     return Federation(dataset, tuple(indices), partition.describe(), seed, arranged.client_names, notes)
 

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.contract import OPENING, Assignment, PassKind, RoundWork
-from fedskew.engine.data.batches import BatchPlan
+from fedskew.engine.data.batches import BatchPlan, padded_targets
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.channels_last import InputLayout
 from fedskew.engine.model.network import ModelState, Network
-from fedskew.losses import IGNORE, cross_entropy
+from fedskew.losses import IGNORE
 from fedskew.methods.parts import Client, Outputs, Seen, Tensors, collect, pack
 from fedskew.randomness import fold
+from fedskew.task import task_for
 
 _CLIENTS_AT_A_TIME = 16
 """The number of clients in one opening pass, enough to keep a device busy."""
@@ -77,7 +78,7 @@ def _batch(data: DeviceSamples, indices: npt.NDArray[np.int64]) -> tuple[Tensor,
         rows = torch.from_numpy(indices).to(data.y.device)
         return rows, data.y[rows]
     rows = torch.zeros(2, dtype=torch.int64, device=data.y.device)
-    return rows, torch.full_like(rows, IGNORE)
+    return rows, torch.full((2, *data.y.shape[1:]), IGNORE, device=data.y.device)
 
 
 def _forward(network: Network, model: ModelState, x: Tensor, y: Tensor, gradient: bool) -> tuple[Outputs, Tensors]:
@@ -88,7 +89,7 @@ def _forward(network: Network, model: ModelState, x: Tensor, y: Tensor, gradient
         seen = Outputs(out.logits.detach(), features)
         if not gradient:
             return seen, {}
-        loss = cross_entropy(out.logits, y)
+        loss = task_for(y).loss(out.logits, y)
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return seen, dict(zip(leaves, grads, strict=True))
 
@@ -121,7 +122,7 @@ def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, sta
     for indices in torch.from_numpy(batches).to(device):
         valid = indices >= 0
         rows = torch.where(valid, indices, 0)
-        y = torch.where(valid, data.y[rows], IGNORE)
+        y = padded_targets(data.y[rows], valid)
         x = _inputs(network, data, rows)
         out, gradients = _forward_stacked(network, stack, x, y, valid, keys, data_pass.takes_gradients)
         row_keys = data_pass.sample_keys(keys.unsqueeze(-1), rows)
@@ -187,6 +188,6 @@ def _forward_stacked(
         seen = {kind: t.detach() for kind, t in out.tensors().items()}
         if not gradient:
             return seen, {}
-        losses = torch.func.vmap(cross_entropy)(out.logits, y)
+        losses = torch.func.vmap(task_for(y[0]).loss)(out.logits, y)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     return seen, dict(zip(leaves, grads, strict=True))

@@ -73,7 +73,8 @@ class SiteConfig:
     def _rows(self, dataset: Dataset) -> IntArray:
         if self.split is None:
             return np.arange(len(dataset.train), dtype=np.int64)
-        parts = Saved(self.folder / self.split).split(dataset.train.y, len(dataset.classes), 0)
+        groups, names = dataset.groups
+        parts = Saved(self.folder / self.split).split(groups, len(names), 0)
         expect(self.client < len(parts), "client", self.client, f"one of the split's {len(parts)} clients")
         return parts[self.client]
 

@@ -16,6 +16,7 @@ from fedskew.losses.cross_entropies import (
     SuppressVariant,
     VacantMode,
     batch_class_cross_entropy,
+    binary_cross_entropy,
     calibrated_cross_entropy,
     cross_entropy,
     focal_cross_entropy,
@@ -52,13 +53,14 @@ from fedskew.losses.features import (
     prototype_margin,
 )
 from fedskew.losses.masks import (
-    IGNORE,
     MajorityRule,
     batch_mean,
     class_masks,
     class_probabilities,
     majority_classes,
+    real_rows,
 )
+from fedskew.task import IGNORE
 
 __all__ = [
     "IGNORE",
@@ -71,6 +73,7 @@ __all__ = [
     "active_experts",
     "batch_class_cross_entropy",
     "batch_mean",
+    "binary_cross_entropy",
     "calibrated_cross_entropy",
     "centre_cross_entropy",
     "class_decorrelation",
@@ -94,6 +97,7 @@ __all__ = [
     "prototype_contrast",
     "prototype_distance",
     "prototype_margin",
+    "real_rows",
     "restricted_softmax_cross_entropy",
     "smoothed_cross_entropy",
     "target_distillation",

@@ -22,6 +22,7 @@ from fedskew.losses.masks import (
     real_rows,
     target_mask,
 )
+from fedskew.task import TASKS
 
 SuppressVariant = Literal["lade", "paper"]
 """See `logit_suppression`."""
@@ -32,8 +33,13 @@ VacantMode = Literal["exclude", "code"]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """CE(z, y): FedAvg's loss."""
-    return negative_log_likelihood(logits.log_softmax(dim=-1), targets)
+    """CE(z, y): FedAvg's loss for one class per sample."""
+    return TASKS["single-label"].loss(logits, targets)
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean of −y·log σ(z) − (1 − y)·log σ(−z) over the labels: FedAvg's loss for several labels per sample."""
+    return TASKS["multi-label"].loss(logits, targets)
 
 
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.1) -> Tensor:

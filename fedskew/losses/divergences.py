@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedskew.losses.masks import (
-    IGNORE,
     MajorityRule,
     batch_mean,
     class_index,
@@ -20,6 +19,7 @@ from fedskew.losses.masks import (
     restricted_kl,
     target_mask,
 )
+from fedskew.task import IGNORE
 
 
 def vacant_distillation(

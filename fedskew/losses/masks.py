@@ -9,13 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-IGNORE = -100
-"""The target of a row that pads a short batch, which every loss ignores (PyTorch's convention)."""
+from fedskew.task import IGNORE
 
 
-def real_rows(targets: Tensor) -> Tensor:
-    """Mark the rows that are samples, not padding: `[B]` booleans."""
-    return targets != IGNORE
+def real_rows(targets: Tensor, axes: int = 1) -> Tensor:
+    """Mark the rows that are samples, not padding: `[B]` booleans, for class numbers [B] or several labels [B, L].
+
+    `axes` is the number of axes of the result. It is 2 for the batches of all clients, [K, B].
+    """
+    real = targets != IGNORE
+    return real if real.dim() == axes else real[..., 0]
 
 
 def class_index(targets: Tensor) -> Tensor:

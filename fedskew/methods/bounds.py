@@ -33,6 +33,7 @@ class Centralised(Schedule):
     sends = "all its samples"
     reveals: ClassVar[Reveals] = "all labels"
     stands_alone = True
+    multi_label = True
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
         return [Stage("train", rounds, CrossEntropy(), cohort="pooled")]
@@ -44,6 +45,7 @@ class LocalOnly(Schedule):
     """Every client trains alone and is tested on all classes: the bound that federated methods must beat."""
 
     stands_alone = True
+    multi_label = True
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
         return [Stage("train", rounds, CrossEntropy(), cohort="alone")]

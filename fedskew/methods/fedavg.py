@@ -17,17 +17,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedskew.losses import cross_entropy
 from fedskew.methods.catalogue import register
 from fedskew.methods.parts import Client, Objective, Outputs, ServerRule, Solver
+from fedskew.task import task_for
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
-    """The cross entropy CE(z, y)."""
+    """The cross entropy CE(z, y), or the binary cross entropy of several labels per sample."""
+
+    multi_label = True
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        return cross_entropy(out.logits, y)
+        return task_for(y).loss(out.logits, y)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class FedDecorr(Regulariser):
     beta: float = 0.1
 
     needs_features = True
+    multi_label = True
 
     def __post_init__(self) -> None:
         expect(self.beta >= 0, "beta", self.beta, "a number ≥ 0")

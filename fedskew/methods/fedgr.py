@@ -70,6 +70,7 @@ class Gravitation(ServerRule):
 
     attracts: ClassVar[bool] = True
     """Whether rows of the same label attract. FedGC has only repulsion."""
+    multi_label = False  # two labels that occur together must not repel each other
 
     def __post_init__(self) -> None:
         expect(self.gravity >= 0, "gravity", self.gravity, "a number ≥ 0")

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedskew.errors import expect
-from fedskew.losses import cross_entropy, model_contrast
+from fedskew.losses import model_contrast
 from fedskew.methods.catalogue import method
 from fedskew.methods.parts import Client, Mode, Objective, Outputs, Tensors, Trained, pack
+from fedskew.task import task_for
 
 
 @method("moon", paper="Li et al., CVPR 2021")
@@ -36,6 +37,7 @@ class MOON(Objective):
     """The BatchNorm mode of both frozen models. A client does not keep the running statistics of its previous model."""
 
     needs_features = True
+    multi_label = True
     extra_compute = "2 teacher forwards"
 
     def __post_init__(self) -> None:
@@ -56,4 +58,4 @@ class MOON(Objective):
         contrast = model_contrast(
             out.known_features, out.teacher.known_features, previous.known_features, y, self.temperature
         )
-        return cross_entropy(out.logits, y) + self.mu * contrast
+        return task_for(y).loss(out.logits, y) + self.mu * contrast

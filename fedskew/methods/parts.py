@@ -225,6 +225,9 @@ class Part:
     """Whether the maths holds for local SGD only, for instance because it uses `Trained.effective_steps`."""
     needs_gradient: ClassVar[bool] = False
     """Whether `closing` uses `seen.gradient`."""
+    multi_label: ClassVar[bool] = True
+    """Whether the maths also holds for several labels per sample, where there is no softmax over the classes. The
+    hooks then get labels [B, L] of 0 and 1. False by default for objectives, regularisers and schedules."""
 
     @property
     def members(self) -> tuple[Part, ...]:
@@ -273,6 +276,7 @@ class Objective(Part):
 
     needs_features: ClassVar[bool] = False
     """Whether the loss uses features. Then the model must be a `Classifier(encoder, head)`."""
+    multi_label: ClassVar[bool] = False
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         """Return a scalar, the mean over the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""

@@ -18,6 +18,7 @@ class Regulariser(Part):
 
     needs_features: ClassVar[bool] = False
     """Whether the term uses features. Then the model must be a `Classifier(encoder, head)`."""
+    multi_label: ClassVar[bool] = False
 
     def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         """Return a scalar, the mean over the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""

@@ -81,6 +81,7 @@ class Schedule(Part):
 
     needs_features: ClassVar[bool] = False
     """As in `Objective`."""
+    multi_label: ClassVar[bool] = False
     stands_alone: ClassVar[bool] = False
     """Whether no solver, server rule or regulariser can be combined with it."""
 

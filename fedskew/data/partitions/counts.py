@@ -39,6 +39,8 @@ class Counts(CountedPartition):
 
     def arrange(self, dataset: Dataset) -> Arrangement:
         """Leave out classes without a column, and take the names of classes and clients from the file."""
+        if dataset.train.y.ndim > 1:
+            raise self.refuse("a sample with several labels has no single class to count; expected another rule")
         table = self._read(dataset.classes)
         sizes = np.bincount(dataset.train.y, minlength=len(dataset.classes)).astype(np.int64)
         column_class = self._columns(table, dataset.classes)

@@ -145,16 +145,22 @@ def plan_batches(
     return BatchPlan(samples, client, epochs, batch_size, per_epoch, key)
 
 
-def half_targets(y: Tensor, half: Half | None) -> Tensor:
-    """Keep the labels [..., B] of one half of the batch, which is every other sample. The others become `IGNORE`.
+def padded_targets(y: Tensor, valid: Tensor) -> Tensor:
+    """Set the labels of rows that are not valid to `IGNORE`. Labels may have one more axis than `valid`."""
+    return torch.where(valid.view(*valid.shape, *(1,) * (y.dim() - valid.dim())), y, IGNORE)
+
+
+def half_targets(y: Tensor, half: Half | None, axis: int = 0) -> Tensor:
+    """Keep the labels of one half of the batch, which is every other sample along `axis`. The others become `IGNORE`.
 
     If a half has no samples, the whole batch replaces it.
     """
     if half is None:
         return y
-    second = torch.arange(y.shape[-1], device=y.device) % 2 == 1
-    inside = torch.where(second if half == "second" else ~second, y, IGNORE)
-    return torch.where((inside != IGNORE).any(dim=-1, keepdim=True), inside, y)
+    second = torch.arange(y.shape[axis], device=y.device) % 2 == 1
+    inside = padded_targets(y, (second if half == "second" else ~second).expand(y.shape[: axis + 1]))
+    has_samples = (inside != IGNORE).flatten(axis).any(dim=-1)
+    return torch.where(has_samples.view(*has_samples.shape, *(1,) * (y.dim() - axis)), inside, y)
 
 
 def companion_key(key: Tensor) -> Tensor:

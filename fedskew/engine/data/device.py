@@ -51,7 +51,7 @@ class DeviceSamples:
     ) -> None:
         self.x = torch.tensor(samples.x, device=device)
         self.y = torch.tensor(samples.y, device=device)
-        self.classes = len(dataset.classes)
+        self.classes, self.task = len(dataset.classes), dataset.task
         self._dtype = dtype
         self._augmentation = augmentation
         shape = (-1, 1, 1)

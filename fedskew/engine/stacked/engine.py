@@ -161,7 +161,7 @@ class Slots:
         staged = _WINDOWS[self._device.type] * window
         inputs = {
             "x": zeros(staged, slots, width, *shape, dtype=sample.dtype),
-            "y": zeros(staged, slots, width, dtype=integers),
+            "y": zeros(staged, slots, width, *self._data.y.shape[1:], dtype=integers),
             "keys": zeros(staged, slots, dtype=integers),
             "lengths": zeros(staged, slots, dtype=torch.float64),
             "at": zeros(1, dtype=integers),

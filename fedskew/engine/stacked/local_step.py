@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.contract import RoundWork
-from fedskew.engine.data.batches import companion_key, half_targets, perturbation_key
+from fedskew.engine.data.batches import companion_key, half_targets, padded_targets, perturbation_key
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.layers import Between
 from fedskew.engine.model.network import Network
 from fedskew.engine.optimisers import STEPS, clip
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.layouts import Layouts
-from fedskew.losses import IGNORE
+from fedskew.losses import real_rows
 from fedskew.methods.hook_results import without_gradient_call
 from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained, uses_hook
 from fedskew.randomness import fold
@@ -155,7 +155,7 @@ class _Descent:
         """Compute each client's gradient as that of the sum, because no loss depends on another client's parameters."""
         batches = self._batches
         leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-        y = half_targets(batches.y, half)
+        y = half_targets(batches.y, half, axis=1)
         out, self._buffers = self._network.forward_stacked(
             leaves, self._buffers, batches.x, batches.valid, "train", batches.keys, self._perturbation(y)
         )
@@ -249,7 +249,7 @@ class SlotStep:
     @torch.no_grad()
     def descend(self, memory: Memory, now: Tensors, lr: Tensor | float) -> None:
         work = self.layouts.work_from_memory(self.work, memory)
-        valid = None if self.full else now["y"] != IGNORE
+        valid = None if self.full else real_rows(now["y"], axes=2)
         x = now["x"].movedim(-1, 2) if self.channels_last else now["x"]
         state = self.layouts.state.views(memory["state"])
         batches = Batches(x, now["y"], valid, now["keys"], memory["label_counts"][""], state)
@@ -295,7 +295,7 @@ class Staging:
         indices = torch.where(valid, plan["indices"], 0)
         x = data.training_inputs(indices, plan["epoch keys"].unsqueeze(-1))
         inputs["x"].copy_(x.movedim(3, -1) if self.channels_last else x)
-        inputs["y"].copy_(torch.where(valid, data.y[indices], IGNORE))
+        inputs["y"].copy_(padded_targets(data.y[indices], valid))
         inputs["keys"].copy_(fold(plan["client keys"], plan["steps"]))
         inputs["lengths"].copy_(valid.sum(dim=-1))
 

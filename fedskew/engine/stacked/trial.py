@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.contract import Assignment, PassKind, RoundWork
-from fedskew.engine.data.batches import plan_batches
+from fedskew.engine.data.batches import padded_targets, plan_batches
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
 from fedskew.engine.model.network import Network
 from fedskew.engine.stacked.local_step import Batches, StepResult, compute_step, finish_clients
-from fedskew.losses import IGNORE
 from fedskew.methods.hook_results import wrong_number, wrong_tally, wrong_tensors
 from fedskew.methods.parts import Outputs, Seen, Tensors, same_form
 from fedskew.randomness import fold
@@ -93,7 +92,7 @@ class Trial:
         label_counts, state = self._client_tensors(clients)
         batches = Batches(
             x=self._data.training_inputs(indices, keys.unsqueeze(-1)),
-            y=torch.where(valid, self._data.y[indices], IGNORE),
+            y=padded_targets(self._data.y[indices], valid),
             valid=valid,
             keys=fold(keys, 0),
             label_counts=label_counts,
@@ -116,7 +115,7 @@ class Trial:
         rows = torch.from_numpy(np.tile(few.samples, 2)).to(device)
         with torch.no_grad():
             out = self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)).tensors()
-        y = torch.where(torch.arange(len(rows), device=device) < samples, self._data.y[rows], IGNORE)
+        y = padded_targets(self._data.y[rows], torch.arange(len(rows), device=device) < samples)
         state = {name: t.to(device) for name, t in few.state.items()}
         client = work.client(torch.tensor(few.label_counts, device=device), state)
 

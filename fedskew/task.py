@@ -1,0 +1,158 @@
+"""What a sample's labels mean: one class per sample, or any number of labels per sample.
+
+Everything that depends on this is here: the loss, the predictions and their counts, the label counts of clients, and
+the groups by which samples are split. The labels' shape decides: class numbers [n], or a matrix of 0 and 1 [n, labels].
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IntArray = npt.NDArray[np.int64]
+
+IGNORE = -100
+"""The target of a row that pads a short batch, which every loss ignores (PyTorch's convention)."""
+NO_LABEL = "none"
+"""The name of the group of samples without any label."""
+
+
+class Task(ABC):
+    """The meaning of the labels. Logits are [B, C], with one column per class or label."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return FedAvg's loss of one client's batch, the mean over the rows that are not padding."""
+
+    @abstractmethod
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probability of each class or label: [B, C]."""
+
+    @abstractmethod
+    def counts_shape(self, classes: int) -> tuple[int, ...]:
+        """Return the shape of the counts of correct and wrong predictions."""
+
+    @abstractmethod
+    def count(self, counts: Tensor, logits: Tensor, y: Tensor) -> None:
+        """Add a batch's predictions to the flat `counts`."""
+
+    @abstractmethod
+    def members(self, y: Tensor, label: int) -> Tensor:
+        """Mark the samples that have this class or label: [B] booleans."""
+
+    @abstractmethod
+    def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
+        """Return the number of samples by client and class or label. `owners` has the client of each sample."""
+
+    @abstractmethod
+    def groups(self, y: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
+        """Return one group per sample, and the groups' names, for rules that split samples by class."""
+
+    @abstractmethod
+    def renumber(self, y: IntArray, numbers: IntArray, classes: int) -> IntArray:
+        """Return the labels with class or label c numbered `numbers[c]`, among `classes`."""
+
+    @abstractmethod
+    def example_labels(self, classes: int) -> IntArray:
+        """Return labels of one sample per class or label, for a dataset without data."""
+
+
+class SingleLabel(Task):
+    """One class per sample, chosen by a softmax."""
+
+    name = "single-label"
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        picked = logits.log_softmax(dim=-1).gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        real = y != IGNORE
+        return torch.where(real, -picked, 0.0).sum() / real.sum().clamp(min=1)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=-1)
+
+    def counts_shape(self, classes: int) -> tuple[int, ...]:
+        """The confusion matrix: true class, predicted class."""
+        return classes, classes
+
+    def count(self, counts: Tensor, logits: Tensor, y: Tensor) -> None:
+        counts.index_add_(0, y * logits.shape[-1] + logits.argmax(dim=-1), torch.ones_like(y))
+
+    def members(self, y: Tensor, label: int) -> Tensor:
+        return y == label
+
+    def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
+        counts = np.bincount(owners * classes + y, minlength=clients * classes)
+        return counts.astype(np.int64, copy=False).reshape(clients, classes)
+
+    def groups(self, y: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
+        """The groups are the classes."""
+        return y, names
+
+    def renumber(self, y: IntArray, numbers: IntArray, classes: int) -> IntArray:  # noqa: ARG002
+        renumbered: IntArray = numbers[y]
+        return renumbered
+
+    def example_labels(self, classes: int) -> IntArray:
+        return np.arange(classes)
+
+
+class MultiLabel(Task):
+    """Any number of labels per sample. A label is predicted if its sigmoid is above one half."""
+
+    name = "multi-label"
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The binary cross entropy, averaged over the labels and the rows."""
+        real = y != IGNORE
+        terms = F.binary_cross_entropy_with_logits(logits, y.clamp(min=0).to(logits.dtype), reduction="none")
+        return torch.where(real, terms, 0.0).sum() / real.sum().clamp(min=1)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def counts_shape(self, classes: int) -> tuple[int, ...]:
+        """For each label a 2 × 2 matrix: whether the sample has it, whether it is predicted."""
+        return classes, 2, 2
+
+    def count(self, counts: Tensor, logits: Tensor, y: Tensor) -> None:
+        first = 4 * torch.arange(logits.shape[-1], device=y.device)
+        cells = (first + 2 * y + (logits > 0)).flatten()
+        counts.index_add_(0, cells, torch.ones_like(cells))
+
+    def members(self, y: Tensor, label: int) -> Tensor:
+        return y[:, label] == 1
+
+    def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
+        counts = np.zeros((clients, classes), np.int64)
+        np.add.at(counts, owners, y)
+        return counts
+
+    def groups(self, y: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
+        """A sample's group is its rarest label, because frequent labels come with many others, or `NO_LABEL`."""
+        rarity = np.where(y == 1, y.sum(axis=0), np.iinfo(np.int64).max)
+        groups = np.where(y.any(axis=1), rarity.argmin(axis=1), len(names))
+        return groups, (*names, NO_LABEL)
+
+    def renumber(self, y: IntArray, numbers: IntArray, classes: int) -> IntArray:
+        renumbered = np.zeros((len(y), classes), np.int64)
+        renumbered[:, numbers] = y
+        return renumbered
+
+    def example_labels(self, classes: int) -> IntArray:
+        return np.eye(classes, dtype=np.int64)
+
+
+TASKS: dict[str, Task] = {task.name: task for task in (SingleLabel(), MultiLabel())}
+
+
+def task_for(y: Tensor | npt.NDArray[np.generic]) -> Task:
+    """Return the task of these labels: class numbers [n], or a matrix of 0 and 1 [n, labels]."""
+    return TASKS["single-label" if y.ndim == 1 else "multi-label"]
