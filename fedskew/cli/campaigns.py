@@ -104,6 +104,9 @@ class JobProgress(Watcher):
         self.show_end(job, outcome)
         self.show()
 
+    def on_notice(self, line: str) -> None:
+        notice(line)
+
     def state(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.done}/{self.runs} runs{failed}, {len(self._running)} running"
@@ -149,6 +152,9 @@ class _Bar(JobProgress):
 
     def show(self) -> None:
         self.display.update(self._task, description=self.state(), completed=self.rounds, total=max(1, self.total))
+
+    def on_notice(self, line: str) -> None:
+        self.display.console.print(line, style="dim", markup=False, soft_wrap=True)
 
     def show_end(self, job: Job, outcome: Outcome) -> None:
         if outcome.status == "failed":

@@ -133,6 +133,12 @@ class FolderLock:
         self._lock.release()
 
 
+def wait_until_unlocked(path: Path, timeout: float) -> None:
+    """Wait until no other process holds the lock, for at most `timeout` seconds."""
+    with contextlib.suppress(Timeout, OSError), FileLock(path, fallback_to_soft=False).acquire(timeout=timeout):
+        return
+
+
 def _holder(path: Path) -> str:
     try:
         note = path.read_text(encoding="utf-8").strip()

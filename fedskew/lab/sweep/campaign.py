@@ -98,3 +98,6 @@ class _RecordSaver(Watcher):
     def on_outcome(self, job: Job, outcome: Outcome) -> None:
         self._campaign.save_outcome(job, outcome)
         self._watcher.on_outcome(job, outcome)
+
+    def on_notice(self, line: str) -> None:
+        self._watcher.on_notice(line)

@@ -21,10 +21,12 @@ from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import run_name
 from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.shared_federations import shared_federation
 from fedskew.experiment.storage.about import machine, versions
+from fedskew.experiment.storage.files import wait_until_unlocked
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.lab.sweep.job import Job, Terms, identity
 from fedskew.lab.sweep.records import Outcome, Record
@@ -45,7 +47,7 @@ def execute(job: Job, terms: Terms, report: Report) -> Outcome:
         watch.check_time()
         prepared = _prepare(job, terms)
         folder = _folder(job, prepared, terms)
-        result = run_prepared(prepared, folder, [watch])
+        result = _run(prepared, folder, watch, terms)
         outcome = Outcome("finished", _record(job, prepared, terms, result.history, result.auroc))
         if folder is not None:
             _delete_checkpoints(folder)
@@ -63,6 +65,12 @@ def execute(job: Job, terms: Terms, report: Report) -> Outcome:
         return Outcome("failed", reason=f"{message} ({Path(place.filename).name}, line {place.lineno})")
     finally:
         _free_gpu_memory()
+
+
+def _run(prepared: Prepared, folder: Path | None, watch: _Watch, terms: Terms) -> Result:
+    if folder is not None and folder.exists() and terms.lock_timeout:
+        wait_until_unlocked(RunFolder(folder).lock_path, terms.lock_timeout)
+    return run_prepared(prepared, folder, [watch])
 
 
 def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow], auroc: float | None = None) -> Record:
@@ -114,7 +122,7 @@ def _train_start_model(job: Job, terms: Terms) -> nn.Module:
         watch = _Watch(terms.deadline, lambda *_: None)
         folder = _folder(start_job, prepared, terms)
         with contextlib.nullcontext() if folder is None else exclusive(folder.parent / f".{folder.name}.lock"):
-            _trained_models[name] = run_prepared(prepared, folder, [watch]).model
+            _trained_models[name] = _run(prepared, folder, watch, terms).model
     return _trained_models[name]
 
 

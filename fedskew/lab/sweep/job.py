@@ -142,6 +142,8 @@ class Terms:
     alone: bool = True
     """Whether a run has the machine to itself. If not, it starts no worker processes."""
     command: str = ""
+    lock_timeout: float = 0.0
+    """Seconds to wait until no other process writes to the run folder. For jobs that move off a dead node."""
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))

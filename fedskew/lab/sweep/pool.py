@@ -18,7 +18,7 @@ from fedskew.workers import Message, PoolWatcher, Report, WorkerPool
 
 SERVE = f"{__name__}:serve"
 """What a worker process runs."""
-_GRACE = 15.0
+GRACE = 15.0
 """Seconds after the deadline in which a worker may finish its round."""
 
 
@@ -30,6 +30,9 @@ class Watcher:
 
     def on_outcome(self, job: Job, outcome: Outcome) -> None:
         """Called when a run has ended."""
+
+    def on_notice(self, line: str) -> None:
+        """Called with a line for the user."""
 
 
 class JobPool:
@@ -49,7 +52,7 @@ class JobPool:
             self._pool = WorkerPool(SERVE, min(self._workers, len(jobs)), self._logs)
         shared = replace(terms, alone=False).to_json()
         requests = [{"job": job.to_json(), "terms": shared} for job in jobs]
-        give_up_at = None if terms.deadline is None else terms.deadline + _GRACE
+        give_up_at = None if terms.deadline is None else terms.deadline + GRACE
         for stopped in self._pool.run(requests, _JobWatcher(jobs, watcher), give_up_at):
             watcher.on_outcome(jobs[stopped], Outcome("stopped"))
 

@@ -1,52 +1,296 @@
-"""Run jobs on a Ray cluster. fedskew must be installed on every machine."""
+"""Run jobs on a Ray cluster. fedskew must be installed on every machine.
+
+If a node dies, its jobs move to other nodes. They resume from their run folders, so the parent of these must be a
+folder that all nodes share. Ray Train and Ray Tune require the same of their results. Ray's object store is no
+alternative: it loses what a dead node held, and the states of all clients would travel with every checkpoint. Each
+node is checked for the folder. Without it, a job that moves starts over.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import re
 import socket
-from collections.abc import Sequence
-from dataclasses import replace
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.lab.sweep.job import Job, Terms
-from fedskew.lab.sweep.pool import Watcher
+from fedskew.lab.sweep.pool import GRACE, Watcher
 from fedskew.lab.sweep.records import Outcome
 from fedskew.workers import GPU_WORKERS
 
 LOCAL = "local"
 """The address of a new cluster on this machine, for trying it out."""
+MAX_MOVES = 3
+"""How often a job may move to another node before it counts as failed."""
 _TIMEOUT = 5.0
 """Seconds to wait for a connection."""
+_SECONDS_BETWEEN_LOOKS = 1.0
+_PROBE_TIMEOUT = 60.0
+"""Seconds in which a node must start a process and look for the shared folder."""
+_LOCK_TIMEOUT = 120.0
+"""Seconds that a moved job waits for its folder. A process of the dead node, or the file server, may still lock it."""
+_HOW_TO_AUTHENTICATE = (
+    "set RAY_AUTH_TOKEN to what `ray get-auth-token` prints on the cluster's head node, "
+    "or RAY_AUTH_MODE=token if this machine has the token in ~/.ray/auth_token"
+)
 
 
 def run_jobs_on_ray(jobs: Sequence[Job], terms: Terms, address: str, watcher: Watcher) -> None:
     """Run all jobs. They start in order, and several share a GPU."""
-    ray = _connect(address)
+    with _connection(address) as ray, _marked(terms.folder) as marker:
+        _RayJobs(ray, replace(terms, alone=False), marker, watcher).run(jobs)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One try of a job on a node."""
+
+    job: Job
+    moves: int = 0
+    """How often the job has moved before this attempt."""
+
+
+class _RayJobs:
+    """The jobs of a sweep on a cluster.
+
+    Ray reports that a process died, but not that its machine was cut off: then it waits minutes for the connection.
+    So the processes report where they run, and the nodes are watched.
+    """
+
+    def __init__(self, ray: Any, terms: Terms, marker: Path | None, watcher: Watcher) -> None:
+        self._ray, self._terms, self._watcher = ray, terms, watcher
+        here = _pinned_to(ray.get_runtime_context().get_node_id())
+        self._board = ray.remote(num_cpus=0, **here)(_Board).remote()
+        self._is_shared = marker is not None and self._is_seen_by_all(marker)
+        self._task = ray.remote(max_retries=0, **_share(ray))(_execute)
+        self._running: dict[Any, _Attempt] = {}
+        self._has_warned = False
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._start(_Attempt(job))
+        while self._running:
+            done, _ = self._ray.wait(list(self._running), timeout=_SECONDS_BETWEEN_LOOKS)
+            for reference in done:
+                self._receive(reference)
+            if not done:
+                self._look_at_nodes()
+                self._stop_if_late()
+
+    def _start(self, attempt: _Attempt) -> None:
+        terms = self._terms if not attempt.moves else replace(self._terms, lock_timeout=_LOCK_TIMEOUT)
+        content = json.dumps(attempt.job.to_json()), json.dumps(terms.to_json())
+        self._running[self._task.remote(*content, self._board, (attempt.job.identity, attempt.moves))] = attempt
+
+    def _receive(self, reference: Any) -> None:
+        attempt = self._running.pop(reference)
+        try:
+            outcome = Outcome.from_json(json.loads(self._ray.get(reference)))
+        except Exception as error:  # the process or its node died, or fedskew is not installed there
+            if isinstance(error, _deaths(self._ray)):
+                self._move(attempt, _describe_death(error))
+                return
+            outcome = Outcome("failed", reason=" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        self._watcher.on_outcome(attempt.job, outcome)
+
+    def _look_at_nodes(self) -> None:
+        """Show the progress of jobs, and move those whose node died."""
+        try:
+            reports = self._ray.get(self._board.read.remote(), timeout=_TIMEOUT)
+        except Exception:  # too slow, so look again later
+            return
+        dead = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if not node["Alive"]}
+        for reference, attempt in list(self._running.items()):
+            node, progress = reports.get((attempt.job.identity, attempt.moves), (None, None))
+            if node in dead:
+                del self._running[reference]
+                self._move(attempt, f"node {dead[node]} died")
+            elif progress is not None:
+                self._watcher.on_progress(attempt.job, *progress)
+        if not self._has_warned and self._ray.cluster_resources().get("CPU", 0) < 1:
+            self._has_warned = True
+            self._watcher.on_notice("the Ray cluster has no CPU core left; the sweep waits for a node to join")
+
+    def _move(self, attempt: _Attempt, reason: str) -> None:
+        """Start the job again on another node, unless it has moved too often."""
+        if attempt.moves == MAX_MOVES:
+            reason = f"{reason}, after {MAX_MOVES} moves to other nodes"
+            self._watcher.on_outcome(attempt.job, Outcome("failed", reason=reason))
+            return
+        moved = replace(attempt, moves=attempt.moves + 1)
+        start = "resumes from its last checkpoint" if self._is_shared else "starts over"
+        self._watcher.on_notice(
+            f"{attempt.job.label}: {reason}; the run moves to another node and {start} "
+            f"(move {moved.moves} of at most {MAX_MOVES})"
+        )
+        self._start(moved)
+
+    def _stop_if_late(self) -> None:
+        """Cancel what still runs well after the deadline. Jobs stop by themselves if their nodes respond."""
+        if self._terms.deadline is None or time.time() <= self._terms.deadline + GRACE:
+            return
+        for reference, attempt in self._running.items():
+            self._ray.cancel(reference, force=True)
+            self._watcher.on_outcome(attempt.job, Outcome("stopped"))
+        self._running.clear()
+
+    def _is_seen_by_all(self, marker: Path) -> bool:
+        """Whether all nodes see the folder with the marker. If not, inform the user."""
+        see = self._ray.remote(num_cpus=0, max_retries=0)(_sees)
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        if len(nodes) < 2:
+            return True
+        probes = {
+            see.options(**_pinned_to(node["NodeID"])).remote(str(marker)): node["NodeManagerAddress"] for node in nodes
+        }
+        self._ray.wait(list(probes), num_returns=len(probes), timeout=_PROBE_TIMEOUT)
+        blind = [address for probe, address in probes.items() if not self._probe_result(probe)]
+        if blind:
+            self._watcher.on_notice(
+                f"{marker.parent} is not shared with node {', '.join(blind)}: if a node dies, its runs start over; "
+                "choose a shared folder with --out to let them resume"
+            )
+        return not blind
+
+    def _probe_result(self, probe: Any) -> bool:
+        try:
+            return bool(self._ray.get(probe, timeout=0))
+        except Exception:  # the node is too slow, or dead
+            return False
+
+
+Progress = tuple[int, int, float | None]
+"""Finished rounds, total rounds and last accuracy."""
+AttemptKey = tuple[str, int]
+"""Identity of the job, and how often it has moved."""
+
+
+class _Board:
+    """Holds the last report of each attempt: its node and its progress. It runs in a process of its own."""
+
+    def __init__(self) -> None:
+        self._reports: dict[AttemptKey, tuple[str, Progress | None]] = {}
+
+    def write(self, attempt: AttemptKey, node: str, progress: Progress | None) -> None:
+        self._reports[attempt] = node, progress
+
+    def read(self) -> dict[AttemptKey, tuple[str, Progress | None]]:
+        return self._reports
+
+
+def _execute(job: str, terms: str, board: Any, attempt: AttemptKey) -> str:
+    """Run a job on a node of the cluster. Takes and returns JSON."""
+    import ray
+
+    from fedskew.lab.sweep.execution import execute
+
+    node = ray.get_runtime_context().get_node_id()
+    board.write.remote(attempt, node, None)
+    last_report = 0.0
+
+    def report(done: int, total: int, accuracy: float | None) -> None:
+        nonlocal last_report
+        if time.monotonic() - last_report > _SECONDS_BETWEEN_LOOKS:
+            last_report = time.monotonic()
+            board.write.remote(attempt, node, (done, total, accuracy))
+
+    return json.dumps(execute(Job.from_json(json.loads(job)), Terms(**json.loads(terms)), report).to_json())
+
+
+def _pinned_to(node: str) -> dict[str, Any]:
+    """The option that makes Ray run something on this node only."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+
+def _sees(marker: str) -> bool:
+    return Path(marker).exists()
+
+
+@contextlib.contextmanager
+def _marked(folder: str | None) -> Iterator[Path | None]:
+    """Put a file with a unique name into the folder, by which other nodes recognise it."""
+    if folder is None:
+        yield None
+        return
+    marker = Path(folder) / f".ray-{uuid.uuid4().hex}"
+    marker.touch()
     try:
-        task = ray.remote(max_retries=0, **_share(ray))(_execute)
-        plain = json.dumps(replace(terms, alone=False).to_json())
-        running = {task.remote(json.dumps(job.to_json()), plain): job for job in jobs}
-        while running:
-            (done, *_), _ = ray.wait(list(running))
-            job = running.pop(done)
-            watcher.on_outcome(job, _outcome(ray, done))
+        yield marker
     finally:
-        ray.shutdown()
+        marker.unlink(missing_ok=True)
+
+
+def _deaths(ray: Any) -> tuple[type[Exception], ...]:
+    """What Ray raises if a process or its node died. Which of them it raises for a dead node depends on timing."""
+    names = ("NodeDiedError", "WorkerCrashedError", "LocalRayletDiedError", "OutOfMemoryError", "ObjectLostError")
+    return tuple(getattr(ray.exceptions, name) for name in names)
+
+
+def _describe_death(error: Exception) -> str:
+    node = re.search(r"Node IP: ([\w.:]+)", str(error))
+    return f"node {node[1]} died" if node else f"its process died ({type(error).__name__})"
+
+
+def _share(ray: Any) -> dict[str, float]:
+    """The resources of one run: a CPU core and, if there are GPUs, a fraction of one."""
+    gpus = ray.cluster_resources().get("GPU", 0)
+    return {"num_cpus": 1, **({"num_gpus": 1 / GPU_WORKERS} if gpus else {})}
+
+
+# -- the connection ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _connection(address: str) -> Iterator[Any]:
+    """Connect to the cluster. What Ray prints about dead nodes is hidden, because stdout is for the results."""
+    ray = _connect(address)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
 
 
 def _connect(address: str) -> Any:
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray ignores the token of an explicit address otherwise
     try:
         import ray
     except ImportError as error:
         raise UserError("--ray needs Ray: pip install 'fedskew[ray]'") from error
     _require_server(address)
     try:
+        _require_access(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    except ray.exceptions.AuthenticationError as error:
+        raise UserError(
+            f"the Ray cluster at {address!r} refused {_describe_token()}; {_HOW_TO_AUTHENTICATE}"
+        ) from error
     except Exception as error:  # Ray raises many kinds of errors here
         raise UserError(f"no Ray cluster at {address!r} ({error}); expected an address, or {LOCAL!r}") from error
     return ray
+
+
+def _describe_token() -> str:
+    """Where the refused token came from. The token itself must not appear in a log."""
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        return "a connection without a token"
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        if os.environ.get(name):
+            return f"the token of {name}"
+    return "the token of ~/.ray/auth_token"
 
 
 def _require_server(address: str) -> None:
@@ -60,22 +304,26 @@ def _require_server(address: str) -> None:
         raise UserError(f"no Ray cluster at {address!r} ({error}); expected HOST:PORT, or {LOCAL!r}") from error
 
 
-def _share(ray: Any) -> dict[str, float]:
-    """The resources of one run: a CPU core and, if there are GPUs, a fraction of one."""
-    gpus = ray.cluster_resources().get("GPU", 0)
-    return {"num_cpus": 1, **({"num_gpus": 1 / GPU_WORKERS} if gpus else {})}
+def _require_access(address: str) -> None:
+    """Let a wrong token fail at once. `ray.init` would print the error once per second, and then not raise it."""
+    if ":" not in address or address.startswith("ray://"):
+        return
+    from ray import _raylet
+
+    if make_client := getattr(_raylet, "GcsClient", None):
+        with _silent_stderr():
+            make_client(address=address)
 
 
-def _execute(job: str, terms: str) -> str:
-    """Run a job on a machine of the cluster. Takes and returns JSON."""
-    from fedskew.lab.sweep.execution import execute
-
-    outcome = execute(Job.from_json(json.loads(job)), Terms(**json.loads(terms)), lambda *_: None)
-    return json.dumps(outcome.to_json())
-
-
-def _outcome(ray: Any, done: Any) -> Outcome:
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Hide what Ray's native code prints, which bypasses `sys.stderr`."""
+    sys.stderr.flush()
+    kept = os.dup(2)
     try:
-        return Outcome.from_json(json.loads(ray.get(done)))
-    except Exception as error:  # the process or its machine died
-        return Outcome("failed", reason=" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
