@@ -6,7 +6,7 @@ This module also has what loaders share: checks of samples and options, and the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,6 +22,8 @@ Kind = Literal["image", "table", "text"]
 Index = npt.NDArray[np.int64]
 
 TEST_FRACTION = 0.2
+BLOCK_VALUES = 1 << 24
+"""Numbers of an array that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,20 @@ def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int
     if len(outside):
         raise UserError(f"{where}: label {y[outside[0]]} in {row(int(outside[0]))}; expected 0 to {classes - 1}")
     if np.issubdtype(x.dtype, np.floating):
-        bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
-        if len(bad):
-            raise UserError(f"{where}: NaN or infinite value in {row(int(bad[0]))}; expected finite numbers")
+        first = 0
+        for block in row_blocks(x):
+            bad = np.flatnonzero(~np.isfinite(block.reshape(len(block), -1)).all(axis=1))
+            if len(bad):
+                raise UserError(
+                    f"{where}: NaN or infinite value in {row(first + int(bad[0]))}; expected finite numbers"
+                )
+            first += len(block)
+
+
+def row_blocks(x: npt.NDArray[np.generic]) -> Iterator[npt.NDArray[np.generic]]:
+    """Yield views of consecutive rows, so that temporary arrays stay small even if `x` is larger than the memory."""
+    rows = max(1, BLOCK_VALUES // max(1, x[:1].size))
+    return (x[start : start + rows] for start in range(0, len(x), rows))
 
 
 def check_label_matrix(y: npt.NDArray[np.generic], classes: int, where: str) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedskew.data.catalogue import is_named, load
 from fedskew.data.dataset import Dataset
-from fedskew.data.partitions.rule import IntArray, Partition, make_partition, split_hash
+from fedskew.data.partitions.rule import ClientIndices, IntArray, Partition, make_partition, split_hash
 from fedskew.data.partitions.saved import write_split
 from fedskew.errors import UserError
 
@@ -23,7 +23,7 @@ class Federation:
     """A dataset whose training samples are split among clients."""
 
     dataset: Dataset
-    indices: tuple[IntArray, ...]
+    indices: Sequence[IntArray]
     """The indices of each client's training samples."""
     partition: Mapping[str, object]
     """The rule's name and parameters."""
@@ -32,6 +32,9 @@ class Federation:
     """The names of the clients; empty if they only have numbers."""
     notes: tuple[str, ...] = ()
     """Lines for the user about what the rule changed in the data."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "indices", ClientIndices.join(self.indices))
 
     def __repr__(self) -> str:
         params = ", ".join(
@@ -56,7 +59,7 @@ class Federation:
     @cached_property
     def sizes(self) -> IntArray:
         """Samples per client, [clients]."""
-        return _frozen(np.array([len(part) for part in self.indices], np.int64))
+        return self.joined_indices.sizes
 
     @cached_property
     def populated(self) -> IntArray:
@@ -66,8 +69,8 @@ class Federation:
     @cached_property
     def label_counts(self) -> IntArray:
         """Samples by client and class, [clients, classes]. A sample with several labels counts for each of them."""
-        y = self.dataset.train.y[self._samples()]
-        return _frozen(self.dataset.task.label_counts(y, self._owners(), self.clients, self.classes))
+        y = self.dataset.train.y[self.samples]
+        return _frozen(self.dataset.task.label_counts(y, self.joined_indices.owners, self.clients, self.classes))
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
@@ -76,13 +79,19 @@ class Federation:
         if domain is None:
             return ()
         names = self.dataset.domains
-        counts = [np.bincount(domain[part], minlength=len(names)) for part in self.indices]
-        return tuple(names[int(count.argmax())] for count in counts)
+        cells = self.joined_indices.owners * len(names) + domain[self.samples]
+        counts = np.bincount(cells, minlength=self.clients * len(names)).reshape(self.clients, len(names))
+        return tuple(names[number] for number in counts.argmax(axis=1))
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the split."""
         return split_hash(self.indices)
+
+    @property
+    def samples(self) -> IntArray:
+        """The training samples of all clients, client by client."""
+        return self.joined_indices.samples
 
     @property
     def unused(self) -> int:
@@ -112,11 +121,9 @@ class Federation:
             if not 0 <= label < self.classes:
                 raise UserError(f"label is {label}; expected 0 to {self.classes - 1}")
             kept[label] = True
-        samples = self._samples()
+        samples = self.samples
         keep = kept[self.dataset.train.y[samples]]
-        ends = np.cumsum(np.bincount(self._owners()[keep], minlength=self.clients)).tolist()
-        samples = samples[keep]
-        indices = tuple(samples[start:end] for start, end in zip([0, *ends], ends, strict=False))
+        indices = ClientIndices(samples[keep], np.bincount(self.joined_indices.owners[keep], minlength=self.clients))
         partition = {**self.partition, "restricted_to": np.flatnonzero(kept).tolist()}
         return Federation(self.dataset, indices, partition, self.seed, self.client_names, self.notes)
 
@@ -133,11 +140,10 @@ class Federation:
         """Save the split with its hash. The partition `Saved(path)` restores it."""
         write_split(path, self.indices, self.dataset.groups[0], self.partition, self.seed)
 
-    def _samples(self) -> IntArray:
-        return np.concatenate(self.indices) if self.indices else np.empty(0, np.int64)
-
-    def _owners(self) -> IntArray:
-        return np.repeat(np.arange(self.clients), self.sizes)
+    @cached_property
+    def joined_indices(self) -> ClientIndices:
+        """The same as `indices`, with its array of all clients' samples."""
+        return ClientIndices.join(self.indices)
 
 
 def federation(
@@ -158,7 +164,7 @@ def federation(
     groups, names = dataset.groups
     indices = partition.split(groups, len(names), seed, names=names, domain=train.domain, site=train.site)
     notes = (*dataset.notes, *arranged.notes)
-    return Federation(dataset, tuple(indices), partition.describe(), seed, arranged.client_names, notes)
+    return Federation(dataset, indices, partition.describe(), seed, arranged.client_names, notes)
 
 
 def load_for(

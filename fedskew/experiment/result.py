@@ -104,7 +104,7 @@ class Result:
     def label_counts(self) -> npt.NDArray[np.int64] | None:
         """Number of samples, [clients, classes]. None if unknown, for example because the sites keep them secret."""
         counts = (self.federation or {}).get("label_counts")
-        return None if counts is None or self.sites else np.array(counts, np.int64)
+        return None if counts is None or self.sites else np.asarray(counts, np.int64)
 
     @property
     def client_labels(self) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
             with contextlib.suppress(UserError):  # if the file is damaged, draw the split again
                 rule = partition_rule(config)
                 arranged = rule.arrange(dataset)
-                indices = tuple(read_split(path, arranged.dataset.groups[0]))
+                indices = read_split(path, arranged.dataset.groups[0])
                 return Federation(arranged.dataset, indices, rule.describe(), config.partition_seed,
                                   arranged.client_names, (*arranged.dataset.notes, *arranged.notes))  # fmt: skip
         start = time.perf_counter()

@@ -12,6 +12,7 @@ from fedskew.data.images import parse_size, same_channels
 from fedskew.data.own.arrays import load_npz
 from fedskew.data.own.assembly import Part, assemble
 from fedskew.data.own.labels import Labels, class_list
+from fedskew.data.own.mapped import is_mapped, load_mapped
 from fedskew.data.own.table_files import CSV_SUFFIXES, csv_table, is_saved_dataset, parquet_table, saved_tables
 from fedskew.data.own.tables import Table, load_tables
 from fedskew.data.published.image_folders import class_folders, labelled_images, read_images
@@ -19,7 +20,8 @@ from fedskew.errors import UserError
 
 _FORMS = (
     "a .npz, .csv, .tsv (also .gz, .xz) or .parquet file, a folder with one folder of images per class, a folder with "
-    "train.csv and test.csv (or .parquet), or a Hugging Face dataset saved to disk"
+    "train.csv and test.csv (or .parquet), a folder with x_train.npy, y_train.npy, x_test.npy and y_test.npy, "
+    "or a Hugging Face dataset saved to disk"
 )
 _READING = ("delimiter", "decimal")
 """Options of text files."""
@@ -30,6 +32,8 @@ def load_own(path: Path, options: dict[str, Any]) -> Dataset:
     """Load the data at `path`, which exists."""
     if path.suffix == ".npz":
         return load_npz(path, **check_options(load_npz, options, str(path)))
+    if is_mapped(path):
+        return load_mapped(path, **check_options(load_mapped, options, str(path)))
     if is_table(path):
         check_options(load_tables, options, str(path), _READING)
         reading = {key: options[key] for key in _READING if options.get(key) is not None}

@@ -38,6 +38,8 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
         return Labels(_strip(values, where, row), where, row)
     if values.dtype.kind not in "biuf":
         raise UserError(f"{where}: labels of type {values.dtype}; expected whole numbers or strings")
+    if values.dtype.kind in "biu":
+        return Labels(np.asarray(values.astype(np.int64)), where, row)
     numbers = values.astype(np.float64)
     bad = np.flatnonzero(~np.isfinite(numbers) | (numbers != np.rint(numbers)))
     if len(bad):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ class IID(Partition):
     def __post_init__(self) -> None:
         check_whole_number("clients", self.clients, at_least=1)
 
-    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+    def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:
         self.require_clients(self.clients, len(labels))
         order = permutation(len(labels), seed, "partition iid")
         owners = np.empty(len(labels), np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,7 +46,7 @@ class Column(Partition):
         notes = (f"{', '.join(absent[:5])}: only test samples, so no client",) if absent else ()
         return Arrangement(dataset, names, notes)
 
-    def draw(self, labels: Labels, seed: int) -> list[IntArray]:  # noqa: ARG002 - the data have the whole split
+    def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:  # noqa: ARG002 - the data have the whole split
         if labels.site is None:
             raise self.refuse("the labels alone do not say which site a sample is from; split a dataset")
         held, client = np.unique(labels.site, return_inverse=True)

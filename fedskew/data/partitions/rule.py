@@ -13,10 +13,10 @@ import inspect
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,58 @@ from fedskew.randomness import permutation
 from fedskew.user_code import import_user_module
 
 IntArray = npt.NDArray[np.int64]
+
+
+class ClientIndices(Sequence[IntArray]):
+    """A sequence with the sample indices of each client.
+
+    They are views of one array. A million small arrays would need three times the memory, and walking through them
+    would take seconds.
+    """
+
+    def __init__(self, samples: IntArray, sizes: IntArray) -> None:
+        """`samples` has the indices of the first client, then those of the second, and so on."""
+        self.samples, self.sizes = samples, sizes
+        self.sizes.setflags(write=False)
+        self.ends = np.cumsum(sizes)
+
+    @classmethod
+    def join(cls, parts: Sequence[IntArray]) -> ClientIndices:
+        """Join one array per client."""
+        if isinstance(parts, ClientIndices):
+            return parts
+        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+        samples = np.concatenate([np.empty(0, np.int64), *parts]) if len(parts) else np.empty(0, np.int64)
+        return cls(samples.astype(np.int64, copy=False), sizes)
+
+    @property
+    def owners(self) -> IntArray:
+        """The client of each entry of `samples`."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def ascending(self) -> ClientIndices:
+        """Return the same clients, each with its indices in ascending order."""
+        falls = np.diff(self.samples) < 0
+        falls[self.ends[(self.ends > 0) & (self.ends < len(self.samples))] - 1] = False  # between two clients
+        if not falls.any():
+            return self
+        return ClientIndices(self.samples[np.lexsort((self.samples, self.owners))], self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, client: int) -> IntArray: ...
+    @overload
+    def __getitem__(self, client: slice) -> tuple[IntArray, ...]: ...
+    def __getitem__(self, client: int | slice) -> IntArray | tuple[IntArray, ...]:
+        if isinstance(client, slice):
+            return tuple(self[k] for k in range(len(self))[client])
+        end = int(self.ends[client])
+        return self.samples[end - int(self.sizes[client]) : end]
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return (self[client] for client in range(len(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +135,7 @@ class Partition(ABC):
         return Arrangement(dataset)
 
     @abstractmethod
-    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+    def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:
         """Return each client's training indices. `split` checks and sorts them."""
 
     def split(
@@ -94,13 +146,13 @@ class Partition(ABC):
         names: Sequence[str] = (),
         domain: IntArray | None = None,
         site: IntArray | None = None,
-    ) -> list[IntArray]:
+    ) -> ClientIndices:
         """Return each client's training indices in ascending order. A seed gives the same split on every machine."""
         checked = dataclasses.replace(_check_labels(labels, classes, names), domain=domain, site=site)
         check_whole_number("seed", seed, at_least=0)
-        parts = [np.sort(np.asarray(part, np.int64)) for part in self.draw(checked, seed)]
-        self._check(parts, len(checked))
-        return parts
+        indices = ClientIndices.join(self.draw(checked, seed)).ascending()
+        self._check(indices, len(checked))
+        return indices
 
     def describe(self) -> dict[str, object]:
         """Return the rule's name and parameters. `make_partition` makes the same rule from them."""
@@ -110,8 +162,8 @@ class Partition(ABC):
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in values.items()}
 
-    def _check(self, parts: list[IntArray], samples: int) -> None:
-        given = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    def _check(self, indices: ClientIndices, samples: int) -> None:
+        given, sizes = indices.samples, indices.sizes
         if len(given) and (given.min() < 0 or given.max() >= samples):
             raise self.refuse(f"an index is outside 0 to {samples - 1}")
         times = np.bincount(given, minlength=samples)
@@ -119,8 +171,7 @@ class Partition(ABC):
             raise self.refuse(f"sample {int(np.argmax(times > 1))} goes to more than one client")
         if self.uses_all and (times == 0).any():
             raise self.refuse(f"sample {int(np.argmax(times == 0))} goes to no client")
-        sizes = np.array([len(part) for part in parts])
-        if not parts:
+        if not len(indices):
             raise self.refuse("it makes no clients; expected at least one")
         if sizes.min() < self.smallest:
             short = f"client {int(sizes.argmin())} gets {sizes.min()} samples"
@@ -163,7 +214,7 @@ class CountedPartition(Partition):
     def counts(self, labels: Labels, seed: int) -> IntArray:
         """Return the number of samples per client and class: [clients, classes]."""
 
-    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+    def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:
         return deal(self.counts(labels, seed), labels, seed)
 
 
@@ -217,12 +268,13 @@ def make_partition(name: str, /, **params: object) -> Partition:
 
 def split_hash(indices: Sequence[IntArray]) -> str:
     """Return the SHA-256 of the clients' sizes and sample indices, which is the same on every machine."""
-    sizes = np.array([len(part) for part in indices], "<i8")
-    samples = np.concatenate(indices) if len(indices) else np.empty(0)
-    return hashlib.sha256(sizes.tobytes() + samples.astype("<i8").tobytes()).hexdigest()
+    joined = ClientIndices.join(indices)
+    digest = hashlib.sha256(joined.sizes.astype("<i8", copy=False).tobytes())
+    digest.update(np.ascontiguousarray(joined.samples, "<i8").data)
+    return digest.hexdigest()
 
 
-def deal(counts: IntArray, labels: Labels, seed: int) -> list[IntArray]:
+def deal(counts: IntArray, labels: Labels, seed: int) -> ClientIndices:
     """Give each client its number of samples of each class. The seed shuffles the samples within each class."""
     clients = len(counts)
     owners = np.full(len(labels), -1, np.int64)
@@ -235,12 +287,11 @@ def deal(counts: IntArray, labels: Labels, seed: int) -> list[IntArray]:
     return group_by_client(owners, clients)
 
 
-def group_by_client(owners: IntArray, clients: int) -> list[IntArray]:
+def group_by_client(owners: IntArray, clients: int) -> ClientIndices:
     """Return each client's samples, given each sample's client (−1 for none)."""
     owned = np.flatnonzero(owners >= 0)
-    order = owned[np.argsort(owners[owned], kind="stable")]
-    ends = np.cumsum(np.bincount(owners[owned], minlength=clients)).tolist()
-    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    keys = owners[owned]
+    return ClientIndices(owned[np.argsort(keys, kind="stable")], np.bincount(keys, minlength=clients))
 
 
 def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArray:
@@ -286,4 +337,4 @@ def _check_labels(labels: npt.NDArray[np.integer], classes: int, names: Sequence
         raise UserError(f"labels have shape {y.shape} and type {y.dtype}; expected one whole number per sample")
     if y.min() < 0 or y.max() >= classes:
         raise UserError(f"labels range from {y.min()} to {y.max()}; expected 0 to {classes - 1}")
-    return Labels(y.astype(np.int64), tuple(names) or tuple(str(c) for c in range(classes)))
+    return Labels(y.astype(np.int64, copy=False), tuple(names) or tuple(str(c) for c in range(classes)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +30,7 @@ class Shards(Partition):
         check_whole_number("clients", self.clients, at_least=1)
         check_whole_number("shards", self.shards, at_least=1)
 
-    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+    def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:
         per_class = self._shards_per_class(labels)
         # Shard i is shard (i mod per_class) of class (i // per_class).
         order = permutation(self.clients * self.shards, seed, "partition shards")

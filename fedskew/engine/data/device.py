@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedskew.data.dataset import Dataset, Samples
+from fedskew.data.dataset import Dataset, Samples, row_blocks
 from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold
 
@@ -49,7 +49,7 @@ class DeviceSamples:
         dtype: torch.dtype = torch.float32,
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.x = torch.tensor(samples.x, device=device)
+        self.x = _inputs_on(device, samples.x)
         self.y = torch.tensor(samples.y, device=device)
         self.classes, self.task = len(dataset.classes), dataset.task
         self._dtype = dtype
@@ -101,6 +101,20 @@ class DeviceSamples:
         if x.dtype == torch.uint8:
             return (x.to(self._dtype) / 255 - self._mean) / self._std
         return x.to(self._dtype) if x.is_floating_point() else x
+
+
+def _inputs_on(device: torch.device, x: npt.NDArray[np.generic]) -> Tensor:
+    """Copy inputs to the device. A memory-mapped file stays on disk if the device is the host."""
+    if not isinstance(x, np.memmap):
+        return torch.tensor(x, device=device)
+    if device.type == "cpu":
+        return torch.from_numpy(x)
+    copied = torch.empty(x.shape, dtype=torch.from_numpy(x[:0]).dtype, device=device)
+    first = 0
+    for block in row_blocks(x):
+        copied[first : first + len(block)] = torch.from_numpy(block)
+        first += len(block)
+    return copied
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

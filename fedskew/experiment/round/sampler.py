@@ -47,11 +47,14 @@ class ClientSampler:
         clients = self._draw(stage, model_round, federation)
         if stage.cohort == "pooled":
             return self._pool(stage, model_round, clients)
-        indices = federation.indices
+        indices = federation.joined_indices
+        ends = indices.ends[clients]
+        spans = zip(clients.tolist(), (ends - indices.sizes[clients]).tolist(), ends.tolist(), strict=True)
         samples = tuple(
-            draw_samples(indices[client], stage, model_round, client, self._config) for client in clients.tolist()
+            draw_samples(indices.samples[start:end], stage, model_round, client, self._config)
+            for client, start, end in spans
         )
-        population = len(self._federation.indices) if stage.clients is None else len(stage.clients)
+        population = len(self._federation.sizes) if stage.clients is None else len(stage.clients)
         return Participants(federation, clients, samples, population)
 
     def _with_labels(self, labels: tuple[int, ...] | None) -> Federation:
@@ -75,7 +78,7 @@ class ClientSampler:
 
     def _pool(self, stage: Stage, model_round: int, drawn: IntArray) -> Participants:
         """Make one client with random samples of all clients, as many as the drawn clients have together."""
-        everything = np.concatenate(self._federation.indices)
+        everything = self._federation.samples
         budget = int(self._federation.sizes[drawn].sum())
         key = (self._config.seed, "pooled samples", model_number(stage.model), model_round)
         pool = everything[np.sort(sample(budget, len(everything), *key))]

@@ -6,7 +6,6 @@ import contextlib
 import operator
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -117,7 +116,7 @@ class Server:
         """Collect what all clients report at the end of a stage that surveys them."""
         probability = None
         if stage.survey == "predictions":
-            samples = np.concatenate(self._federation.indices)
+            samples = self._federation.samples
             model = state.models[stage.model].model
             probability = survey(self.network, model, self._runtimes.train, samples).probability
         return Survey(self._federation.label_counts, probability)

@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedskew.data import Dataset, Federation
@@ -22,6 +24,8 @@ from fedskew.errors import UserError
 from fedskew.experiment.preparation import Prepared
 
 PACKAGES = ("torch", "numpy", "scikit-learn")
+MAX_LISTED_CLIENTS = 10_000
+"""The label counts of more clients are not written as JSON, because reading a million lists takes seconds."""
 
 
 def about(prepared: Prepared) -> dict[str, Any]:
@@ -38,9 +42,9 @@ def about(prepared: Prepared) -> dict[str, Any]:
 
 
 def describe_federation(federation: Federation) -> dict[str, Any]:
-    """Describe a federation as JSON. Label counts of sites on other machines are left out: only the sites know them."""
+    """Describe a federation. Label counts of sites on other machines are left out: only the sites know them."""
     names = federation.partition.get("names")
-    clients: dict[str, Any] = {"sites": names} if names else {"label_counts": federation.label_counts.tolist()}
+    clients: dict[str, Any] = {"sites": names} if names else {"label_counts": _label_counts(federation)}
     if federation.client_names:
         clients["client_names"] = list(federation.client_names)
     return {
@@ -50,6 +54,12 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
         "unused": federation.unused,
         "split": federation.hash,
     }
+
+
+def _label_counts(federation: Federation) -> npt.NDArray[np.int64] | list[list[int]]:
+    """Label counts as lists for JSON. Those of many clients stay an array, which `RunFolder` saves in a file."""
+    counts = federation.label_counts
+    return counts if len(counts) > MAX_LISTED_CLIENTS else counts.tolist()
 
 
 def inputs(dataset: Dataset) -> dict[str, Any]:

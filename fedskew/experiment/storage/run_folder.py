@@ -2,6 +2,7 @@
 
     config.yaml         everything needed to repeat the run
     about.json          for readers: the federation, the command, the versions, the machine
+    label_counts.npy    the federation's label counts, if it has too many clients for about.json
     rounds.jsonl        one row per round, append-only
     checkpoint/         the last two checkpoints, from which the run can continue
     clients/            the clients' states, for stateful methods
@@ -15,6 +16,7 @@ not.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -23,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import yaml
 from torch import Tensor
 
@@ -118,6 +121,8 @@ class RunFolder:
         self.model_path = self.path / "model.safetensors"
         self.checkpoint_path = self.path / "checkpoint"
         self.clients_path = self.path / "clients"
+        self.lock_path = self.path / ".lock"
+        self.label_counts_path = self.path / "label_counts.npy"
         self.warnings: list[str] = []
         """One line for each problem, such as a damaged file that was ignored."""
         self._rounds = RoundsFile(self.rounds_path)
@@ -135,7 +140,7 @@ class RunFolder:
         self._refuse_foreign()
         with reporting_os_errors("write", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(self.path / ".lock")
+        lock = FolderLock(self.lock_path)
         try:
             self._resume_or_create(config, repeated_by)
         except BaseException:
@@ -187,7 +192,14 @@ class RunFolder:
 
     def about(self) -> dict[str, Any] | None:
         """The content of about.json. None if it does not exist or is damaged."""
-        return self._read_json(self.about_path)
+        about = self._read_json(self.about_path)
+        if about is not None and self.label_counts_path.exists():
+            try:
+                with reporting_os_errors("read", self.label_counts_path):
+                    about["federation"]["label_counts"] = np.load(self.label_counts_path, allow_pickle=False)
+            except (ValueError, EOFError, KeyError):
+                self._warn(f"{self.label_counts_path} is damaged and ignored")
+        return about
 
     def _read_json(self, path: Path) -> dict[str, Any] | None:
         with reporting_os_errors("read", path):
@@ -200,9 +212,16 @@ class RunFolder:
         return value if isinstance(value, dict) else None
 
     def write_about(self, about: Mapping[str, Any]) -> None:
-        """Write about.json, at the start of the run."""
+        """Write about.json, at the start of the run. If the label counts are an array, they get a file of their own."""
         self._require_open()
-        write_file(self.about_path, json.dumps(about, allow_nan=False) + "\n")
+        federation = dict(about["federation"])
+        counts = federation.get("label_counts")
+        if isinstance(counts, np.ndarray):
+            content = io.BytesIO()
+            np.save(content, counts.astype(np.min_scalar_type(int(counts.max(initial=0)))))
+            write_file(self.label_counts_path, content.getvalue())
+            del federation["label_counts"]
+        write_file(self.about_path, json.dumps({**about, "federation": federation}, allow_nan=False) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result, after everything else. Its `status: finished` marks the run as finished."""
@@ -292,7 +311,7 @@ class RunFolder:
                 return
             if not self.path.is_dir():
                 raise UserError(f"{self.path} is a file; expected a folder for the run; choose another --out")
-            ours = {self.path / ".lock", temporary(self.config_path)}
+            ours = {self.lock_path, temporary(self.config_path)}
             entries = set(self.path.iterdir())
         if entries - ours and self.config_path not in entries:
             raise UserError(
@@ -323,7 +342,8 @@ class RunFolder:
     def _remove_drafts(self) -> None:
         """Remove temporary files that a killed process left behind."""
         with reporting_os_errors("write", self.path):
-            for path in (self.config_path, self.about_path, self.rounds_path, self.summary_path, self.model_path):
+            jsons = (self.config_path, self.about_path, self.rounds_path, self.summary_path)
+            for path in (*jsons, self.label_counts_path, self.model_path):
                 temporary(path).unlink(missing_ok=True)
             for draft in (*self.checkpoint_path.glob(".round-*.tmp"), *self.clients_path.glob(".*.tmp")):
                 draft.unlink()

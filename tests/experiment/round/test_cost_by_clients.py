@@ -16,39 +16,38 @@ from fedskew.methods.parts import Tensors
 CLIENTS, TAKING_PART = 5000, 4
 
 
-class Watched(tuple[np.ndarray, ...]):
-    """Notes which clients' samples are looked up, and refuses a walk through all of them."""
+class Watched(np.ndarray):
+    """Notes which slices are looked up, and refuses anything else."""
 
-    looked_up: list[int]
+    looked_up: list[tuple[int, int]]
 
-    def __getitem__(self, client: Any) -> Any:
-        self.looked_up.append(client)
-        return super().__getitem__(client)
-
-    def __iter__(self) -> Any:
-        raise AssertionError("a walk through all clients")
+    def __getitem__(self, key: Any) -> Any:
+        assert isinstance(key, slice), "a walk through all clients"
+        self.looked_up.append((key.start, key.stop))
+        return np.asarray(super().__getitem__(key))
 
 
-def watched_federation() -> Federation:
+def watched_federation() -> tuple[Federation, Watched]:
     toy = image_federation(((2, 1, 1, 1),) * 10)
-    indices = Watched(toy.indices[client % 10] for client in range(CLIENTS))
     federation = Federation(toy.dataset, tuple(toy.indices[client % 10] for client in range(CLIENTS)), {}, 0)
     for once in (federation.sizes, federation.populated, federation.label_counts):
         assert len(once) == CLIENTS
-    indices.looked_up = []
-    federation.__dict__["indices"] = indices
-    return federation
+    watched = federation.samples.view(Watched)
+    watched.looked_up = []
+    federation.joined_indices.samples = watched
+    return federation, watched
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 def test_a_round_looks_up_those_who_take_part_alone(engine: str) -> None:
-    federation = watched_federation()
+    federation, watched = watched_federation()
     this = server(federation, "fedavg", linear(), engine=engine, clients_per_round=TAKING_PART, rounds=3)
     state = this.start()
     for _ in range(3):
-        federation.indices.looked_up.clear()  # type: ignore[attr-defined]
+        watched.looked_up.clear()
         state, row = advance(this, state)
-        assert federation.indices.looked_up == row.clients  # type: ignore[attr-defined]
+        ends = np.cumsum(federation.sizes)
+        assert watched.looked_up == [(ends[c] - federation.sizes[c], ends[c]) for c in row.clients]
         assert len(row.clients) == TAKING_PART
 
 

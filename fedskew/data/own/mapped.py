@@ -1,0 +1,57 @@
+"""Folders of `.npy` arrays, which stay on disk. Rows are read when a client trains on them.
+
+This is the form for federations that do not fit in memory. Therefore the arrays must already have the form in which
+models read them, and nothing is converted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.data.own.assembly import Array, channel_statistics
+from fedskew.data.own.labels import class_list, read_labels
+from fedskew.errors import UserError
+
+INPUTS = ("x_train.npy", "x_test.npy")
+LABELS = ("y_train.npy", "y_test.npy")
+_FORM = "float32 tables (rows, features) or uint8 images (rows, channels, height, width)"
+
+
+def is_mapped(folder: Path) -> bool:
+    return (folder / INPUTS[0]).is_file()
+
+
+def load_mapped(folder: Path, *, classes: object = None) -> Dataset:
+    """Load the arrays `x_train`, `y_train`, `x_test` and `y_test`. Labels are the numbers of the classes, from 0."""
+    train, test = (_samples(folder / x, folder / y) for x, y in zip(INPUTS, LABELS, strict=True))
+    largest = max(int(part.y.max(initial=0)) for part in (train, test))
+    names = tuple(class_list(classes) or map(str, range(largest + 1)))
+    name = folder.resolve().name
+    if train.x.ndim == 2:
+        return Dataset(name, "table", names, train, test)
+    return Dataset(name, "image", names, train, test, *channel_statistics(train.x))
+
+
+def _samples(x: Path, y: Path) -> Samples:
+    inputs = _map(x)
+    if (inputs.ndim, str(inputs.dtype)) not in ((2, "float32"), (4, "uint8")):
+        raise UserError(f"{x}: {inputs.dtype} of shape {inputs.shape}; expected {_FORM}")
+    labels = read_labels(_map(y), str(y), "row {}".format).values
+    if labels.dtype.kind != "i":
+        raise UserError(f"{y}: labels are names; expected the numbers of the classes, from 0")
+    return Samples(inputs, labels.astype(np.int64, copy=False))
+
+
+def _map(path: Path) -> Array:
+    """Map a file into memory. The copy-on-write mode lets torch share the memory without a warning."""
+    try:
+        array: Array = np.load(path, mmap_mode="c", allow_pickle=False)
+    except FileNotFoundError as error:
+        expected = ", ".join((*INPUTS, *LABELS))
+        raise UserError(f"{path} does not exist; expected {expected} in this folder") from error
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); expected what numpy.save writes") from error
+    return array
