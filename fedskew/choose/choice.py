@@ -108,9 +108,9 @@ def choose(
     limit, watcher = Budget.parse(budget), watcher or RaceWatcher()
     metric = find_metric(rank_by).name
     if metric not in MEASURES:
-        raise UserError(
-            f"rank_by is {rank_by!r}, which is known only after the last round; expected {', '.join(MEASURES)}"
-        )
+        score = find_metric(rank_by).score is not None
+        reason = "is known only after the last round" if score else "a race does not record"
+        raise UserError(f"rank_by is {rank_by!r}, which {reason}; expected {', '.join(MEASURES)}")
     field = field_methods(methods)
     if limit.unit == "rounds":
         choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)

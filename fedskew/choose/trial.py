@@ -39,8 +39,8 @@ SERVE = f"{__name__}:serve"
 Split = Callable[[Config], Federation]
 """Makes the federation of a run, for the seed in its configuration."""
 
-MEASURES = {name: metric.measure for name, metric in METRICS.items() if metric.measure is not None}
-"""The metrics that a race can rank by: those known after every round. Maps the name to the property of `Evaluation`."""
+MEASURES = {name: METRICS[name].measure or "" for name in ("accuracy", "macro-f1", "worst-class", "balanced-accuracy")}
+"""The metrics that a race records after every round and can rank by, with the attribute of `Evaluation`."""
 
 
 @dataclass(frozen=True)

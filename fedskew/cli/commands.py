@@ -124,6 +124,9 @@ FLAGS: dict[str, Flag] = {
         _training("seed", "N"),
         _training("eval_every", "N"),
         _training("eval_local", "", switch=True),
+        _training("positive", "CLASS"),
+        _training("specificity", "X"),
+        _training("save_predictions", "", switch=True),
         Flag("engine", "NAME", MACHINE),
         Flag("device", "NAME", MACHINE),
         Flag("precision", "NAME", MACHINE),
@@ -151,7 +154,8 @@ RankBy = Annotated[
     option(
         "--rank-by",
         "METRIC",
-        "metric that decides: accuracy, macro-f1, worst-class, balanced-accuracy or auroc (default: accuracy)",
+        "metric that decides: accuracy, macro-f1, worst-class, balanced-accuracy, auroc, auprc, kappa, log-loss, "
+        "brier or ece (default: accuracy)",
         CONFIGURATION,
     ),
 ]

@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 
 FEDERATION = "Federation"
 
-_APP_FLAGS = [name for name, flag in FLAGS.items() if not flag.key.startswith("partition") and name not in (
-    "engine", "device", "compile", "eval_local")]  # fmt: skip
-_TRIAL_FLAGS = [name for name in FLAGS if name not in ("clients", "engine", "compile", "eval_local")]
+_SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions")
+_APP_FLAGS = [
+    name
+    for name, flag in FLAGS.items()
+    if not flag.key.startswith("partition") and name not in ("device", *_SIMULATION_ONLY)
+]
+_TRIAL_FLAGS = [name for name in FLAGS if name not in ("clients", *_SIMULATION_ONLY)]
 
 _FederationSettings = Annotated[
     list[str] | None,

@@ -137,7 +137,6 @@ def _table(lines: Sequence[Line], metric: RankingMetric) -> object:
     """Show means over the seeds, and mark the best point. The files list every run."""
     from rich.table import Table
 
-    from fedskew.cli.campaigns import format_percent
     from fedskew.lab.sweep.table import best_places, by_place, grid_keys, measured_name
     from fedskew.results.ranking import METRICS
 
@@ -145,23 +144,31 @@ def _table(lines: Sequence[Line], metric: RankingMetric) -> object:
     several = any(len(found) > 1 for found in by_place(lines).values())
     shown = [METRICS[name] for name in dict.fromkeys((metric.name, "accuracy", "macro-f1", "worst-class"))]
     table = Table()
-    for heading in (*grid_keys(lines), "runs", *(f"{one.label} %".replace(" ", "\n", 1) for one in shown)):
+    for heading in (*grid_keys(lines), "runs", *(one.heading.replace(" ", "\n", 1) for one in shown)):
         table.add_column(heading, overflow="fold")
     for place, found in by_place(lines).items():
         done = [line for line in found if line["accuracy"] is not None]
         columns = [[line[measured_name(one)] for line in done] for one in shown]
-        cells = [format_percent(column) if column and None not in column else "–" for column in columns]
+        cells = [_cell(column, one) for column, one in zip(columns, shown, strict=True)]
         marked = " *" if place in best else ""
         table.add_row(*place, f"{len(done)}/{len(found)}{marked}", *cells, style="bold" if marked else None)
-    notes = [f"* highest {metric.label}"] if best else []
+    notes = [f"* {metric.best_word} {metric.label}"] if best else []
     table.caption = "; ".join([*notes, *(["mean ± sample standard deviation over seeds"] if several else [])])
     table.caption_justify = "left"
     return table
 
 
+def _cell(values: Sequence[float | None], metric: RankingMetric) -> str:
+    """Mean and deviation over the seeds, or a dash if a value is missing."""
+    from fedskew.metrics.summary import mean_std
+
+    known = [value for value in values if value is not None]
+    return metric.cell(mean_std(known), 2) if known and len(known) == len(values) else "–"
+
+
 def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quiet: bool) -> None:
     """Search, then train the best point on all training data and test it."""
-    from fedskew.cli.campaigns import format_percent, run_campaign
+    from fedskew.cli.campaigns import run_campaign
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.lab.sweep.search import search_with_optuna
     from fedskew.lab.sweep.table import measured_name
@@ -194,7 +201,8 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     listed = ", ".join(f"{key} {value}" for key, value in found.values.items())
     console.print(f"best of {found.trials} trials: trial {found.number}, {listed}", markup=False, soft_wrap=True)
     counted = "last round" if search.metric.measure is None else f"last {search.base.mean_last} rounds"
+    unit = " %" if search.metric.percent else ""
     console.print(f"mean {search.metric.label} of the {counted}", soft_wrap=True)
-    console.print(f"  on validation data, by which it was selected: {100 * found.score:.2f} %")
+    console.print(f"  on validation data, by which it was selected: {_cell([found.score], search.metric)}{unit}")
     if scores:
-        console.print(f"  on the test set, trained on all training data: {format_percent(scores)} %")
+        console.print(f"  on the test set, trained on all training data: {_cell(scores, search.metric)}{unit}")

@@ -16,7 +16,7 @@ from fedskew.engine.choice import (
 from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResult, RoundWork
 from fedskew.engine.data.batches import RoundKey
 from fedskew.engine.data.device import DeviceSamples, Fetch, on_host, to_device
-from fedskew.engine.evaluation import Evaluator, macro_auroc, survey
+from fedskew.engine.evaluation import Evaluator, Tested, survey
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.parallel.devices import DevicesEngine
 from fedskew.engine.parallel.pool import PoolEngine
@@ -40,13 +40,13 @@ __all__ = [
     "RoundResult",
     "RoundWork",
     "StackedEngine",
+    "Tested",
     "arithmetic",
     "choose_device",
     "choose_devices",
     "choose_engine",
     "cpu_engine",
     "estimated_seconds",
-    "macro_auroc",
     "make_engine",
     "number_format",
     "on_host",

@@ -1,12 +1,12 @@
-"""Evaluation on whole sets of samples: the test confusion matrix, AUROC, and the survey of PKD's clients."""
+"""Evaluation on whole sets of samples: confusion matrix, log loss, probabilities, and PKD's survey."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,15 @@ from fedskew.methods.stages import Survey
 _BATCH = 1000
 
 
+class Tested(NamedTuple):
+    """What an evaluation adds up over its samples."""
+
+    confusion: npt.NDArray[np.int64]
+    """Counts by true and predicted class."""
+    log_loss: float
+    """The sum of −log p of the true class, in nats."""
+
+
 class Evaluator:
     """Evaluates models on one set of samples."""
 
@@ -33,19 +42,19 @@ class Evaluator:
 
     def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
         """Return the counts by true and predicted class. With `labels`, all other classes are left out."""
-        return self.begin(model, labels)()
+        return self.begin(model, labels)().confusion
 
-    def begin(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], npt.NDArray[np.int64]]:
+    def begin(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], Tested]:
         """Start an evaluation and return a function that waits for it. On a GPU it runs in parallel with other work."""
         device = self._data.y.device
         if labels is None and device.type == "cuda" and self._capture(model):
             stream = stream_for("testing", device)
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
-                cells = Fetch({"": self._replay(model)})
+                sums = Fetch(self._replay(model))
         else:
-            cells = Fetch({"": _confusion(self._network, model, self._data, labels)})
-        return partial(self._read, cells, model)
+            sums = Fetch(_test(self._network, model, self._data, labels))
+        return partial(self._read, sums, model)
 
     @torch.no_grad()
     def probabilities(self, model: ModelState) -> tuple[Tensor, Tensor]:
@@ -54,9 +63,11 @@ class Evaluator:
         parts = [logits.double().softmax(dim=-1) for _, logits in _logits(self._network, model, self._data, rows)]
         return torch.cat(parts), self._data.y[rows]
 
-    def _read(self, cells: Fetch, model: ModelState) -> npt.NDArray[np.int64]:  # noqa: ARG002
-        """Wait for the counts. `model` is an argument only to keep its memory alive during the evaluation."""
-        return np.asarray(cells.read()[""].view(self._data.classes, self._data.classes).numpy())
+    def _read(self, sums: Fetch, model: ModelState) -> Tested:  # noqa: ARG002
+        """Wait for the sums. `model` is an argument only to keep its memory alive during the evaluation."""
+        found = sums.read()
+        cells = np.asarray(found["cells"].view(self._data.classes, self._data.classes).numpy())
+        return Tested(cells, float(found["log_loss"]))
 
     def _capture(self, model: ModelState) -> bool:
         """Capture the evaluation as one CUDA graph per batch, and return whether that worked.
@@ -82,7 +93,7 @@ class Evaluator:
                 return captured(compiled(batch, self._memory), self._memory, None, "testing")
         return captured(batch, self._memory, None, "testing")
 
-    def _replay(self, model: ModelState) -> Tensor:
+    def _replay(self, model: ModelState) -> dict[str, Tensor]:
         assert self._layouts is not None
         for kind, flats in _rows(self._layouts, model).items():
             for name, flat in flats.items():
@@ -91,12 +102,12 @@ class Evaluator:
             tensor.zero_()
         for program in self._programs or ():
             program()
-        return self._memory["progress"]["cells"]
+        return {name: self._memory["progress"][name] for name in ("cells", "log_loss")}
 
 
 def _memory(layouts: tuple[RowLayout, RowLayout], model: ModelState, data: DeviceSamples) -> Memory:
     progress = {
-        "cells": torch.zeros(data.classes**2, dtype=torch.int64, device=data.y.device),
+        **_zero_sums(data),
         "first": torch.zeros((), dtype=torch.int64, device=data.y.device),
     }
     return {**_rows(layouts, model), "data": data.tensors(), "progress": progress}
@@ -130,26 +141,37 @@ class _Batch:
             for layout, kind in zip(self.layouts, ("params", "buffers"), strict=True)
         )
         logits = self.network.logits(ModelState(params, buffers), data.inputs(rows))
-        _count(progress["cells"], data.y[rows], logits.argmax(dim=-1), data.classes)
+        _add(progress, data.y[rows], logits)
         progress["first"].add_(self.size)
 
 
-def _count(cells: Tensor, true: Tensor, predicted: Tensor, classes: int) -> None:
-    cells.index_add_(0, true * classes + predicted, torch.ones_like(true))
+def _zero_sums(data: DeviceSamples) -> dict[str, Tensor]:
+    device = data.y.device
+    return {
+        "cells": torch.zeros(data.classes**2, dtype=torch.int64, device=device),
+        "log_loss": torch.zeros((), dtype=torch.float64, device=device),
+    }
+
+
+def _add(sums: dict[str, Tensor], true: Tensor, logits: Tensor) -> None:
+    """Add a batch to the sums, in place."""
+    cells = true * logits.shape[-1] + logits.argmax(dim=-1)
+    sums["cells"].index_add_(0, cells, torch.ones_like(true))
+    sums["log_loss"].sub_(logits.double().log_softmax(dim=-1).gather(1, true.unsqueeze(1)).sum())
 
 
 @torch.no_grad()
-def _confusion(network: Network, model: ModelState, data: DeviceSamples, labels: Sequence[int] | None) -> Tensor:
+def _test(network: Network, model: ModelState, data: DeviceSamples, labels: Sequence[int] | None) -> dict[str, Tensor]:
     outside = torch.zeros(data.classes, dtype=torch.bool, device=data.y.device)
     rows = torch.arange(len(data), device=data.y.device)
     if labels is not None:
         outside[:] = True
         outside[list(labels)] = False
         rows = rows[~outside[data.y]]
-    cells = torch.zeros(data.classes**2, dtype=torch.int64, device=data.y.device)
+    sums = _zero_sums(data)
     for batch, logits in _logits(network, model, data, rows):
-        _count(cells, data.y[batch], logits.masked_fill(outside, -torch.inf).argmax(dim=-1), data.classes)
-    return cells
+        _add(sums, data.y[batch], logits.masked_fill(outside, -torch.inf))
+    return sums
 
 
 @torch.no_grad()
@@ -167,25 +189,6 @@ def survey(network: Network, model: ModelState, data: DeviceSamples, samples: np
     totals = counts[:, None].astype(np.float64)
     mean = np.divide(sums.cpu().numpy(), totals, out=np.full((classes, classes), np.nan), where=totals > 0)
     return Survey(counts[None], mean)
-
-
-def macro_auroc(probabilities: Tensor, true: Tensor) -> float | None:
-    """Return the area under the ROC curve of each class against the rest, averaged over the classes with samples.
-
-    Every sample of the class is compared with every other sample, and a tie counts exactly one half. The result is None
-    if all samples have the same class, or if a probability is not finite.
-    """
-    if not bool(probabilities.isfinite().all()):
-        return None
-    areas = []
-    for label, column in enumerate(probabilities.unbind(dim=1)):
-        inside = true == label
-        own, others = column[inside], column[~inside].sort().values
-        if len(own) and len(others):
-            below = torch.searchsorted(others, own).sum()
-            not_above = torch.searchsorted(others, own, right=True).sum()
-            areas.append(int(below + not_above) / (2 * len(own) * len(others)))
-    return math.fsum(areas) / len(areas) if areas else None
 
 
 def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedskew.data import Dataset, Federation, Partition, federation, load, make_
 from fedskew.data.catalogue import is_named
 from fedskew.data.partitions.rule import partition_class
 from fedskew.engine import choose_devices, choose_engine, estimated_seconds
-from fedskew.errors import UserError, expect
+from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import Method, Objective, Part, Regulariser, make_method
 from fedskew.methods.parts import SGD_OPTIMIZERS
@@ -88,6 +89,9 @@ def prepare(
             f"method {chosen.name!r} requires local SGD, but optimizer is {config.optimizer!r}; "
             f"expected {' or '.join(SGD_OPTIMIZERS)}"
         )
+    positive_class(config, fed.dataset.classes)
+    if config.save_predictions and find_spec("pyarrow") is None:
+        raise UserError("save_predictions needs pyarrow: install fedskew[data]")
     needs_features = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in chosen.parts)
     if needs_features and not has_features(module):
         raise UserError(
@@ -136,6 +140,16 @@ def suitable_model(dataset: Dataset) -> str:
     if dataset.kind == "image" and min(dataset.input_shape[1:]) >= 16:
         return "cnn"
     return "dnn"
+
+
+def positive_class(config: Config, classes: Sequence[str]) -> int | None:
+    """The number of the class that `positive` names. None if it names none."""
+    if config.positive is None:
+        return None
+    expect(len(classes) == 2, "positive", config.positive, f"none for {len(classes)} classes; only two have one")
+    if config.positive not in classes:
+        raise unknown("positive class", config.positive, classes)
+    return classes.index(config.positive)
 
 
 def default_threads(config: Config) -> int | None:

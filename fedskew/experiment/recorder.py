@@ -17,6 +17,7 @@ from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.about import describe_federation
 from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.metrics.scores import Scores
 
 
 class Recorder:
@@ -70,26 +71,27 @@ class Recorder:
         lines.clear()
 
     def finish(self, state: RunState) -> Result:
-        """Write the final model and the summary, and call the callbacks' `on_end`.
+        """Write the final model, its predictions if requested, and the summary. Call the callbacks' `on_end`.
 
-        AUROC is computed here and not in every round, because it needs each sample's probabilities.
+        Scores such as AUROC are computed here and not in every round, because they need each sample's probabilities.
         """
         module = self._server.module(state)
-        auroc = self._server.auroc(state) if self.rows[-1].is_evaluated else None
-        result = self.result(module, self.rows, self._server.engine_name, self.stopped, auroc)
+        scores = self._server.scores(state) if self.rows[-1].is_evaluated else None
+        result = self.result(module, self.rows, self._server.engine_name, self.stopped, scores)
         if self._folder is not None:
             tensors, encoders = {**state.model.params, **state.model.buffers}, self._server.encoder_count(state)
             meta: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
             if encoders:
                 tensors, meta = {**dict(module.named_parameters()), **tensors}, {**meta, "encoders": encoders}
             self._folder.save_model(tensors, meta)
+            self._save_predictions(self._folder, state)
             self._folder.write_summary(result.summary())
         for callback in self._callbacks:
             callback.on_end(result)
         return result
 
     def result(
-        self, module: nn.Module, rows: list[RoundRow], engine: str, stopped: bool, auroc: float | None
+        self, module: nn.Module, rows: list[RoundRow], engine: str, stopped: bool, scores: Scores | None
     ) -> Result:
         """Make the result of a run that ended with this model."""
         recorded = None if self._folder is None else self._folder.about()
@@ -101,8 +103,15 @@ class Recorder:
             folder=None if self._folder is None else self._folder.path,
             about=recorded or {"federation": describe_federation(self._prepared.federation)},
             stopped_early=stopped,
-            auroc=auroc,
+            scores=scores,
         )
+
+    def _save_predictions(self, folder: RunFolder, state: RunState) -> None:
+        if not self._prepared.config.save_predictions or (predicted := self._server.predict(state)) is None:
+            return
+        from fedskew.experiment.storage.predictions import write_predictions
+
+        write_predictions(folder.predictions_path, self._prepared.federation.dataset, *predicted)
 
     def _append(self, row: RoundRow) -> None:
         self.rows.append(row)

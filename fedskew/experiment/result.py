@@ -24,6 +24,7 @@ from fedskew.experiment.preparation import build_federation
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.about import describe_federation, recorded_inputs
 from fedskew.metrics.confusion import MEASURES, Evaluation
+from fedskew.metrics.scores import Scores
 from fedskew.metrics.summary import CurveSummary
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ class Result:
     finished: bool = True
     stopped_early: bool = False
     """Whether a callback stopped the run before its last round."""
-    auroc: float | None = None
-    """Mean AUROC of each class against the rest, of the final model on the test set. None if the run is unfinished
-    or was written by a version that did not compute it, if there is no global model or was too little memory, or if the
-    model was evaluated at sites on other machines."""
+    scores: Scores | None = None
+    """AUROC, calibration and other metrics of the final model's probabilities on the test set. None if the run is
+    unfinished or was written by a version that did not compute them, if there is no global model or was too little
+    memory, or if the model was tested at sites that report totals only."""
     warnings: tuple[str, ...] = ()
     """One line for each damaged file in the folder."""
 
@@ -183,6 +184,12 @@ class Result:
         """Accuracy on each domain's test samples, for data with domains."""
         return (self.evaluated[-1].domain_accuracy or {}) if self.evaluated else {}
 
+    @property
+    def auroc(self) -> float | None:
+        """AUROC of the final model on the test set: of the positive class, or the mean of each class against the rest.
+        None if it is unknown: see `scores`."""
+        return None if self.scores is None else self.scores.auroc
+
     # -- totals over all rounds --------------------------------------------------------------------------
 
     @property
@@ -252,6 +259,7 @@ class Result:
             **({} if self.auroc is None else {"auroc": self.auroc}),
             **self.curve.to_json(),
             "final": self.evaluation.to_json(),
+            **({} if self.scores is None else {"scores": self.scores.to_json()}),
             **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
             "diverged": self.diverged,
             **({"sites": self.site_rounds, "tested_by": self.site_tests} if self.sites else {}),
@@ -294,6 +302,13 @@ class Result:
         lines += [("seconds", f"{self.seconds:.1f}"), ("folder", str(self.folder or "none"))]
         cells = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in lines)
         return f"<table><caption>{html.escape(self.title)}</caption>{cells}</table>"
+
+
+def recorded_scores(summary: Mapping[str, Any]) -> Scores | None:
+    """The scores in a `summary.json`. Earlier versions recorded AUROC only, or nothing."""
+    if "scores" in summary:
+        return Scores.from_json(summary["scores"])
+    return Scores(auroc=summary["auroc"]) if summary.get("auroc") is not None else None
 
 
 def _line(row: RoundRow) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedskew.data import Federation
 from fedskew.engine import arithmetic
@@ -20,11 +21,14 @@ from fedskew.experiment.loop import RunRounds, run_rounds
 from fedskew.experiment.overlap import run_overlapping_rounds
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.recorder import Recorder
-from fedskew.experiment.result import Result
-from fedskew.experiment.resume import begin_or_resume, load_result
+from fedskew.experiment.result import Result, recorded_scores
 from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.experiment.storage.about import about
+from fedskew.experiment.storage.checkpoints import Checkpoint
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.methods import Method, Part
+from fedskew.methods import Method, Part, unpack
+from fedskew.models.concatenation import count_encoders, with_encoders
 
 
 def run(
@@ -102,3 +106,83 @@ def _run(
     if not recorder.stopped:
         state = loop(state, recorder)
     return recorder.finish(state)
+
+
+def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None, recorder: Recorder) -> RunState:
+    """Return the state to continue from, and start the recorder with the rows up to it."""
+    state = server.start()
+    if folder is None:
+        recorder.start([], state)
+        return state
+    checkpoint = folder.load_checkpoint()
+    _require_space(server, folder, state, checkpoint)
+    recorder.notify(folder.warnings)
+    if checkpoint is None:
+        folder.truncate_rounds(-1)
+        folder.write_about(about(prepared))
+        state = server.start(folder.client_states())
+        recorder.start([], state)
+        return state
+    _check_checkpoint(prepared, server, folder, checkpoint)
+    _use_threads(server, recorder, checkpoint.meta.get("threads", torch.get_num_threads()))
+    server.resume_with(checkpoint.meta.get("engine"))
+    folder.truncate_rounds(checkpoint.round)
+    clients = folder.client_states(checkpoint.clients)
+    state = RunState.restore(checkpoint.tensors, checkpoint.meta, clients, server.device)
+    recorder.start(folder.rounds(), state)
+    return state
+
+
+def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result:
+    """Load the result of a run that finished earlier."""
+    tensors, meta = folder.load_model()
+    network = server.network
+    module = with_encoders(network.module(network.state()), meta.get("encoders", 0))
+    buffers = dict(module.named_buffers())
+    expected = dict(module.named_parameters()) if count_encoders(module) else network.state().params
+    _check_model(folder, expected, {name: t for name, t in tensors.items() if name not in buffers})
+    module.load_state_dict({name: t.to(server.device) for name, t in tensors.items()}, strict=False)
+    rows = folder.rounds()
+    if not any(row.is_evaluated for row in rows):
+        raise UserError(
+            f"{folder.path} is finished, but {folder.rounds_path.name} is missing or has no evaluated round; "
+            "restore it, or delete the folder to run again"
+        )
+    summary = folder.summary() or {}
+    engine = summary.get("engine", server.engine_name)
+    stopped = bool(summary.get("stopped_early"))
+    return recorder.result(module, rows, engine, stopped, recorded_scores(summary))
+
+
+def _require_space(server: Server, folder: RunFolder, start: RunState, checkpoint: Checkpoint | None) -> None:
+    """Require disk space for two checkpoints, a third being written, the final model, and the client states to come."""
+    shared = 4 * sum(t.nbytes for t in start.tensors().values())
+    present = 0 if checkpoint is None else sum(map(len, checkpoint.clients.values()))
+    folder.require_space(shared + server.client_bytes(start, present))
+
+
+def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, checkpoint: Checkpoint) -> None:
+    if checkpoint.meta["split"] != prepared.federation.hash:
+        raise UserError(
+            f"the data or its split has changed since {folder.path} was started; restore it, or choose another --out"
+        )
+    models = [unpack(f"{name}:params", checkpoint.tensors) for name in checkpoint.meta["trainees"]]
+    expected = server.network.state().params
+    _check_model(folder, expected, next((m for m in models if m.keys() == expected.keys()), models[0]))
+
+
+def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Refuse a folder with another model. The configuration cannot rule that out: it has only a user's class name."""
+    if {name: p.shape for name, p in expected.items()} != {name: p.shape for name, p in saved.items()}:
+        raise UserError(
+            f"{folder.path} holds a run of another model (its parameters have other names or shapes); "
+            "choose another --out, or delete that folder"
+        )
+
+
+def _use_threads(server: Server, recorder: Recorder, threads: int) -> None:
+    """Use as many threads as the run started with, because their number affects the last bits of sums."""
+    now = torch.get_num_threads()
+    if server.device.type == "cpu" and threads != now:
+        recorder.notify([f"continues with {threads} CPU threads, the number it started with, instead of {now}"])
+        torch.set_num_threads(threads)

@@ -157,10 +157,27 @@ def _accuracy(run: Result) -> str:
         ("worst class", percent(evaluation.worst_class)),
         ("best class", percent(evaluation.best_class)),
         ("macro F1", "–" if math.isnan(evaluation.macro_f1) else f"{evaluation.macro_f1:.3f}"),
-        *([] if run.auroc is None else [("AUROC, mean of each class against the rest", f"{run.auroc:.3f}")]),
+        *_scores(run),
     ]
     table = _table(("measure", "value"), rows)
     return f"On {evaluation.samples:,} test samples, after the last round:\n\n{table}\n\n{_by_class(run)}"
+
+
+def _scores(run: Result) -> list[tuple[str, str]]:
+    """The metrics of the model's probabilities, as far as they are known."""
+    scores = run.scores
+    if scores is None:
+        return []
+    whose = "mean of each class against the rest" if scores.positive is None else _cell(run.classes[scores.positive])
+    rows = [
+        (f"AUROC, {whose}", scores.auroc),
+        (f"AUPRC, {whose}", scores.auprc),
+        (f"sensitivity at specificity {scores.target_specificity:g}", scores.sensitivity_at_specificity),
+        ("Brier score", scores.brier),
+        ("expected calibration error", scores.calibration_error),
+        ("log loss", run.evaluation.log_loss),
+    ]
+    return [(name, f"{value:.3f}") for name, value in rows if value is not None]
 
 
 def _by_class(run: Result) -> str:

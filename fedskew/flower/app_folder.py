@@ -18,7 +18,9 @@ from fedskew.flower.operators_guide import GUIDE, SITE
 from fedskew.flower.settings import FederationSettings
 
 PACKAGE = "federation_app"
-_OMITTED_KEYS = ("data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local")
+_OMITTED_KEYS = (
+    "data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local", "save_predictions",
+)  # fmt: skip
 """Keys that a federation does not use, or that are written separately."""
 
 

@@ -15,7 +15,7 @@ from fedskew.methods.robust import TrimmedMean
 from fedskew.models import make_model, parameter_count
 
 TESTS = {
-    "class": "results by class, whose sums are the label counts of the site's test part",
+    "class": "results and score histograms by class, whose sums are the label counts of the site's test part",
     "total": "the number of test samples and how many of them are right",
     "none": "nothing",
 }

@@ -9,6 +9,7 @@ from torch import nn
 from fedskew.engine import ModelState
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import positive_class
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.flower.model_message import model_tensors
@@ -22,6 +23,8 @@ from fedskew.flower.tensors import from_bytes, require_like, to_bytes
 from fedskew.flower.wire import MAX_SAMPLES, Garbled
 from fedskew.methods import Method, Stage, Survey, Tensors
 from fedskew.metrics.confusion import Evaluation
+from fedskew.metrics.score_histograms import ScoreHistograms
+from fedskew.metrics.scores import Scores
 
 
 class FederationServer(Server):
@@ -54,9 +57,16 @@ class FederationServer(Server):
             return super().evaluate_model(model)
         return self.site_evaluation.evaluate(self.site_evaluation.request(model, None, {}))
 
-    def auroc(self, state: RunState) -> float | None:
-        """None if the sites test the model: the probabilities of their samples stay with them."""
-        return None if self.site_evaluation.by_sites else super().auroc(state)
+    def scores(self, state: RunState) -> Scores | None:
+        """From the sites' histograms if they test the model and report results by class. None if they report totals."""
+        if not self.site_evaluation.by_sites:
+            return super().scores(state)
+        frozen = {name: state.models[name].model for name in self._stages.known(state)[-1].concatenates}
+        histograms = self.site_evaluation.histograms(state.model, frozen)
+        if not histograms:
+            return None
+        positive = positive_class(self._config, self._federation.dataset.classes)
+        return ScoreHistograms.total(histograms.values()).scores(self._config.specificity, positive)
 
     def client_bytes(self, start: RunState, present: int) -> int:  # noqa: ARG002
         """Zero, because the sites keep their states themselves."""
@@ -113,5 +123,7 @@ def refuse_unfit(method: Method, config: Config) -> None:
             )
         if stage.cohort == "alone":
             raise UserError(f"method {method.name!r} has no common model: each site can train alone without a server")
+    if config.save_predictions:
+        raise UserError("save_predictions is for simulations; a federation's predictions stay at its sites")
     if config.eval_local:
         raise UserError("eval_local tests each client's model, which is possible in simulations only")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedskew.engine import ModelState
 from fedskew.errors import UserError
@@ -13,9 +15,11 @@ from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
 from fedskew.flower.model_message import companion_tensors, model_tensors
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Quorum, Reply, Sites, require_any_reply, usable_replies
-from fedskew.flower.tensors import to_bytes
-from fedskew.flower.wire import Facts, Garbled, is_count
+from fedskew.flower.tensors import from_bytes, require_like, to_bytes
+from fedskew.flower.wire import MAX_SAMPLES, Facts, Garbled, is_count
 from fedskew.metrics.confusion import Confusion, Evaluation
+from fedskew.metrics.score_histograms import SCORE_BINS, ScoreHistograms
+from fedskew.metrics.scores import BINS
 
 Replies = Mapping[int, Reply]
 """The sites' reports on their tests."""
@@ -44,8 +48,10 @@ class SiteEvaluation:
 
     def request(self, model: ModelState, labels: Labels, frozen: Mapping[str, ModelState]) -> dict[int, Reply]:
         """Ask all sites to test a model."""
+        return self._ask(model, self.test_request(labels, list(frozen)) or {}, frozen)
+
+    def _ask(self, model: ModelState, test_request: Facts, frozen: Mapping[str, ModelState]) -> dict[int, Reply]:
         self._sites.wait_for(self._settings.required_sites)
-        test_request = self.test_request(labels, list(frozen)) or {}
         payload = to_bytes(model_tensors("sent", model) | companion_tensors(frozen))
         facts = dict.fromkeys(self._sites.online, test_request)
         quorum = Quorum(self._settings.required_sites, frozenset(facts))
@@ -53,13 +59,35 @@ class SiteEvaluation:
         require_any_reply(answers, self._sites.names, "with its tests")
         return dict(usable_replies(answers))
 
+    def histograms(self, model: ModelState, frozen: Mapping[str, ModelState]) -> dict[str, ScoreHistograms]:
+        """Score histograms of the sites' tests, by site. Empty if sites report no results by class, or none replies.
+
+        The run is over, so a site that does not reply must not fail it.
+        """
+        if self._settings.site_metrics != "class":
+            return {}
+        try:
+            replies = self._ask(model, {**(self.test_request(None, list(frozen)) or {}), "scores": True}, frozen)
+        except UserError as error:
+            self._sites.log(f"the run has no AUROC: {error}")
+            return {}
+        found = {}
+        for client, reply in replies.items():
+            try:
+                found[self._sites.names[client]] = _histograms(reply, self._classes)
+            except Garbled as problem:
+                self._sites.log(f"the score histograms of {self._sites.names[client]} are discarded: {problem}")
+        return found
+
     def evaluate(self, replies: Replies) -> Evaluation:
         """The evaluation over all sites that replied: by class, or only the total if sites report no more."""
         blank = np.zeros((self._classes, self._classes), np.int64)
         if self._settings.site_metrics == "class":
             matrices = self._matrices(replies)
             _require_tests(matrices)
-            return Evaluation(np.sum([blank, *matrices.values()], axis=0))
+            losses = [_log_loss(replies[client]) for client in matrices]
+            total = np.sum([blank, *matrices.values()], axis=0)
+            return Evaluation(total, log_loss=math.fsum(losses) / int(total.sum()))
         counts = self._counts(replies)
         _require_tests(counts)
         right, tested = np.sum(list(counts.values()), axis=0).tolist()
@@ -105,6 +133,24 @@ class SiteEvaluation:
 def _require_tests(results: Mapping[int, object]) -> None:
     if not results:
         raise UserError("no site reported its tests; expected sites whose site.yaml allows federation.site_metrics")
+
+
+def _histograms(reply: Reply, classes: int) -> ScoreHistograms:
+    tensors, counts = from_bytes(reply.payload), torch.empty(classes, SCORE_BINS, dtype=torch.int64)
+    sums = {"reliability": torch.empty(3, BINS, dtype=torch.float64), "brier": torch.empty((), dtype=torch.float64)}
+    require_like(tensors, {"own": counts, "others": counts, **sums})
+    found = ScoreHistograms(
+        tensors["own"].numpy(), tensors["others"].numpy(), tensors["reliability"].numpy(), float(tensors["brier"])
+    )
+    if not found.is_consistent() or found.samples > MAX_SAMPLES:
+        raise Garbled("they are not the counts of one test set")
+    return found
+
+
+def _log_loss(reply: Reply) -> float:
+    """The sum of the samples' log losses. NaN if it is missing."""
+    value = reply.facts.get("log_loss")
+    return value if isinstance(value, float) and value >= 0 else math.nan
 
 
 def _matrix(reply: Reply, classes: int) -> Confusion:

@@ -98,5 +98,15 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
         )
 
 
+def require_agreed_scores(tests: Facts, method: Method, site: SiteConfig) -> None:
+    """Refuse score histograms unless the site reports results by class: their sums are label counts, too."""
+    require_agreed_tests(tests, method, site)
+    if tests["detail"] != "class":
+        raise UserError(
+            "the server requests score histograms by class, which reveal label counts; expected "
+            f"federation.site_metrics = 'class', not {tests['detail']!r}"
+        )
+
+
 def _reveals_label_counts(method: Method) -> bool:
     return any("label counts" in part.reveals for part in method.members)

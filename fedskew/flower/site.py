@@ -3,7 +3,8 @@
 hello      the number of training samples, after checking the data against the contract
 census     the number of samples with certain labels, for methods that declare label counts and train on a subset
 train      the model after local training, the method's other tensors, and loss and tallies if they are shared
-evaluate   the model's results on the site's test part: by class or in total, as the site allows
+evaluate   the model's results on the site's test part: by class or in total, as the site allows; after the last round
+           also score histograms by class, if it allows results by class
 survey     label counts and mean predictions per class, for methods that declare label counts
 """
 
@@ -21,19 +22,26 @@ from fedskew.data.federation import Federation
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic, survey
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.preparation import data_shape
+from fedskew.experiment.preparation import data_shape, positive_class
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.experiment.round.sampler import draw_samples
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors
 from fedskew.flower.privacy import noise_source, private_change
-from fedskew.flower.request_checks import require_agreed_tests, require_approved, require_declared, require_known_code
+from fedskew.flower.request_checks import (
+    require_agreed_scores,
+    require_agreed_tests,
+    require_approved,
+    require_declared,
+    require_known_code,
+)
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
 from fedskew.methods.parts import collect
+from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.models import make_model
 from fedskew.models.concatenation import concatenate
 
@@ -45,7 +53,7 @@ _ALLOWED_FACTS = {
     "census": {"labels"},
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
     | {"tests"},
-    "evaluate": {"labels", "detail", "frozen"},
+    "evaluate": {"labels", "detail", "frozen", "scores"},
     "survey": {"predictions"},
 }
 """The facts that each request may have. Others are refused: a later version's privacy setting must not be ignored."""
@@ -127,16 +135,31 @@ class Site:
         return reply, to_bytes(reply_tensors)
 
     def _evaluate(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
-        return self._test(run, facts, run.on_device(from_bytes(payload))), b""
+        tensors = run.on_device(from_bytes(payload))
+        if facts.get("scores"):
+            return {}, self._score_histograms(run, facts, tensors)
+        return self._test(run, facts, tensors), b""
 
     def _test(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> Facts:
         """Results of the received model on the site's test part, as detailed as the site allows."""
         require_agreed_tests(test_request, run.method, self.config)
         test_set = run.runtime(test_request["frozen"], tensors).test_set
-        confusion = test_set.confusion(read_model("sent", tensors), test_request["labels"])
+        confusion, log_loss = test_set.test(read_model("sent", tensors), test_request["labels"])
         if test_request["detail"] == "total":
             return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}
-        return {"confusion": confusion.tolist()}
+        return {"confusion": confusion.tolist(), "log_loss": log_loss}
+
+    def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> bytes:
+        """Histograms of the received model's probabilities on the site's test part."""
+        require_agreed_scores(test_request, run.method, self.config)
+        test_set = run.runtime(test_request["frozen"], tensors).test_set
+        probabilities, true = test_set.predict(read_model("sent", tensors))
+        if not np.isfinite(probabilities).all():
+            raise UserError("the model's probabilities are not finite")
+        positive = positive_class(run.config, run.held(None).dataset.classes)
+        found = ScoreHistograms.from_probabilities(probabilities, true, positive)
+        sums = {"reliability": torch.from_numpy(found.reliability), "brier": torch.tensor(found.brier).double()}
+        return to_bytes({"own": torch.from_numpy(found.own), "others": torch.from_numpy(found.others), **sums})
 
     def _test_or_refuse(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> Facts:
         """The test results, or the reason why the site does not report them. It trains in any case."""

@@ -23,8 +23,10 @@ def accuracy(confusion: Confusion) -> float:
     return int(np.trace(confusion)) / int(confusion.sum())
 
 
-MEASURES = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class", "class_gap")
-"""The metrics of an evaluation that are single numbers. Each is a property of `Evaluation`.
+MEASURES = (
+    "accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class", "class_gap", "kappa", "log_loss",
+)  # fmt: skip
+"""The metrics of an evaluation that are single numbers. Each is an attribute of `Evaluation`.
 
 To add one, write the property and list it here. It then appears in rounds.jsonl, in `to_frame()` and in the trackers.
 """
@@ -45,6 +47,9 @@ class Evaluation:
     totals: tuple[int, int] | None = None
     """The numbers of correctly predicted and of tested samples, if only these are known, because a site reports no
     results by class. The matrix is then zero, and metrics by class are NaN."""
+    log_loss: float | None = None
+    """The mean of −log p of the true class, in nats. None if it is unknown. It does not count in comparisons with `==`,
+    because engines agree on it only up to rounding."""
 
     def __post_init__(self) -> None:
         matrix = np.array(self.confusion, dtype=np.int64)
@@ -104,6 +109,15 @@ class Evaluation:
         return float(np.nanmean(np.array(self.class_accuracy, float))) if self._tested_classes else float("nan")
 
     @property
+    def kappa(self) -> float:
+        """Cohen's κ: the agreement of labels and predictions beyond chance. NaN if chance alone agrees fully."""
+        total = self.confusion.sum()
+        if not total:
+            return float("nan")
+        expected = float(self.confusion.sum(axis=1) @ self.confusion.sum(axis=0)) / float(total) ** 2
+        return (accuracy(self.confusion) - expected) / (1 - expected) if expected < 1 else float("nan")
+
+    @property
     def best_class(self) -> float:
         return max(self._tested_classes, default=float("nan"))
 
@@ -117,14 +131,16 @@ class Evaluation:
         return [a for a in self.class_accuracy if a is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return all metrics, and the matrix or the totals that they are computed from."""
-        values = {name: getattr(self, name) for name in MEASURES}
+        """Return all metrics that are known, and the matrix or the totals that they are computed from."""
+        known = {name: value for name in MEASURES if (value := getattr(self, name)) is not None}
+        values: dict[str, Any] = {name: finite_or_none(value) for name, value in known.items()}
         if self.totals is not None:
-            values = {name: finite_or_none(value) for name, value in values.items()} | {"totals": list(self.totals)}
+            values["totals"] = list(self.totals)
         return values | {"class_accuracy": list(self.class_accuracy), "confusion": self.confusion.tolist()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
-        """The inverse of `to_json`. It reads only the matrix and the totals, which determine all metrics."""
+        """The inverse of `to_json`. It reads the matrix, the totals and the log loss. The rest follows from them."""
         totals = data.get("totals")
-        return cls(np.asarray(data["confusion"], dtype=np.int64), (totals[0], totals[1]) if totals else None)
+        matrix = np.asarray(data["confusion"], dtype=np.int64)
+        return cls(matrix, (totals[0], totals[1]) if totals else None, data.get("log_loss"))

@@ -39,10 +39,14 @@ class MeanStd(NamedTuple):
 
     def in_percent(self, digits: int) -> str:
         """Format as 71.4 ± 0.2, without the deviation if it is unknown, or as a dash if there is no mean."""
+        return MeanStd(100 * self.mean, 100 * self.std).as_numbers(digits)
+
+    def as_numbers(self, digits: int) -> str:
+        """Format as 0.71 ± 0.02, without the deviation if it is unknown, or as a dash if there is no mean."""
         if math.isnan(self.mean):
             return "–"
-        spread = "" if math.isnan(self.std) else f" ± {100 * self.std:.{digits}f}"
-        return f"{100 * self.mean:.{digits}f}{spread}"
+        spread = "" if math.isnan(self.std) else f" ± {self.std:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
 
 
 Curve = Sequence[tuple[int, float]]

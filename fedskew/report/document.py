@@ -18,6 +18,7 @@ from fedskew.report.sections.local import local
 from fedskew.report.sections.predictions import confusion, predictions
 from fedskew.report.sections.race import race_section
 from fedskew.report.sections.results import results
+from fedskew.report.sections.scores import scores
 from fedskew.report.sections.section import Section
 from fedskew.report.sections.timing import timing
 from fedskew.report.verdict import verdict
@@ -91,6 +92,7 @@ def _chapter(comparison: Comparison, number: int | None, with_features: bool) ->
         classes(comparison),
         federation(comparison),
         local(comparison),
+        scores(comparison),
         confusion(comparison),
         predictions(comparison),
         *([features(comparison)] if with_features else []),

@@ -27,7 +27,7 @@ def overview(found: Sequence[Comparison]) -> Section:
         *_winners(found),
         "± is the sample standard deviation over the seeds.",
     ]
-    numbers = [heading for metric in shown for heading in (f"{metric.label} %", f"± {metric.label}")]
+    numbers = [heading for metric in shown for heading in (metric.heading, f"± {metric.label}")]
     columns = [*keys, "method", "finished", "runs", *numbers, "training time, s"]
     charts = curves_over(found)
     figures = [Figure("over-keys", "Accuracy over the varied keys", charts, 2)] if charts else []
@@ -45,18 +45,18 @@ def _winners(found: Sequence[Comparison]) -> list[str]:
     if not wins:
         return []
     wins_by_method = ", ".join(f"{label} in {n}" for label, n in sorted(wins.items(), key=lambda item: -item[1]))
-    return [f"Highest mean {found[0].metric.label} by setting: {wins_by_method}."]
+    return [f"{found[0].metric.best_word.capitalize()} mean {found[0].metric.label} by setting: {wins_by_method}."]
 
 
 def _row(method: MethodRuns, keys: Sequence[str], shown: Sequence[RankingMetric]) -> list[Cell]:
     values = flat(method.runs[0].config)
-    measured = [method.over_seeds(metric.value) for metric in shown]
+    measured = [(method.over_seeds(metric.value), metric) for metric in shown]
     return [
         *(_cell(values.get(key)) for key in keys),
         method.label,
         len(method.finished),
         len(method.runs),
-        *(number(100 * value) for found in measured for value in found),
+        *(number(m.scale * value, 2 if m.percent else 4) for found, m in measured for value in found),
         number(sum(run.seconds for run in method.runs), 1),
     ]
 

@@ -34,9 +34,10 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     curve, evaluation = result.curve, result.evaluation
     table = Table(title=Text(result.title), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     if metric is not None and metric.name != DEFAULT_METRIC:
-        value, (best_round, best) = metric.value(result), max(metric.curve(result), key=lambda point: point[1])
-        table.add_row(metric.label, Text(_percent(value), style="bold"), f"after round {curve.last.round}")
-        table.add_row("  best", _percent(best), f"after round {best_round}")
+        value = metric.value(result)
+        best_round, best = max(metric.curve(result), key=lambda point: metric.sign * point[1])
+        table.add_row(metric.label, Text(metric.text(value), style="bold"), f"after round {curve.last.round}")
+        table.add_row("  best", metric.text(best), f"after round {best_round}")
     table.add_row("accuracy", Text(_percent(result.accuracy), style="bold"), f"after round {curve.last.round}")
     table.add_row("  best", _percent(curve.best.accuracy), f"after round {curve.best.round}")
     tail = curve.mean_last
@@ -48,8 +49,8 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     for domain, accuracy in result.domain_accuracy.items():
         table.add_row(f"  on {domain}", "–" if accuracy is None else _percent(accuracy), "")
     table.add_row("macro F1", f"{evaluation.macro_f1:.3f}", f"micro {evaluation.micro_f1:.3f}")
-    if result.auroc is not None:
-        table.add_row("AUROC", f"{result.auroc:.3f}", "mean of each class against the rest")
+    for row in _score_rows(result):
+        table.add_row(*row)
     if result.diverged:
         table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and were discarded")
     seconds_per_round = result.seconds / max(1, result.rounds)
@@ -57,6 +58,24 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
         "training time", f"{result.seconds:.1f} s", f"{seconds_per_round:.2f} s per round, {result.engine} engine"
     )
     return table
+
+
+def _score_rows(result: Result) -> list[tuple[str, str, str]]:
+    """AUROC and calibration of the final model, as far as they are known."""
+    scores = result.scores
+    if scores is None:
+        return []
+    whose = (
+        "mean of each class against the rest" if scores.positive is None else f"of {result.classes[scores.positive]}"
+    )
+    at = f"at specificity {scores.target_specificity:g}"
+    rows = [
+        ("AUROC", scores.auroc, whose),
+        ("AUPRC", scores.auprc, ""),
+        ("sensitivity", scores.sensitivity_at_specificity, at),
+        ("calibration error", scores.calibration_error, "" if scores.brier is None else f"Brier {scores.brier:.3f}"),
+    ]
+    return [(name, f"{value:.3f}", note) for name, value, note in rows if value is not None]
 
 
 def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -> Table:
@@ -80,7 +99,7 @@ def comparison_table(comparison: Comparison) -> Table:
     table.add_column("method", overflow="fold", no_wrap=all(len(m.label) <= NAME_WIDTH for m in methods))
     shown = [METRICS[name] for name in dict.fromkeys((comparison.rank_by, *SHOWN))][: len(SHOWN)]
     for metric in shown:
-        table.add_column(f"{metric.label} %".replace(" ", "\n", 1), justify="right", no_wrap=True)
+        table.add_column(metric.heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
     table.add_column(f"classes lost\n(< {100 * LOST:.0f} %)")
     table.add_column("training\ntime", justify="right", no_wrap=True)
     best = comparison.best
@@ -89,14 +108,14 @@ def comparison_table(comparison: Comparison) -> Table:
         marked = best is not None and not method.is_reference_bound and comparison.score(method).mean == top
         table.add_row(
             Text(method.label + (" *" if marked else ""), style="bold" if marked else ""),
-            *(method.over_seeds(metric.value).in_percent(1) for metric in shown),
+            *(metric.cell(method.over_seeds(metric.value), 1) for metric in shown),
             _list_lost_classes(method, comparison.classes),
             f"{sum(run.seconds for run in method.runs):.1f} s",
         )
     notes = []
     if best is not None:
         bounds = ", reference bounds aside" if any(m.is_reference_bound for m in methods) else ""
-        notes.append(f"* highest {comparison.metric.label} after the last round{bounds}")
+        notes.append(f"* {comparison.metric.best_word} {comparison.metric.label} after the last round{bounds}")
     if diverged := sum(run.diverged for run in comparison.runs):
         notes.append(f"{diverged} client updates were discarded because they were not finite")
     table.caption, table.caption_justify = "; ".join(notes) or None, "left"

@@ -119,23 +119,23 @@ def _not_significant(difference: Difference | None) -> bool:
 
 def _lead(second: MethodRuns, difference: Difference | None, comparison: Comparison) -> str:
     if difference is None:
-        found = _percent(comparison.score(second).mean)
+        found = comparison.metric.text(comparison.score(second).mean)
         return f"{second.label} comes next with {found}, but on other seeds, so the two cannot be paired."
-    return f"It leads {second.label} by {_points(difference.mean)}{_significance(difference)}."
+    return f"It leads {second.label} by {comparison.metric.amount(difference.mean)}{_significance(difference, comparison)}."
 
 
 def _over_baseline(
     best: MethodRuns, baseline: MethodRuns, difference: Difference | None, comparison: Comparison
 ) -> str:
     if difference is None:
-        return f"{baseline.label} has {_percent(comparison.score(baseline).mean)}, on other seeds."
-    gain = f"{best.label} gains {_points(difference.mean)} over {baseline.label}"
+        return f"{baseline.label} has {comparison.metric.text(comparison.score(baseline).mean)}, on other seeds."
+    gain = f"{best.label} gains {comparison.metric.amount(difference.mean)} over {baseline.label}"
     if difference.seeds < MIN_SEEDS:  # the sentence about the lead already says what a test needs
         return f"{gain}."
-    return f"{gain}{_significance(difference)}."
+    return f"{gain}{_significance(difference, comparison)}."
 
 
-def _significance(difference: Difference) -> str:
+def _significance(difference: Difference, comparison: Comparison) -> str:
     """Whether a difference is significant, and how many seeds would settle it if not."""
     if difference.seeds < MIN_SEEDS:
         seen = "one seed" if difference.seeds == 1 else f"better with {difference.wins} of {difference.seeds} seeds"
@@ -147,12 +147,14 @@ def _significance(difference: Difference) -> str:
     if difference.comparisons > 1:
         how += f", corrected for {difference.comparisons} comparisons"
     result = "significant" if difference.significant else "not significant"
-    return f", {wins}: {result} ({how}{_interval(difference)}){_seeds_needed(difference)}"
+    return f", {wins}: {result} ({how}{_interval(difference, comparison)}){_seeds_needed(difference)}"
 
 
-def _interval(difference: Difference) -> str:
+def _interval(difference: Difference, comparison: Comparison) -> str:
     if difference.low is None or difference.high is None:
         return ""
+    if not comparison.metric.percent:
+        return f", interval {signed(difference.low, 3)} to {signed(difference.high, 3)}"
     return f", interval {signed(100 * difference.low, 1)} to {signed(100 * difference.high, 1)} points"
 
 
@@ -234,7 +236,7 @@ def _cost(best: MethodRuns, baseline: MethodRuns | None, it: str) -> list[str]:
 
 
 def _bounds(bounds: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
-    listed = ", ".join(f"{method.label} {_percent(comparison.score(method).mean)}" for method in bounds)
+    listed = ", ".join(f"{c.label} {comparison.metric.text(comparison.score(c).mean)}" for c in bounds)
     return [f"Reference bounds, not federated methods: {listed}."] if listed else []
 
 
@@ -254,15 +256,13 @@ def signed(points: float, digits: int = 0) -> str:
 
 
 def _score(share: float, comparison: Comparison) -> str:
-    return f"{_percent(share)} of the test set" if comparison.rank_by == DEFAULT_METRIC else _percent(share)
+    return (
+        f"{_percent(share)} of the test set" if comparison.rank_by == DEFAULT_METRIC else comparison.metric.text(share)
+    )
 
 
 def _percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.1f} %"
-
-
-def _points(difference: float) -> str:
-    return f"{100 * difference:.1f} points"
 
 
 def _seeds(method: MethodRuns) -> str:
@@ -271,5 +271,8 @@ def _seeds(method: MethodRuns) -> str:
 
 
 def _spread(method: MethodRuns, comparison: Comparison) -> str:
-    values = list(method.by_seed(comparison.metric.value).values())
-    return f", from {100 * min(values):.1f} to {100 * max(values):.1f}" if len(values) > 1 else ""
+    values, metric = list(method.by_seed(comparison.metric.value).values()), comparison.metric
+    if len(values) < 2:
+        return ""
+    low, high = metric.scale * min(values), metric.scale * max(values)
+    return f", from {low:.1f} to {high:.1f}" if metric.percent else f", from {low:.3f} to {high:.3f}"

@@ -44,7 +44,7 @@ def write_report(
 
     `features` takes a few seconds per method and needs the data. With `figures`, every figure of the page is also saved
     in that folder, in the given `formats`: `png`, `svg`, `pdf`, or several as in `svg,pdf`. `rank_by` decides
-    which method is best: accuracy, macro-f1, worst-class, balanced-accuracy or auroc.
+    which method is best: accuracy, macro-f1, auroc and others (`results.ranking.METRICS`).
     """
     target, kinds = page_path(path), parse_formats(formats)
     place = None if figures is None else Path(figures)

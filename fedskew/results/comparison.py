@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import pandas
 
 
+LATER_METRICS = ("auroc", "auprc", "kappa", "log_loss", "brier", "ece")
+"""Metrics that were added to the JSON and to `to_frame` after the first version."""
+
+
 @dataclass(frozen=True, eq=False)
 class MethodRuns:
     """The runs of one method with one set of parameters, one run per seed."""
@@ -100,7 +104,7 @@ class MethodRuns:
             "macro_f1": pair(lambda r: r.evaluation.macro_f1),
             "worst_class": pair(lambda r: r.evaluation.worst_class),
             "balanced_accuracy": pair(lambda r: r.evaluation.mean_class),
-            "auroc": pair(find_metric("auroc").value),
+            **{name: pair(find_metric(name).value) for name in LATER_METRICS},
             "class_gap": pair(lambda r: r.evaluation.class_gap),
             "class_accuracy": [None if np.isnan(a) else float(a) for a in self.class_accuracy],
             "seconds": pair(lambda r: r.seconds),
@@ -162,10 +166,10 @@ class Comparison:
 
         They are ranked on the seeds that all of them have or, if there are none, by the means of their own seeds.
         """
-        common, value = self.common_seeds, self.metric.value
+        common, merit = self.common_seeds, self.metric.merit
 
         def score(method: MethodRuns) -> float:
-            values = method.by_seed(value)
+            values = method.by_seed(merit)
             kept = [a for seed, a in values.items() if seed in common] or list(values.values())
             return sum(kept) / len(kept)
 
@@ -190,12 +194,13 @@ class Comparison:
         return set.intersection(*seeds) if seeds else set()
 
     def differences(self) -> list[Difference | None]:
-        """The best method minus each of the others in `competing`, corrected for the number of these comparisons.
+        """The lead of the best method over each of the others in `competing`, corrected for the number of comparisons.
 
-        None where two methods share no seed.
+        It is the best minus the other, or the other minus the best if lower values are better. None where two methods
+        share no seed.
         """
-        best, *others = [method.by_seed(self.metric.value) for method in self.competing] or [{}]
-        raw = [paired(best, other) for other in others]
+        best, *others = [method.by_seed(self.metric.merit) for method in self.competing] or [{}]
+        raw = [paired(best, other, self.metric.limit) for other in others]
         corrected = iter(holm([d for d in raw if d is not None]))
         return [None if d is None else next(corrected) for d in raw]
 
@@ -243,7 +248,7 @@ class Comparison:
                 "macro_f1": run.evaluation.macro_f1,
                 "worst_class": run.evaluation.worst_class,
                 "balanced_accuracy": run.evaluation.mean_class,
-                "auroc": run.auroc,
+                **{name: find_metric(name).value(run) for name in LATER_METRICS},
                 "class_gap": run.evaluation.class_gap,
                 "compute": run.compute,
                 "bytes": run.bytes_moved,
@@ -262,7 +267,7 @@ class Comparison:
         return table_text([self], format)
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{m.label} {100 * self.score(m).mean:.1f} %" for m in self.ranking)
+        found = ", ".join(f"{m.label} {self.metric.text(self.score(m).mean)}" for m in self.ranking)
         by = "" if self.rank_by == DEFAULT_METRIC else f", {self.metric.label}"
         return f"<Comparison: {self.label}{by}: {found or 'nothing evaluated yet'}>"
 
@@ -285,7 +290,7 @@ class Comparison:
 def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str = DEFAULT_METRIC) -> Comparison:
     """Put runs side by side, by method and parameters, whatever else they differ in.
 
-    `rank_by` decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy or auroc.
+    `rank_by` decides which method is best: accuracy, macro-f1, auroc and others (`ranking.METRICS`).
     """
     grouped: dict[str, list[Result]] = {}
     for run in runs:

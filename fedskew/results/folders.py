@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from fedskew.errors import UserError, nearest
-from fedskew.experiment.result import Result
+from fedskew.experiment.result import Result, recorded_scores
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.results.model import load_model
 from fedskew.results.race import RaceRecord, find_races, load_race
@@ -36,7 +36,7 @@ def load_run(folder: str | Path, model: nn.Module | None = None) -> Result:
         about=about,
         finished=files.finished,
         stopped_early=bool(summary.get("stopped_early")),
-        auroc=summary.get("auroc"),
+        scores=recorded_scores(summary),
         warnings=tuple(files.warnings),
     )
 

@@ -9,31 +9,80 @@ from dataclasses import dataclass
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.result import Result
 from fedskew.methods import is_reference_bound
+from fedskew.metrics.summary import MeanStd
 
 DEFAULT_METRIC = "accuracy"
 
 
 @dataclass(frozen=True)
 class RankingMetric:
-    """A metric of a run, from 0 to 1. The method with the highest mean over the seeds is best."""
+    """A metric of a run. The method with the highest mean over the seeds is best, or the one with the lowest."""
 
     name: str
     """As users write it."""
     label: str
-    measure: str | None
-    """The property of an `Evaluation` that has the value; None for AUROC, which is known only after the last round."""
+    measure: str | None = None
+    """The attribute of an `Evaluation` that has the value, after every evaluated round."""
+    score: str | None = None
+    """The attribute of `Scores` that has the value, only after the last round."""
+    lower_is_better: bool = False
+    percent: bool = True
+    """Whether it is shown in percent."""
+    limit: float = 1.0
+    """The largest possible difference of two values."""
 
     def value(self, run: Result) -> float:
         """The run's value after its last round; NaN if it has none."""
         if self.measure is None:
-            return math.nan if run.auroc is None else run.auroc
-        return float(getattr(run.evaluation, self.measure))
+            return _number(getattr(run.scores, self.score or "", None))
+        return _number(getattr(run.evaluation, self.measure))
+
+    def merit(self, run: Result) -> float:
+        """The value with the sign that makes the highest the best."""
+        return self.sign * self.value(run)
 
     def curve(self, run: Result) -> list[tuple[int, float]]:
-        """The evaluated rounds of the global model and the value after each; only the last one for AUROC."""
+        """The evaluated rounds of the global model and the value after each; only the last one for scores."""
         if self.measure is None:
             return [(run.last_round, self.value(run))]
-        return [(round_, float(getattr(found, self.measure))) for round_, found in run.evaluations.items()]
+        return [(round_, _number(getattr(found, self.measure))) for round_, found in run.evaluations.items()]
+
+    @property
+    def sign(self) -> int:
+        return -1 if self.lower_is_better else 1
+
+    @property
+    def best_word(self) -> str:
+        """What the best value is: highest or lowest."""
+        return "lowest" if self.lower_is_better else "highest"
+
+    @property
+    def heading(self) -> str:
+        """The label with its unit, for a column."""
+        return f"{self.label} %" if self.percent else self.label
+
+    @property
+    def scale(self) -> int:
+        """What values are multiplied by to be shown."""
+        return 100 if self.percent else 1
+
+    def text(self, value: float) -> str:
+        """A value with its unit."""
+        if math.isnan(value):
+            return "–"
+        return f"{100 * value:.1f} %" if self.percent else f"{value:.3f}"
+
+    def cell(self, values: MeanStd, digits: int) -> str:
+        """Mean and deviation without a unit. Values that are not in percent have two more digits."""
+        return values.in_percent(digits) if self.percent else values.as_numbers(digits + 2)
+
+    def amount(self, difference: float) -> str:
+        """The size of a difference."""
+        return f"{100 * difference:.1f} points" if self.percent else f"{difference:.3f}"
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 METRICS = {
@@ -43,7 +92,12 @@ METRICS = {
         RankingMetric("macro-f1", "macro F1", "macro_f1"),
         RankingMetric("worst-class", "worst class", "worst_class"),
         RankingMetric("balanced-accuracy", "balanced accuracy", "mean_class"),
-        RankingMetric("auroc", "AUROC", None),
+        RankingMetric("auroc", "AUROC", score="auroc"),
+        RankingMetric("auprc", "AUPRC", score="auprc"),
+        RankingMetric("kappa", "Cohen's κ", "kappa", percent=False, limit=2.0),
+        RankingMetric("log-loss", "log loss", "log_loss", lower_is_better=True, percent=False, limit=math.inf),
+        RankingMetric("brier", "Brier score", score="brier", lower_is_better=True, percent=False, limit=2.0),
+        RankingMetric("ece", "calibration error", score="calibration_error", lower_is_better=True),
     )
 }
 
@@ -66,10 +120,10 @@ def require_metric(runs: Iterable[Result], name: str) -> RankingMetric:
 
 
 def _reason(run: Result, metric: RankingMetric) -> str:
-    if metric.name != "auroc":
+    if run.evaluation.totals is not None:
         return "its sites reported total accuracy only; expected --rank-by accuracy"
+    if metric.score is not None and not run.finished:
+        return f"{metric.label} is computed when a run is finished"
     if run.sites:
-        return "the probabilities of its samples stay at the sites; rank by accuracy or macro-f1 instead"
-    if not run.finished:
-        return "AUROC is computed when a run is finished"
-    return "it has no AUROC, like all runs of older versions; run it again in another folder, or rank by macro-f1"
+        return "its sites did not report it; rank by accuracy or macro-f1 instead"
+    return f"it has no {metric.label}, like runs of older versions; run it again in another folder, or rank by macro-f1"

@@ -48,7 +48,7 @@ def compare(
 
     `seeds` is a number of seeds, counted from the federation's seed, or a list of seeds. With `out`, each run has its
     own folder there, and a comparison that was interrupted continues. `rank_by` decides which method is best: accuracy,
-    macro-f1, worst-class, balanced-accuracy or auroc.
+    macro-f1, worst-class, balanced-accuracy, auroc, auprc, kappa, log-loss, brier or ece.
     """
     metric = find_metric(rank_by)
     chosen = _methods(methods)

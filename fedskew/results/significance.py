@@ -45,6 +45,8 @@ class Difference:
     """The number of comparisons that p is corrected for."""
     divisor: int = 1
     """Holm's method tests this comparison at the level 5 % divided by this."""
+    limit: float = 1.0
+    """The largest possible difference, which bounds the interval."""
 
     @property
     def is_zero(self) -> bool:
@@ -73,14 +75,14 @@ class Difference:
         return next((n for n in numbers if _power(effect, n, level) >= POWER), None)
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
-    """Compare values by seed; None if the two have no seed in common."""
+def paired(first: Mapping[int, float], second: Mapping[int, float], limit: float = 1.0) -> Difference | None:
+    """Compare values by seed; None if the two have no seed in common. `limit` is the largest possible difference."""
     common = sorted(first.keys() & second.keys())
     if not common:
         return None
     differences = [first[seed] - second[seed] for seed in common]
     n, mean = len(differences), math.fsum(differences) / len(differences)
-    found = Difference(n, mean, sum(d > NO_SPREAD for d in differences))
+    found = Difference(n, mean, sum(d > NO_SPREAD for d in differences), limit=limit)
     if n < MIN_SEEDS:
         return found
     spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
@@ -114,14 +116,18 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
 
 
 def _with_interval(difference: Difference) -> Difference:
-    """Add the interval at this comparison's level. Metrics are between 0 and 1, so a difference is between -1 and 1."""
+    """Add the interval at this comparison's level, within the possible differences."""
     if not difference.spread:
         return difference
     from scipy.stats import t
 
     n, level = difference.seeds, LEVEL / difference.divisor
     half = float(t.ppf(1 - level / 2, n - 1)) * difference.spread / math.sqrt(n)
-    return replace(difference, low=max(-1.0, difference.mean - half), high=min(1.0, difference.mean + half))
+    return replace(
+        difference,
+        low=max(-difference.limit, difference.mean - half),
+        high=min(difference.limit, difference.mean + half),
+    )
 
 
 def _power(effect: float, seeds: int, level: float) -> float:

@@ -1,7 +1,7 @@
 """Results as a table for papers and spreadsheets: LaTeX, Markdown or CSV.
 
-In LaTeX and Markdown a cell is the mean ± the sample standard deviation over the seeds, in percent, and the best value
-of each column is bold. Reference bounds are never bold. CSV has means and deviations in columns of their own.
+In LaTeX and Markdown a cell is the mean ± the sample standard deviation over the seeds, mostly in percent, and the best
+value of each column is bold. Reference bounds are never bold. CSV has means and deviations in columns of their own.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fedskew.errors import UserError, unknown
-from fedskew.metrics.summary import MeanStd
 from fedskew.results.ranking import METRICS, RankingMetric
 
 if TYPE_CHECKING:
     from fedskew.results.comparison import Comparison, MethodRuns
 
 DIGITS = 2
+PRINTED = ("accuracy", "macro-f1", "worst-class", "balanced-accuracy", "auroc")
+"""The metrics of a table in LaTeX or Markdown, which must fit a page. CSV has all of them."""
 
 
 def check_format(format: str) -> None:
@@ -36,9 +37,9 @@ def table_text(comparisons: Sequence[Comparison], format: str) -> str:
     return FORMATS[format](comparisons)
 
 
-def _metrics(comparisons: Sequence[Comparison]) -> list[RankingMetric]:
-    """The metric that decides which method is best, then the others, as far as any run has them."""
-    ordered = [METRICS[name] for name in dict.fromkeys((comparisons[0].rank_by, *METRICS))]
+def _metrics(comparisons: Sequence[Comparison], names: Iterable[str]) -> list[RankingMetric]:
+    """The metric that decides which method is best, then the named ones, as far as any run has them."""
+    ordered = [METRICS[name] for name in dict.fromkeys((comparisons[0].rank_by, *names))]
     runs = [run for comparison in comparisons for method in comparison.methods for run in method.counted]
     return [metric for metric in ordered if any(not math.isnan(metric.value(run)) for run in runs)]
 
@@ -74,15 +75,14 @@ def _latex(comparisons: Sequence[Comparison]) -> str:
 
 
 def _csv(comparisons: Sequence[Comparison]) -> str:
-    metrics = _metrics(comparisons)
-    named = [heading for m in metrics for heading in (f"{m.label} %", f"{m.label} sample deviation")]
+    metrics = _metrics(comparisons, METRICS)
+    named = [heading for m in metrics for heading in (m.heading, f"{m.label} sample deviation")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["setting", "method", "seeds", "best", *named, "training time per run, s"])
+    writer.writerow(["comparison", "method", "seeds", "best", *named, "training time per run, s"])
     for comparison in comparisons:
         for method in comparison.ranking:
-            found = [method.over_seeds(metric.value) for metric in metrics]
-            numbers = [_plain(100 * value) for pair in found for value in pair]
+            numbers = [_plain(value, metric) for metric in metrics for value in method.over_seeds(metric.value)]
             best = "yes" if method is comparison.best else "no"
             writer.writerow([comparison.label, method.label, len(method.counted), best, *numbers, _time(method)])
     return text.getvalue()
@@ -95,8 +95,9 @@ def _cells(
     comparison: Comparison, bold: Callable[[str], str], escape: Callable[[str], str] = str
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and rows, the best method first."""
-    metrics = _metrics([comparison])
-    headings = ["method", *(f"{metric.label} (%)" for metric in metrics), "training time (s)"]
+    metrics = _metrics([comparison], PRINTED)
+    named = (f"{metric.label} (%)" if metric.percent else metric.label for metric in metrics)
+    headings = ["method", *named, "training time (s)"]
     columns = [_column(comparison, metric, bold, escape) for metric in metrics]
     rows = [
         [escape(method.label), *(column[i] for column in columns), _time(method)]
@@ -110,21 +111,18 @@ def _column(
 ) -> list[str]:
     """One metric of all methods. Values that print alike are bold together."""
     found = [method.over_seeds(metric.value) for method in comparison.ranking]
-    competing = [
-        _mean(value) for method, value in zip(comparison.ranking, found, strict=True) if not method.is_reference_bound
-    ]
-    top = max((mean for mean in competing if not math.isnan(mean)), default=math.inf)
+    merits = [round(metric.sign * metric.scale * value.mean, _digits(metric)) for value in found]
+    rivals = [m for method, m in zip(comparison.ranking, merits, strict=True) if not method.is_reference_bound]
+    top = max((merit for merit in rivals if not math.isnan(merit)), default=math.inf)
     cells = []
-    for method, value in zip(comparison.ranking, found, strict=True):
-        cell = escape(value.in_percent(DIGITS))
-        cells.append(
-            bold(cell) if len(competing) > 1 and not method.is_reference_bound and _mean(value) == top else cell
-        )
+    for method, value, merit in zip(comparison.ranking, found, merits, strict=True):
+        cell = escape(metric.cell(value, DIGITS))
+        cells.append(bold(cell) if len(rivals) > 1 and not method.is_reference_bound and merit == top else cell)
     return cells
 
 
-def _mean(value: MeanStd) -> float:
-    return round(100 * value.mean, DIGITS)
+def _digits(metric: RankingMetric) -> int:
+    return DIGITS if metric.percent else DIGITS + 2
 
 
 def _time(method: MethodRuns) -> str:
@@ -139,8 +137,8 @@ def _caption(comparison: Comparison) -> str:
     )
 
 
-def _plain(number: float) -> str:
-    return "" if math.isnan(number) else f"{number:.{DIGITS}f}"
+def _plain(number: float, metric: RankingMetric) -> str:
+    return "" if math.isnan(number) else f"{metric.scale * number:.{_digits(metric)}f}"
 
 
 _ESCAPES = {"±": "$\\pm$", "–": "--", "−": "$-$", "\\": "\\textbackslash{}", "~": "\\textasciitilde{}"}

@@ -17,6 +17,7 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.metrics.confusion import MEASURES
+from fedskew.results.ranking import METRICS
 
 FolderOf = Callable[[Prepared], Path]
 """Returns the folder of a run."""
@@ -43,6 +44,16 @@ def scalars(row: RoundRow) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None and value == value}
 
 
+def final_scalars(result: Result) -> dict[str, float]:
+    """The metrics of the final model's probabilities."""
+    names = [metric.score for metric in METRICS.values() if metric.score is not None]
+    found = {f"test/{name}": getattr(result.scores, name, None) for name in (*names, *_MORE_SCORES)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+_MORE_SCORES = ("sensitivity", "specificity", "sensitivity_at_specificity")
+
+
 class Tracker(Callback):
     """Logs one run after another. Each subclass writes to one tool."""
 
@@ -59,8 +70,8 @@ class Tracker(Callback):
 
     def on_end(self, result: Result) -> None:
         if self._open:  # a run that was already finished is not logged again
-            if result.auroc is not None:
-                self.log({"test/auroc": result.auroc}, result.rounds)
+            if numbers := final_scalars(result):
+                self.log(numbers, result.rounds)
             self.end(result)
             self._open = False
 

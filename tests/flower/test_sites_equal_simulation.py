@@ -89,6 +89,11 @@ def test_sites_tests_add_up(changed: dict[str, object], data: Path, split: Feder
         assert (some.evaluation is None) == (other.evaluation is None)
         assert some.evaluation is None or some.accuracy == other.accuracy
     assert (apart.evaluation.confusion == 3 * together.evaluation.confusion).all()
+    assert apart.evaluation.log_loss == pytest.approx(together.evaluation.log_loss, rel=1e-5)
+    assert abs(apart.auroc - together.auroc) <= apart.scores.auroc_error + 1e-6
+    assert 0 < apart.scores.auroc_error < 0.02
+    assert apart.scores.brier == pytest.approx(together.scores.brier, rel=1e-5)
+    assert apart.scores.calibration_error == pytest.approx(together.scores.calibration_error, abs=1e-5)
     assert apart.history[-1].sites.keys() == set(here.names)
     assert_same_model(apart, together)
 
@@ -98,7 +103,9 @@ def test_training_and_tests_are_one_message(data: Path, split: Federation, tmp_p
     here = case(tmp_path, split, data, config, evaluation="sites", site_metrics="class", test_data=None)
     run_federation(here.grid, here.context)
     kinds = [message.kind for message in here.grid.sent if message.site == "site-0"]
-    assert kinds == ["hello", "evaluate", "train", "train", "train", "train", "evaluate"]
+    assert kinds == ["hello", "evaluate", "train", "train", "train", "train", "evaluate", "evaluate"], (
+        "the last model is tested by itself, and then scored"
+    )
 
 
 def test_the_updates_of_a_round_are_freed_before_those_of_the_next_one_come(

@@ -199,6 +199,14 @@ def _fedavg(**changed: object) -> Config:
         ({"kind": "census", "labels": [0]}, "sends a census of labels, which reveals label counts"),
         ({"kind": "evaluate", "labels": [0], "detail": "total", "frozen": []}, "requests test results of some labels"),
         ({"kind": "evaluate", "labels": None, "detail": "class", "frozen": []}, "this site allows metrics: total"),
+        (
+            {"kind": "evaluate", "labels": None, "detail": "class", "frozen": [], "scores": True},
+            "this site allows metrics: total",
+        ),
+        (
+            {"kind": "evaluate", "labels": None, "detail": "total", "frozen": [], "scores": True},
+            "requests score histograms by class, which reveal label counts",
+        ),
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )

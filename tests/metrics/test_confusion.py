@@ -40,12 +40,16 @@ def test_agrees_with_scikit_learn(case: tuple[int, list[int], list[int]]) -> Non
     assert found.mean_class == pytest.approx(np.mean(recall), abs=1e-12)
     assert found.worst_class == pytest.approx(np.min(recall), abs=1e-12)
     assert found.class_gap == pytest.approx(np.ptp(recall), abs=1e-12)
+    if len({*true, *predicted}) > 1:
+        assert found.kappa == pytest.approx(sk.cohen_kappa_score(true, predicted), abs=1e-12)
+    else:
+        assert np.isnan(found.kappa), "chance alone agrees fully"
 
 
 @given(predictions())
 def test_an_evaluation_survives_strict_json(case: tuple[int, list[int], list[int]]) -> None:
     classes, true, predicted = case
-    evaluation = Evaluation(confusion_matrix(true, predicted, classes))
+    evaluation = Evaluation(confusion_matrix(true, predicted, classes), log_loss=0.25)
     text = json.dumps(evaluation.to_json(), allow_nan=False)
     again = Evaluation.from_json(json.loads(text))
     assert again == evaluation

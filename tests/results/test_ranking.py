@@ -15,14 +15,21 @@ import fedskew as fs
 from fedskew.engine import DeviceSamples
 from fedskew.errors import UserError
 from fedskew.metrics.confusion import Evaluation
+from fedskew.metrics.scores import Scores
+from fedskew.report.verdict import verdict
 from fedskew.results import Result, compare_runs, load_run
 from fedskew.results.ranking import METRICS, find_metric
 
 
 def imbalanced(method: str, seed: int, matrix: list[list[int]], auroc: float | None) -> Result:
     run = made_up(method, seed, [0.5, 0.5])
-    rows = [run.history[0], replace(run.history[1], evaluation=Evaluation(np.array(matrix)))]
-    return replace(run, history=rows, auroc=auroc)
+    tested = Evaluation(np.array(matrix), log_loss=0.3 if method == "fedavg" else 0.5)
+    rows = [run.history[0], replace(run.history[1], evaluation=tested)]
+    return replace(run, history=rows, scores=None if auroc is None else scores_with(auroc))
+
+
+def scores_with(auroc: float) -> Scores:
+    return Scores(auroc=auroc, auprc=auroc - 0.1, brier=1 - auroc, calibration_error=0.3 - auroc / 4)
 
 
 @pytest.fixture
@@ -40,6 +47,11 @@ def runs() -> list[Result]:
         ("worst-class", "fedvls"),
         ("balanced_accuracy", "fedvls"),
         ("AUROC", "fedvls"),
+        ("auprc", "fedvls"),
+        ("kappa", "fedvls"),
+        ("log-loss", "fedavg"),
+        ("brier", "fedvls"),
+        ("ece", "fedvls"),
     ],
 )
 def test_the_metric_decides_which_method_is_best(runs: list[Result], rank_by: str, best: str) -> None:
@@ -59,9 +71,33 @@ def test_the_values_are_those_of_the_last_evaluation(runs: list[Result]) -> None
             "worst-class": 0.6,
             "balanced-accuracy": (840 / 900 + 0.6) / 2,
             "auroc": 0.9,
+            "auprc": 0.8,
+            "kappa": (0.9 - 0.804) / (1 - 0.804),
+            "log-loss": 0.5,
+            "brier": 0.1,
+            "ece": 0.075,
         }
     )
     assert METRICS["macro-f1"].curve(runs[1])[-1] == (1, pytest.approx(f1))
+
+
+def test_a_lower_loss_leads() -> None:
+    """The lead is positive, the table's bold value is the lowest, and the verdict says so."""
+    runs = [
+        imbalanced(method, seed, [[90, 10], [10, 90]], auroc)
+        for method, auroc in (("fedavg", 0.7), ("fedvls", 0.9))
+        for seed in range(3)
+    ]
+    found = compare_runs(runs, rank_by="brier")
+    (lead,) = found.differences()
+    assert lead is not None
+    assert (found.best.label, lead.wins, lead.mean) == ("fedvls", 3, pytest.approx(0.2))
+    table = found.table()
+    assert "| **0.1000 ± 0.0000** |" in table
+    assert table.index("fedvls") < table.index("fedavg")
+    assert verdict(found)[0].startswith("fedvls is best here by Brier score: 0.100")
+    assert "0.200" in verdict(found)[1]
+    assert repr(found).endswith("Brier score: fedvls 0.100, fedavg 0.300>")
 
 
 def test_a_misspelt_metric_gets_the_nearest_one() -> None:
@@ -70,7 +106,7 @@ def test_a_misspelt_metric_gets_the_nearest_one() -> None:
 
 
 def test_runs_without_auroc_are_refused_with_the_reason(runs: list[Result]) -> None:
-    older = [*runs[:1], replace(runs[1], auroc=None)]
+    older = [*runs[:1], replace(runs[1], scores=None)]
     with pytest.raises(UserError, match=r"runs/fedvls-0 cannot be ranked by auroc: .*older versions"):
         compare_runs(older, rank_by="auroc")
     with pytest.raises(UserError, match="AUROC is computed when a run is finished"):
@@ -80,7 +116,7 @@ def test_runs_without_auroc_are_refused_with_the_reason(runs: list[Result]) -> N
 
 def test_a_federation_of_sites_has_no_auroc() -> None:
     run = made_up("fedvls", 0, [0.5, 0.5], partition={"rule": "sites", "names": ["north", "south"]})
-    with pytest.raises(UserError, match="probabilities of its samples stay at the sites"):
+    with pytest.raises(UserError, match="its sites did not report it"):
         compare_runs([run], rank_by="auroc")
 
 

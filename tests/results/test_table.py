@@ -10,6 +10,7 @@ import pytest
 from made_up_runs import made_up
 
 from fedskew.errors import UserError
+from fedskew.metrics.scores import Scores
 from fedskew.results import Comparison, Result, compare_runs, comparisons
 from fedskew.results.table import table_text
 
@@ -66,7 +67,7 @@ def test_auroc_is_a_column_only_if_a_run_has_it(setting: Comparison, runs_with_a
 
 @pytest.fixture
 def runs_with_auroc() -> list[Result]:
-    return [replace(made_up(name, 0, [0.5, 0.5]), auroc=0.8) for name in ("fedavg", "fedvls")]
+    return [replace(made_up(name, 0, [0.5, 0.5]), scores=Scores(auroc=0.8)) for name in ("fedavg", "fedvls")]
 
 
 def test_mistakes_are_one_line(setting: Comparison) -> None:

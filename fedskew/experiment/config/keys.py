@@ -32,6 +32,7 @@ from fedskew.experiment.config.values import (
     device,
     flag,
     integer,
+    label,
     names,
     optional,
     parameters,
@@ -146,6 +147,11 @@ class Config:
     seed: int = _option(0, integer(0), "random seed")
     eval_every: int = _option(1, integer(1), "evaluate every N rounds")
     eval_local: bool = _option(False, flag, "also evaluate each client's model before and after its update")
+    positive: str | None = _option(
+        None, optional(label), "positive class of data with two classes (default: the second)"
+    )
+    specificity: float = _option(0.95, real(at_least=0, at_most=1), "report the sensitivity at this specificity")
+    save_predictions: bool = _option(False, flag, "save the final model's predictions on the test set as Parquet")
     mean_last: int = _option(10, integer(1), "report the mean accuracy of the last N rounds")
     checkpoint_every: int = _option(1, integer(1), "save a checkpoint every N rounds")
 
@@ -198,10 +204,10 @@ KEYS: dict[str, Field[Any]] = {
 }
 """The keys of a configuration file. All have a default, and all but `partition` have `help` in their metadata."""
 
-_CHANGEABLE = ("data_dir", "checkpoint_every")
+_CHANGEABLE = ("data_dir", "checkpoint_every", "save_predictions")
 """Keys that may change when a run is resumed. All others identify the run."""
 
-_LATER_KEYS = {"optimizer": "sgd"}
+_LATER_KEYS = {"optimizer": "sgd", "positive": None, "specificity": 0.95}
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 
 

@@ -130,6 +130,11 @@ def text(key: str, value: Any) -> str:
     return value.strip()
 
 
+def label(key: str, value: Any) -> str:
+    """Accept the name of a class, which may be a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else text(key, value)
+
+
 def choice(*choices: str) -> Check:
     """Accept one of these words."""
 

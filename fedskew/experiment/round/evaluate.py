@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fedskew.data.federation import Federation
-from fedskew.engine import Evaluator, ModelState, RoundResult, macro_auroc
+from fedskew.engine import Evaluator, ModelState, RoundResult, Tested
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.state import ClientStates, RunState, model_from_state
 from fedskew.methods import Tensors
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 Labels = tuple[int, ...] | None
 RowFields = dict[str, Any]
 """The fields of a `RoundRow` that an evaluation fills."""
+
+
+Predictions = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
+"""Probabilities [samples, classes] and true classes."""
 
 
 class RoundEvaluation:
@@ -80,22 +85,26 @@ class TestSet:
 
     def evaluate(self, model: ModelState, labels: Labels = None) -> Evaluation:
         """Evaluate the model on the test set, or only on samples with these labels."""
-        return Evaluation(self.confusion(model, labels))
+        evaluation: Evaluation = self.measure(model, labels)["evaluation"]
+        return evaluation
+
+    def test(self, model: ModelState, labels: Labels = None) -> Tested:
+        """The confusion matrix and the sum of log losses. All zeros if no sample has these labels."""
+        return _total(self._by_domain(model, labels))
 
     def confusion(self, model: ModelState, labels: Labels = None) -> Confusion:
         """The confusion matrix. All zeros if no sample has these labels."""
-        matrix: Confusion = np.sum(list(self._by_domain(model, labels).values()), axis=0)
-        return matrix
+        return self.test(model, labels).confusion
 
     def measure(self, model: ModelState, labels: Labels = None) -> RowFields:
         """Evaluate the model, also on each domain if there are several, and return the row's fields."""
         return _row_fields(self._by_domain(model, labels))
 
-    def auroc(self, model: ModelState) -> float | None:
-        """Mean AUROC of each class against the rest, over the whole test set. It takes one more pass over the data."""
+    def predict(self, model: ModelState) -> Predictions:
+        """Predict the whole test set, domain by domain. It takes one more pass over the data."""
         found = [evaluator.probabilities(model) for evaluator in self._evaluators.values()]
         probabilities, true = zip(*found, strict=True)
-        return macro_auroc(torch.cat(probabilities), torch.cat(true))
+        return torch.cat(probabilities).cpu().numpy(), torch.cat(true).cpu().numpy()
 
     def begin_to_measure(self, model: ModelState, labels: Labels = None) -> Callable[[], RowFields]:
         """Start `measure` on the device, and return a function that waits for the result."""
@@ -158,15 +167,21 @@ class TestSet:
             "drift_diversity": finite_or_none(drift_diversity(updates)) if trained else None,
         }
 
-    def _by_domain(self, model: ModelState, labels: Labels) -> dict[str, Confusion]:
-        return {name: evaluator.confusion(model, labels) for name, evaluator in self._evaluators.items()}
+    def _by_domain(self, model: ModelState, labels: Labels) -> dict[str, Tested]:
+        return {name: evaluator.begin(model, labels)() for name, evaluator in self._evaluators.items()}
 
 
-def _row_fields(by_domain: Mapping[str, Confusion]) -> RowFields:
-    fields: RowFields = {"evaluation": Evaluation(np.sum(list(by_domain.values()), axis=0))}
+def _total(by_domain: Mapping[str, Tested]) -> Tested:
+    parts = by_domain.values()
+    return Tested(np.sum([one.confusion for one in parts], axis=0), math.fsum(one.log_loss for one in parts))
+
+
+def _row_fields(by_domain: Mapping[str, Tested]) -> RowFields:
+    confusion, log_loss = _total(by_domain)
+    fields: RowFields = {"evaluation": Evaluation(confusion, log_loss=log_loss / max(1, int(confusion.sum())))}
     if len(by_domain) > 1:
         fields["domain_accuracy"] = {
-            name: accuracy(matrix) if matrix.any() else None for name, matrix in by_domain.items()
+            name: accuracy(one.confusion) if one.confusion.any() else None for name, one in by_domain.items()
         }
     return fields
 

@@ -13,7 +13,7 @@ from fedskew.data.federation import Federation
 from fedskew.engine import ENGINES, Engine, ModelState, RoundResult, cpu_engine, survey, worth_compiling
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.aggregate import Aggregated, Aggregator, TrainingReport
-from fedskew.experiment.round.evaluate import RoundEvaluation, RowFields
+from fedskew.experiment.round.evaluate import Predictions, RoundEvaluation, RowFields
 from fedskew.experiment.round.plan import RoundPlan, RoundPlanner
 from fedskew.experiment.round.record import RoundRecord, RoundRow
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
@@ -30,6 +30,7 @@ from fedskew.experiment.round.state import (
 )
 from fedskew.methods import Method, Stage, Survey
 from fedskew.metrics.confusion import Evaluation
+from fedskew.metrics.scores import Scores, score_probabilities
 from fedskew.models.concatenation import concatenate
 
 
@@ -176,13 +177,22 @@ class Server:
         """Evaluate the global model on the test set, outside of a round."""
         return self._runtime.test_set.evaluate(model)
 
-    def auroc(self, state: RunState) -> float | None:
-        """AUROC of the final global model. None if there is no such model, or too little memory."""
+    def scores(self, state: RunState) -> Scores | None:
+        """Metrics of the final global model's probabilities. None if there is no such model, or too little memory."""
+        predicted = self.predict(state)
+        if predicted is None:
+            return None
+        positive = self._config.positive
+        number = None if positive is None else self._federation.dataset.classes.index(positive)
+        return score_probabilities(*predicted, self._config.specificity, number)
+
+    def predict(self, state: RunState) -> Predictions | None:
+        """Predict the test set with the final global model. None if there is no such model, or too little memory."""
         stage = self._stages.known(state)[-1]
         if stage.cohort == "alone":
             return None
         try:
-            return self.runtime(stage, state).test_set.auroc(state.model)
+            return self.runtime(stage, state).test_set.predict(state.model)
         except torch.OutOfMemoryError:  # the rest of the result is more important
             return None
 

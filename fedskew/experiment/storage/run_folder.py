@@ -7,6 +7,7 @@
     checkpoint/         the last two checkpoints, from which the run can continue
     clients/            the clients' states, for stateful methods
     model.safetensors   the final model
+    predictions.parquet its predictions on the test set, with `save_predictions`
     summary.json        the result, written last
 
 A killed process does no harm, because a round's row is on disk before its checkpoint. To resume, call
@@ -119,6 +120,7 @@ class RunFolder:
         self.rounds_path = self.path / "rounds.jsonl"
         self.summary_path = self.path / "summary.json"
         self.model_path = self.path / "model.safetensors"
+        self.predictions_path = self.path / "predictions.parquet"
         self.checkpoint_path = self.path / "checkpoint"
         self.clients_path = self.path / "clients"
         self.lock_path = self.path / ".lock"
@@ -343,7 +345,7 @@ class RunFolder:
         """Remove temporary files that a killed process left behind."""
         with reporting_os_errors("write", self.path):
             jsons = (self.config_path, self.about_path, self.rounds_path, self.summary_path)
-            for path in (*jsons, self.label_counts_path, self.model_path):
+            for path in (*jsons, self.label_counts_path, self.model_path, self.predictions_path):
                 temporary(path).unlink(missing_ok=True)
             for draft in (*self.checkpoint_path.glob(".round-*.tmp"), *self.clients_path.glob(".*.tmp")):
                 draft.unlink()

@@ -31,6 +31,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.lab.sweep.job import Job, Terms, identity
 from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.locks import exclusive
+from fedskew.metrics.scores import Scores
 
 Report = Callable[[int, int, float | None], None]
 """Receives the finished rounds, the total rounds and the last accuracy."""
@@ -48,7 +49,7 @@ def execute(job: Job, terms: Terms, report: Report) -> Outcome:
         prepared = _prepare(job, terms)
         folder = _folder(job, prepared, terms)
         result = _run(prepared, folder, watch, terms)
-        outcome = Outcome("finished", _record(job, prepared, terms, result.history, result.auroc))
+        outcome = Outcome("finished", _record(job, prepared, terms, result.history, result.scores))
         if folder is not None:
             _delete_checkpoints(folder)
         return outcome
@@ -73,7 +74,7 @@ def _run(prepared: Prepared, folder: Path | None, watch: _Watch, terms: Terms) -
     return run_prepared(prepared, folder, [watch])
 
 
-def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow], auroc: float | None = None) -> Record:
+def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow], scores: Scores | None = None) -> Record:
     config, federation = prepared.config, prepared.federation
     circumstances = {
         "split": federation.hash[:12],
@@ -85,7 +86,7 @@ def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow], au
         "machine": dict(machine(config.device)),
         "versions": dict(versions()),
     }
-    return Record.from_rows(job.identity, config, rows, circumstances, auroc)
+    return Record.from_rows(job.identity, config, rows, circumstances, scores)
 
 
 def _free_gpu_memory() -> None:

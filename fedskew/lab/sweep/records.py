@@ -7,6 +7,7 @@ rounds. A file has one record per line and only grows, so files from several mac
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,11 +20,17 @@ from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.lab.sweep.job import Job, has_stages, identity
 from fedskew.metrics.confusion import Evaluation
+from fedskew.metrics.scores import Scores
 from fedskew.metrics.summary import Curve, CurveSummary, mean_of_last
+from fedskew.results.ranking import METRICS
 
 FORMAT = 1
 _DIGITS = 5
 """Decimal digits of an accuracy. They suffice, as test sets have about ten thousand samples."""
+
+
+FINAL_SCORES = tuple(name for name, metric in METRICS.items() if metric.score is not None)
+"""Metrics of the final model's probabilities."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,11 @@ class Record:
         config: Config,
         rows: Sequence[RoundRow],
         circumstances: Mapping[str, Any],
-        auroc: float | None = None,
+        scores: Scores | None = None,
     ) -> Record:
         """Summarise a run. `experiment` is its identity; `circumstances` are where, when and how it ran.
 
-        `auroc` is the final model's, if the run is finished.
+        `scores` are the final model's, if the run is finished.
         """
         evaluated = [row for row in rows if row.is_evaluated]
         if not evaluated:
@@ -58,7 +65,9 @@ class Record:
                 "macro_f1": _series(evaluated, lambda e: e.macro_f1),
                 "worst_class": _series(evaluated, lambda e: e.worst_class),
                 "balanced_accuracy": _series(evaluated, lambda e: e.mean_class),
-                **({} if auroc is None else {"auroc": _rounded(auroc)}),
+                "kappa": _series(evaluated, lambda e: e.kappa),
+                "log_loss": _series(evaluated, lambda e: e.log_loss),
+                **_final_scores(scores),
                 "domains": _domains(evaluated),
                 "class_accuracy": [_rounded(a) for a in evaluated[-1].required_evaluation.class_accuracy],
                 "compute": [round(float(c), 4) for c in _compute(rows)],
@@ -117,17 +126,20 @@ class Record:
     def value_after(self, measure: str, rounds: int) -> float | None:
         """A measure such as `macro_f1` at the last evaluation up to `rounds`. None if the record lacks it.
 
-        AUROC is known only after the last round, and older records have neither it nor the balanced accuracy.
+        Scores such as AUROC are known only after the last round, and older records lack some measures.
         """
-        if measure == "auroc":
-            found = self.content.get("auroc") if self.rounds <= rounds else None
+        if measure in FINAL_SCORES:
+            found = self.content.get(measure) if self.rounds <= rounds else None
             return None if found is None else float(found)
-        return until(self._points(measure), rounds)[-1][1] if measure in self.content else None
+        if measure not in self.content:
+            return None
+        value = until(self._points(measure), rounds)[-1][1]
+        return None if math.isnan(value) else value
 
     def mean_of_last(self, measure: str) -> float:
-        """Mean of a measure such as `macro_f1` over the last rounds (`mean_last`). For AUROC, it is the final value."""
-        if measure == "auroc":
-            return float(self.content["auroc"])
+        """Mean of a measure such as `macro_f1` over the last rounds (`mean_last`), or the final value of a score."""
+        if measure in FINAL_SCORES:
+            return float(self.content[measure])
         return mean_of_last(self._points(measure), self.config.mean_last).accuracy
 
     def domain_curve(self, domain: str) -> list[tuple[int, float]] | None:
@@ -165,7 +177,8 @@ class Record:
         return CurveSummary.from_curve(self.curve, self.config.mean_last)
 
     def _points(self, series: str) -> list[tuple[int, float]]:
-        return [(int(r), float(a)) for r, a in zip(self.content["rounds"], self.content[series], strict=True)]
+        points = zip(self.content["rounds"], self.content[series], strict=True)
+        return [(int(r), math.nan if a is None else float(a)) for r, a in points]
 
 
 def until(curve: Curve, rounds: int) -> list[tuple[int, float]]:
@@ -173,12 +186,17 @@ def until(curve: Curve, rounds: int) -> list[tuple[int, float]]:
     return [point for point in curve if point[0] <= rounds]
 
 
-def _series(evaluated: Sequence[RoundRow], value: Callable[[Evaluation], float]) -> list[float | None]:
+def _series(evaluated: Sequence[RoundRow], value: Callable[[Evaluation], float | None]) -> list[float | None]:
     return [_rounded(value(row.required_evaluation)) for row in evaluated]
 
 
+def _final_scores(scores: Scores | None) -> dict[str, float]:
+    found = {name: getattr(scores, METRICS[name].score or "", None) for name in FINAL_SCORES}
+    return {name: round(value, _DIGITS) for name, value in found.items() if value is not None}
+
+
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, _DIGITS)
+    return None if value is None or not math.isfinite(value) else round(value, _DIGITS)
 
 
 def _domains(evaluated: Sequence[RoundRow]) -> dict[str, list[float | None]]:

@@ -152,7 +152,8 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
     folder.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
     storage = optuna.storages.JournalStorage(backend)
-    study = optuna.create_study(storage=storage, study_name=search.name, direction="maximize", load_if_exists=True)
+    direction = "minimize" if search.metric.lower_is_better else "maximize"
+    study = optuna.create_study(storage=storage, study_name=search.name, direction=direction, load_if_exists=True)
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL)
     while (done := len(study.get_trials(states=finished))) < trials:
         study.sampler = optuna.samplers.TPESampler(seed=search.base.seed + done, constant_liar=True)
@@ -167,14 +168,14 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
                 study.tell(trial, score, optuna.trial.TrialState.FAIL if score is None else None)
         if any(outcome.status == "stopped" for outcome in outcomes.values()):
             break
-    return _best(study, optuna)
+    return _best(study, optuna, search.metric)
 
 
-def _best(study: Any, optuna: Any) -> BestPoint:
+def _best(study: Any, optuna: Any, metric: RankingMetric) -> BestPoint:
     complete = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     if not complete:
         raise UserError("no trial finished; increase --time-limit, or look at why trials failed")
-    best = max(complete, key=lambda trial: trial.value)
+    best = max(complete, key=lambda trial: metric.sign * trial.value)
     failed = len(study.get_trials(states=(optuna.trial.TrialState.FAIL,)))
     return BestPoint(best.number, dict(best.user_attrs["values"]), float(best.value), len(complete), failed)
 

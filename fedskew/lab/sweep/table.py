@@ -14,6 +14,7 @@ from fedskew.experiment.storage.files import replace_file
 from fedskew.lab.sweep.records import Record, until
 from fedskew.methods import is_reference_bound
 from fedskew.metrics.summary import CurveSummary
+from fedskew.results.comparison import LATER_METRICS
 from fedskew.results.ranking import RankingMetric
 
 Line = dict[str, Any]
@@ -27,7 +28,7 @@ def line(place: Mapping[str, Any], rounds: int, record: Record | None, status: s
 
 _MEASURED = (
     "rounds", "accuracy", "best", "best_round", "mean_last", "macro_f1", "worst_class", "diverged", "compute",
-    "seconds", "experiment", "split", "device", "balanced_accuracy", "auroc",
+    "seconds", "experiment", "split", "device", "balanced_accuracy", *LATER_METRICS,
 )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def _measured(record: Record, rounds: int) -> Line:
         until(record.f1_curve, rounds)[-1][1], until(record.worst_curve, rounds)[-1][1], record.content["diverged"],
         record.content["compute"][len(curve) - 1], record.seconds, record.identity, record.content["split"],
         record.content["machine"].get("gpu", record.content["machine"]["cpu"]),
-        record.value_after("balanced_accuracy", rounds), record.value_after("auroc", rounds),
+        record.value_after("balanced_accuracy", rounds), *(record.value_after(name, rounds) for name in LATER_METRICS),
     )  # fmt: skip
     return dict(zip(_MEASURED, values, strict=True))
 
@@ -73,7 +74,7 @@ def measured_name(metric: RankingMetric) -> str:
 
 
 def best_places(lines: Sequence[Line], metric: RankingMetric) -> set[Place]:
-    """The point with the highest mean over its seeds on each federation, if at least two compete there.
+    """The point with the best mean over its seeds on each federation, if at least two compete there.
 
     Points with missing runs, and reference bounds, do not compete.
     """
@@ -82,7 +83,7 @@ def best_places(lines: Sequence[Line], metric: RankingMetric) -> set[Place]:
     means: dict[Place, dict[Place, float]] = {}
     for place, rows in by_place(lines).items():
         if not is_reference_bound(str(rows[0].get("method"))) and all(row["accuracy"] is not None for row in rows):
-            means.setdefault(tuple(place[i] for i in task), {})[place] = _mean(place, rows, metric)
+            means.setdefault(tuple(place[i] for i in task), {})[place] = metric.sign * _mean(place, rows, metric)
     return {max(found, key=lambda place: found[place]) for found in means.values() if len(found) > 1}
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-from fedskew.metrics.summary import MeanStd
 from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
 from fedskew.results.ranking import METRICS
 from fedskew.results.significance import MIN_SEEDS, POWER, Difference
 
-_MEASURES: dict[str, Callable[[Result], float]] = {
-    **{f"{metric.label} %": metric.value for metric in METRICS.values()},
+_IN_PERCENT: dict[str, Callable[[Result], float]] = {
     "best − worst class": lambda run: run.evaluation.class_gap,
     "best accuracy %": lambda run: run.curve.best.accuracy,
     "mean of last accuracies %": lambda run: run.curve.mean_last.accuracy,
@@ -54,21 +51,22 @@ def _few_seeds_note(seeds: int) -> list[str]:
 
 def _final(ranking: Sequence[MethodRuns]) -> Table:
     """One row per method, with the numbers that at least one of them has."""
-    found = {name: [method.over_seeds(measure) for method in ranking] for name, measure in _MEASURES.items()}
-    shown = {name: values for name, values in found.items() if not all(math.isnan(value.mean) for value in values)}
+    found = {m.heading: [m.cell(c.over_seeds(m.value), 2) for c in ranking] for m in METRICS.values()}
+    found |= {name: [c.over_seeds(value).in_percent(2) for c in ranking] for name, value in _IN_PERCENT.items()}
+    shown = {name: cells for name, cells in found.items() if set(cells) != {"–"}}
     columns = ["method", "seeds", *shown, "compute", "MB moved", "training time, s"]
-    rows = [_row(method, [values[i] for values in shown.values()]) for i, method in enumerate(ranking)]
+    rows = [_row(c, [cells[i] for cells in shown.values()]) for i, c in enumerate(ranking)]
     return Table("final", "After the last round", columns, rows)
 
 
-def _row(method: MethodRuns, measured: Sequence[MeanStd]) -> list[Cell]:
+def _row(method: MethodRuns, measured: Sequence[str]) -> list[Cell]:
     n = len(method.counted)
     totals = [[run.compute, run.bytes_moved / 1e6, run.seconds] for run in method.counted]
     means = [number(sum(column) / n, 1) for column in zip(*totals, strict=True)]
     return [
         method.label,
         n,
-        *(value.in_percent(2) for value in measured),
+        *measured,
         *(value or None for value in means),
     ]
 
@@ -76,15 +74,18 @@ def _row(method: MethodRuns, measured: Sequence[MeanStd]) -> list[Cell]:
 def _significance(comparison: Comparison) -> Table:
     best, *others = comparison.competing
     rows: list[list[Cell]] = []
+    scale, digits = comparison.metric.scale, 2 if comparison.metric.percent else 4
     for other, d in zip(others, comparison.differences(), strict=True):
         if d is None:
             rows.append([other.label, None, None, None, None, None, "no seed in common", None])
             continue
-        bounds = [None if b is None else number(100 * b) for b in (d.low, d.high)]
+        bounds = [None if b is None else number(scale * b, digits) for b in (d.low, d.high)]
         won = f"{d.wins} of {d.seeds}"
-        rows.append([other.label, won, number(100 * d.mean), *bounds, number(d.p, 4), _result(d), d.seeds_to_settle])
-    columns = ["against", "seeds won", "difference, points", "interval from", "to", "p", "result", "seeds to settle it"]
-    title = f"{best.label}, the best by {comparison.metric.label}, minus each of the others"
+        lead = number(scale * d.mean, digits)
+        rows.append([other.label, won, lead, *bounds, number(d.p, 4), _result(d), d.seeds_to_settle])
+    difference = "difference, points" if comparison.metric.percent else "difference"
+    columns = ["against", "seeds won", difference, "interval from", "to", "p", "result", "seeds to settle it"]
+    title = f"{best.label}, the best by {comparison.metric.label}, compared with each of the others"
     return Table("significance", title, columns, rows)
 
 

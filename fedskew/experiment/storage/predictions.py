@@ -1,0 +1,43 @@
+"""The final model's predictions on the test set, as a Parquet file with one row per sample.
+
+row                the sample's row in the test set
+true, predicted    names of classes
+p_NAME             the probability of class NAME
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.experiment.storage.files import replace_file
+
+
+def write_predictions(
+    path: Path, dataset: Dataset, probabilities: npt.NDArray[np.float64], true: npt.NDArray[np.int64]
+) -> None:
+    """Write the predictions, in the order of the test set."""
+    import pyarrow
+    import pyarrow.parquet
+
+    names = np.array(dataset.classes)
+    rows = _rows(dataset.test, len(dataset.domains))
+    order = np.argsort(rows)
+    columns = {
+        "row": rows[order],
+        "true": names[true[order]],
+        "predicted": names[probabilities.argmax(axis=1)[order]],
+        **{f"p_{name}": probabilities[order, c] for c, name in enumerate(dataset.classes)},
+    }
+    table = pyarrow.table(columns)
+    replace_file(path, lambda draft: pyarrow.parquet.write_table(table, draft))
+
+
+def _rows(test: Samples, domains: int) -> npt.NDArray[np.int64]:
+    """The rows of the test set in the order in which they are evaluated: domain by domain."""
+    if test.domain is None:
+        return np.arange(len(test))
+    return np.concatenate([np.flatnonzero(test.domain == number) for number in range(domains)])

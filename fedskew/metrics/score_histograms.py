@@ -1,0 +1,159 @@
+"""Scores from histograms, which sites of a federation add up without sending any sample's probability.
+
+A histogram counts the samples of a class, and the others, by the log-odds of the class's probability. 0.5 is an edge of
+a bin, so sensitivity and specificity at 0.5 are exact. AUROC and AUPRC are not, because the order of samples within a
+bin is unknown. Their error bounds follow from the counts.
+
+- AUROC counts a pair in one bin as one half. It is at least 0 and at most 1, so the error is at most half the share of
+  such pairs.
+- AUPRC takes the precision at the end of each bin. The precision at any threshold within the bin lies between that with
+  all its other samples and none of its own before, and that with all its own samples and none of the others.
+
+Brier score and reliability diagram add up exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedskew.metrics.scores import (
+    BINS,
+    SPECIFICITY,
+    ClassScores,
+    Floats,
+    Ints,
+    Reliability,
+    Scores,
+    brier_sum,
+    positive_of_two,
+    reliability_sums,
+    summarise,
+)
+
+WIDTH = 0.02
+"""Width of a bin, in log-odds."""
+REACH = 20.0
+"""Larger log-odds are counted in the last bin, and smaller ones in the first."""
+SCORE_BINS = round(2 * REACH / WIDTH)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreHistograms:
+    """What one site, or several together, report on their test samples. The row sums of `own` are label counts."""
+
+    own: Ints
+    """[classes, bins]: samples of the class."""
+    others: Ints
+    """[classes, bins]: samples of other classes."""
+    reliability: Floats
+    """[3, bins]: see `Reliability.from_sums`."""
+    brier: float
+    """The sum of the samples' Brier scores."""
+
+    @property
+    def samples(self) -> int:
+        return int(self.own.sum())
+
+    @classmethod
+    def from_probabilities(cls, probabilities: Floats, true: Ints, positive: int | None = None) -> ScoreHistograms:
+        """Count the samples with these probabilities [samples, classes]."""
+        classes = probabilities.shape[1]
+        with np.errstate(divide="ignore"):
+            log_odds = np.log(probabilities) - np.log1p(-probabilities)
+        middle, above = SCORE_BINS // 2, probabilities >= 0.5
+        bins = np.clip(np.floor(log_odds / WIDTH), -middle, middle - 1).astype(np.int64)
+        bins = middle + np.where(above, np.maximum(bins, 0), np.minimum(bins, -1))  # exact at 0.5, despite rounding
+        own, others = np.zeros((2, classes, SCORE_BINS), np.int64)
+        for c in range(classes):
+            own[c] = np.bincount(bins[true == c, c], minlength=SCORE_BINS)
+            others[c] = np.bincount(bins[true != c, c], minlength=SCORE_BINS)
+        sums = reliability_sums(probabilities, true, positive_of_two(classes, positive))
+        return cls(own, others, sums, brier_sum(probabilities, true))
+
+    @classmethod
+    def total(cls, parts: Iterable[ScoreHistograms]) -> ScoreHistograms:
+        """Add up the histograms of several sites, in order."""
+        listed = list(parts)
+        return cls(
+            np.sum([one.own for one in listed], axis=0),
+            np.sum([one.others for one in listed], axis=0),
+            np.sum([one.reliability for one in listed], axis=0),
+            math.fsum(one.brier for one in listed),
+        )
+
+    def is_consistent(self) -> bool:
+        """Whether these can be the histograms of a test set: every sample is counted once per class and diagram."""
+        shapes = self.own.ndim == 2 and self.own.shape == self.others.shape == (len(self.own), SCORE_BINS)
+        if not shapes or self.reliability.shape != (3, BINS):
+            return False
+        counts = min(self.own.min(), self.others.min()) >= 0 and self.samples > 0
+        numbers, samples = self.reliability, self.samples
+        bins = (
+            np.isfinite(numbers).all()
+            and numbers.min() >= 0
+            and numbers[0].sum() == samples
+            and (numbers[1:] <= numbers[0] * (1 + 1e-9)).all()
+        )
+        same = ((self.own + self.others).sum(axis=1) == samples).all()
+        return bool(counts and bins and same and 0 <= self.brier <= 2 * samples)
+
+    def scores(self, specificity: float = SPECIFICITY, positive: int | None = None) -> Scores:
+        """The metrics of these counts, with bounds of their errors."""
+        classes = len(self.own)
+        positive = positive_of_two(classes, positive)
+        scored = [_score_class(own, others, specificity) for own, others in zip(self.own, self.others, strict=True)]
+        chosen = scored if positive is None else [scored[positive]]
+        known = [errors for one, errors in chosen if one.auroc is not None] or [(0.0, 0.0)]
+        auroc_error, auprc_error = np.mean(known, axis=0).tolist()
+        reliability = Reliability.from_sums(self.reliability)
+        by_class = [one for one, _ in scored]
+        found = summarise(by_class, self.brier / self.samples, reliability, specificity, positive)
+        return replace(found, auroc_error=auroc_error, auprc_error=auprc_error)
+
+
+def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScores, tuple[float, float]]:
+    """The scores of one class, and bounds of the errors of AUROC and AUPRC."""
+    samples, rest = int(own.sum()), int(others.sum())
+    if not samples or not rest:
+        return ClassScores(samples), (0.0, 0.0)
+    auroc, auroc_error = auroc_of_counts(own, others)
+    auprc, auprc_error = _auprc(own, others)
+    below = np.concatenate([[0], np.cumsum(others)])  # other samples below each edge
+    chosen = int(np.flatnonzero(below >= specificity * rest - 1e-9)[0])
+    middle = SCORE_BINS // 2
+    found = ClassScores(
+        samples=samples,
+        auroc=auroc,
+        auprc=auprc,
+        sensitivity=float(own[middle:].sum() / samples),
+        specificity=float(others[:middle].sum() / rest),
+        threshold=1 / (1 + math.exp(REACH - chosen * WIDTH)) if chosen < SCORE_BINS else None,
+        sensitivity_at_specificity=float(own[chosen:].sum() / samples),
+    )
+    return found, (auroc_error, auprc_error)
+
+
+def auroc_of_counts(own: Ints, others: Ints) -> tuple[float, float]:
+    """AUROC of counts by increasing score, in which equal scores are ties, and a bound of its error if they are not."""
+    pairs = int(own.sum()) * int(others.sum())
+    below = np.cumsum(others) - others
+    ties = int(own @ others)
+    return (2 * int(own @ below) + ties) / (2 * pairs), ties / (2 * pairs)
+
+
+def _auprc(own: Ints, others: Ints) -> tuple[float, float]:
+    """Average precision with each bin as a tie, and a bound of its error."""
+    samples = int(own.sum())
+    own, others = own[::-1], others[::-1]
+    hits, misses = np.cumsum(own), np.cumsum(others)
+    filled = own > 0
+    n, h, m, bad = own[filled], hits[filled], misses[filled], others[filled]
+    value = float((n * h / (h + m)).sum()) / samples
+    highest = float((n * h / (h + m - bad)).sum()) / samples
+    first = np.repeat(h - n, n) + np.arange(samples) - np.repeat(np.cumsum(n) - n, n) + 1  # hits so far, one by one
+    lowest = float((first / (first + np.repeat(m, n))).sum()) / samples
+    return value, max(highest - value, value - lowest)

@@ -1,0 +1,199 @@
+"""Metrics of predicted probabilities: AUROC, AUPRC, sensitivity and specificity, Brier score and calibration.
+
+Each class is scored against the rest. With two classes, the metrics are those of the positive class. With more, they
+are means over the classes that have both samples and others.
+
+In a simulation all probabilities are known, and `score_probabilities` is exact. In a federation they stay at the sites,
+which send histograms: see `score_histograms`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+BINS = 15
+"""Bins of the reliability diagram, of equal width, as in Guo et al., "On Calibration of Modern Neural Networks"."""
+SPECIFICITY = 0.95
+"""The default of the configuration key `specificity`."""
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """One class against the rest. A value is None if there is nothing to compare."""
+
+    samples: int
+    auroc: float | None = None
+    auprc: float | None = None
+    """Area under the precision-recall curve, as average precision."""
+    sensitivity: float | None = None
+    """Share of the class's samples with a probability of at least 0.5."""
+    specificity: float | None = None
+    """Share of the other samples with a probability below 0.5."""
+    threshold: float | None = None
+    """The lowest threshold with the chosen specificity. Samples at or above it count as the class."""
+    sensitivity_at_specificity: float | None = None
+    """Share of the class's samples at or above `threshold`."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """The bins of a reliability diagram.
+
+    With two classes, samples are binned by the probability of the positive class. With more, they are binned by the
+    probability of the predicted class.
+    """
+
+    samples: tuple[int, ...] = ()
+    probability: tuple[float | None, ...] = ()
+    """Mean predicted probability per bin. None for an empty bin."""
+    frequency: tuple[float | None, ...] = ()
+    """How often the prediction came true: share of positive samples, or of correct predictions."""
+
+    @classmethod
+    def from_sums(cls, sums: Floats) -> Reliability:
+        """Make the diagram from the sums per bin [3, bins]: samples, probabilities, predictions that came true."""
+        samples, probability, hits = sums.tolist()
+        filled = [(p / n, h / n) if n else (None, None) for n, p, h in zip(samples, probability, hits, strict=True)]
+        return cls(tuple(map(int, samples)), tuple(p for p, _ in filled), tuple(f for _, f in filled))
+
+    @property
+    def calibration_error(self) -> float | None:
+        """Expected calibration error: the mean distance of probability and frequency, weighted by samples."""
+        gaps = [
+            n * abs(p - f)
+            for n, p, f in zip(self.samples, self.probability, self.frequency, strict=True)
+            if p is not None and f is not None
+        ]
+        return math.fsum(gaps) / sum(self.samples) if gaps else None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Metrics of a model's probabilities on a test set."""
+
+    auroc: float | None = None
+    auprc: float | None = None
+    sensitivity: float | None = None
+    specificity: float | None = None
+    sensitivity_at_specificity: float | None = None
+    """Sensitivity at `target_specificity`."""
+    brier: float | None = None
+    """Brier score. It is between 0 and 1 with two classes, and between 0 and 2 with more, as in scikit-learn."""
+    calibration_error: float | None = None
+    target_specificity: float = SPECIFICITY
+    positive: int | None = None
+    """The positive class of two. None for more classes."""
+    auroc_error: float = 0.0
+    """A bound of the error of `auroc`. It is 0 if all probabilities are known."""
+    auprc_error: float = 0.0
+    classes: tuple[ClassScores, ...] = ()
+    reliability: Reliability = field(default_factory=Reliability)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Scores:
+        """Read the scores of any version. Unknown keys are ignored, and missing ones get their defaults."""
+        values = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
+        values["classes"] = tuple(ClassScores(**one) for one in data.get("classes", ()))
+        bins = {name: tuple(values) for name, values in data.get("reliability", {}).items()}
+        return cls(**values | {"reliability": Reliability(**bins)})
+
+
+def summarise(
+    by_class: Sequence[ClassScores],
+    brier: float,
+    reliability: Reliability,
+    specificity: float,
+    positive: int | None,
+) -> Scores:
+    """Combine the scores of the classes: those of the positive class, or else their means."""
+    chosen = by_class if positive is None else [by_class[positive]]
+
+    def mean(name: str) -> float | None:
+        known = [value for one in chosen if (value := getattr(one, name)) is not None]
+        return math.fsum(known) / len(known) if known else None
+
+    return Scores(
+        auroc=mean("auroc"),
+        auprc=mean("auprc"),
+        sensitivity=mean("sensitivity"),
+        specificity=mean("specificity"),
+        sensitivity_at_specificity=mean("sensitivity_at_specificity"),
+        brier=brier,
+        calibration_error=reliability.calibration_error,
+        target_specificity=specificity,
+        positive=positive,
+        classes=tuple(by_class),
+        reliability=reliability,
+    )
+
+
+def score_probabilities(
+    probabilities: Floats, true: Ints, specificity: float = SPECIFICITY, positive: int | None = None
+) -> Scores | None:
+    """Score the probabilities [samples, classes] of all samples. None if one of them is not finite.
+
+    `positive` is the positive class of two, by default the second one.
+    """
+    if not len(true) or not np.isfinite(probabilities).all():
+        return None
+    classes = probabilities.shape[1]
+    positive = positive_of_two(classes, positive)
+    by_class = [_score_class(probabilities[:, c], true == c, specificity) for c in range(classes)]
+    brier = brier_sum(probabilities, true) / len(true)
+    reliability = Reliability.from_sums(reliability_sums(probabilities, true, positive))
+    return summarise(by_class, brier, reliability, specificity, positive)
+
+
+def positive_of_two(classes: int, positive: int | None) -> int | None:
+    """The positive class: the given one, or the second of two. None for more classes."""
+    return (1 if positive is None else positive) if classes == 2 else None
+
+
+def _score_class(column: Floats, inside: npt.NDArray[np.bool_], specificity: float) -> ClassScores:
+    samples, others = int(inside.sum()), int((~inside).sum())
+    if not samples or not others:
+        return ClassScores(samples)
+    from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve  # takes a second to import
+
+    false_rate, true_rate, thresholds = roc_curve(inside, column, drop_intermediate=False)
+    chosen = int(np.flatnonzero(false_rate <= 1 - specificity + 1e-12)[-1])
+    above = column >= 0.5
+    return ClassScores(
+        samples=samples,
+        auroc=float(roc_auc_score(inside, column)),
+        auprc=float(average_precision_score(inside, column)),
+        sensitivity=float(above[inside].mean()),
+        specificity=float(1 - above[~inside].mean()),
+        threshold=None if math.isinf(thresholds[chosen]) else float(thresholds[chosen]),
+        sensitivity_at_specificity=float(true_rate[chosen]),
+    )
+
+
+def brier_sum(probabilities: Floats, true: Ints) -> float:
+    """The sum of the samples' Brier scores. With two classes each is halved, as is usual."""
+    squares = (probabilities**2).sum(axis=1) - 2 * probabilities[np.arange(len(true)), true] + 1
+    return float(squares.sum()) / (2 if probabilities.shape[1] == 2 else 1)
+
+
+def reliability_sums(probabilities: Floats, true: Ints, positive: int | None) -> Floats:
+    """The sums per bin [3, bins] for `Reliability.from_sums`. They add up over sites."""
+    if positive is None:
+        predicted = probabilities.argmax(axis=1)
+        shown, hits = probabilities[np.arange(len(true)), predicted], predicted == true
+    else:
+        shown, hits = probabilities[:, positive], true == positive
+    bins = np.clip(np.ceil(shown * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    counted = [np.bincount(bins, weights, BINS) for weights in (None, shown, hits.astype(np.float64))]
+    return np.asarray(counted, np.float64)

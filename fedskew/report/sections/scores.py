@@ -1,0 +1,137 @@
+"""The probabilities of the final models: AUROC, AUPRC, sensitivity, specificity, and the reliability diagram."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedskew.metrics.scores import Reliability, Scores
+from fedskew.metrics.summary import mean_std
+from fedskew.report.charts.chart import Figure, Heat, Line, Lines
+from fedskew.report.charts.table import Cell, Table, number
+from fedskew.report.sections.section import Section, percent
+from fedskew.results import Comparison, MethodRuns
+
+MAX_ROWS = 200
+"""With more rows, the table by class is left out. The heat map has its AUROC."""
+MISSING = "probabilities were not scored: the run is unfinished, from an older version, or its sites report totals only"
+COLUMNS = {
+    "AUROC": "auroc",
+    "AUPRC": "auprc",
+    "sensitivity at 0.5": "sensitivity",
+    "specificity at 0.5": "specificity",
+}
+"""Headings and attributes of `Scores` and of `ClassScores`."""
+
+
+def scores(comparison: Comparison) -> Section:
+    methods = [c for c in comparison.methods if _scores(c)]
+    title = "Probabilities and calibration"
+    if not methods:
+        return Section("scores", title, missing=[MISSING])
+    figures = [Figure("reliability", "Reliability diagram", [reliability_chart(methods, comparison)])]
+    if len(comparison.classes) > 2:
+        figures.append(Figure("auroc", "AUROC by class, mean over the seeds", [_by_class_chart(methods, comparison)]))
+    tables = [_summary(methods)]
+    if len(methods) * len(comparison.classes) <= MAX_ROWS:
+        tables.append(_by_class(methods, comparison))
+    missing = [f"{c.label}: {MISSING}" for c in comparison.methods if c not in methods]
+    return Section("scores", title, _words(methods, comparison), figures, tables, missing=missing)
+
+
+def _scores(method: MethodRuns) -> list[Scores]:
+    """The scores of the method's runs. Runs of older versions have AUROC only and do not count."""
+    return [run.scores for run in method.counted if run.scores is not None and run.scores.classes]
+
+
+def _words(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
+    first = _scores(methods[0])[0]
+    if first.positive is None:
+        what = "Each class is scored against the rest, and the first table has the means over the classes."
+        binned = "the probability of the predicted class with how often the prediction is right"
+    else:
+        what = f"{comparison.classes[first.positive]} is the positive class."
+        binned = "the probability of the positive class with how often it is true"
+    words = [
+        f"{what} Values are means over the seeds, on the test set after the last round.",
+        f"The reliability diagram compares {binned}. The calibration error is the mean distance from the diagonal, "
+        "weighted by samples. Lower is better for Brier score, log loss and calibration error.",
+    ]
+    if errors := [one.auroc_error for c in methods for one in _scores(c) if one.auroc_error]:
+        bound = f"The error of AUROC is at most {max(errors):.1g}."
+        words.append(f"AUROC and AUPRC come from histograms that the sites added up. {bound}")
+    return words
+
+
+def reliability_chart(methods: Sequence[MethodRuns], comparison: Comparison) -> Lines:
+    """Draw predicted probability against observed frequency, a line per method, over all seeds together."""
+    lines = [Line("perfect calibration", [0.0, 100.0], [0.0, 100.0], style=len(comparison.methods))]
+    for method in methods:
+        pooled = _pooled([one.reliability for one in _scores(method)])
+        points = [
+            (100 * p, 100 * f)
+            for p, f in zip(pooled.probability, pooled.frequency, strict=True)
+            if p is not None and f is not None
+        ]
+        x, y = [round(p, 2) for p, _ in points], [number(f) for _, f in points]
+        lines.append(Line(method.label, x, y, style=method.style))
+    return Lines("reliability", "reliability", "predicted probability, %", "observed frequency, %", lines, (0, 100))
+
+
+def _pooled(diagrams: Sequence[Reliability]) -> Reliability:
+    """Join the diagrams of several seeds."""
+    sums = np.zeros((3, len(diagrams[0].samples)))
+    for one in diagrams:
+        samples = np.array(one.samples, np.float64)
+        shown = [np.array([v or 0.0 for v in values]) for values in (one.probability, one.frequency)]
+        sums += np.stack([samples, samples * shown[0], samples * shown[1]])
+    return Reliability.from_sums(sums)
+
+
+def _by_class_chart(methods: Sequence[MethodRuns], comparison: Comparison) -> Heat:
+    rows = [[percent(_class_mean(c, k, "auroc")) for k in range(len(comparison.classes))] for c in methods]
+    labels = [c.label for c in methods]
+    return Heat("auroc", "AUROC by class", "method", "class", "AUROC, %", labels, comparison.classes, rows, "share")
+
+
+def _class_mean(method: MethodRuns, label: int, name: str) -> float | None:
+    known = [v for one in _scores(method) if (v := getattr(one.classes[label], name)) is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _summary(methods: Sequence[MethodRuns]) -> Table:
+    target = _scores(methods[0])[0].target_specificity
+    named = {
+        **COLUMNS,
+        f"sensitivity at specificity {target:g}": "sensitivity_at_specificity",
+        "Brier score": "brier",
+        "calibration error": "calibration_error",
+    }
+    rows: list[list[Cell]] = []
+    for c in methods:
+        found = [[getattr(one, name) for one in _scores(c)] for name in named.values()]
+        losses = [run.evaluation.log_loss for run in c.counted]
+        rows.append([c.label, len(_scores(c)), *map(_mean, found), _mean(losses)])
+    return Table("scores", "Scores after the last round", ["method", "seeds", *named, "log loss"], rows)
+
+
+def _mean(values: Sequence[float | None]) -> str | None:
+    known = [value for value in values if value is not None]
+    return mean_std(known).as_numbers(3) if known else None
+
+
+def _by_class(methods: Sequence[MethodRuns], comparison: Comparison) -> Table:
+    target = _scores(methods[0])[0].target_specificity
+    named = {
+        **COLUMNS,
+        f"sensitivity at specificity {target:g}": "sensitivity_at_specificity",
+        "its threshold": "threshold",
+    }
+    rows: list[list[Cell]] = [
+        [c.label, name, *(number(_class_mean(c, k, attribute), 3) for attribute in named.values())]
+        for c in methods
+        for k, name in enumerate(comparison.classes)
+    ]
+    return Table("scores-by-class", "Each class against the rest", ["method", "class", *named], rows)
