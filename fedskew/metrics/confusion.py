@@ -6,14 +6,13 @@ whole need no stored predictions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from fedskew.metrics.drift import finite_or_none
 
 Confusion = npt.NDArray[np.int64]
 
@@ -133,7 +132,7 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return all metrics that are known, and the matrix or the totals that they are computed from."""
         known = {name: value for name in MEASURES if (value := getattr(self, name)) is not None}
-        values: dict[str, Any] = {name: finite_or_none(value) for name, value in known.items()}
+        values: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in known.items()}
         if self.totals is not None:
             values["totals"] = list(self.totals)
         return values | {"class_accuracy": list(self.class_accuracy), "confusion": self.confusion.tolist()}

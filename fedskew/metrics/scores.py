@@ -99,7 +99,9 @@ class Scores:
     reliability: Reliability = field(default_factory=Reliability)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The scores in types that JSON has."""
+        bins = {name: list(values) for name, values in asdict(self.reliability).items()}
+        return asdict(self) | {"classes": [asdict(one) for one in self.classes], "reliability": bins}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scores:

@@ -73,7 +73,8 @@ def _score_rows(result: Result) -> list[tuple[str, str, str]]:
         ("AUROC", scores.auroc, whose),
         ("AUPRC", scores.auprc, ""),
         ("sensitivity", scores.sensitivity_at_specificity, at),
-        ("calibration error", scores.calibration_error, "" if scores.brier is None else f"Brier {scores.brier:.3f}"),
+        ("Brier score", scores.brier, ""),
+        ("ECE", scores.calibration_error, "expected calibration error"),
     ]
     return [(name, f"{value:.3f}", note) for name, value, note in rows if value is not None]
 

@@ -85,8 +85,7 @@ class TestSet:
 
     def evaluate(self, model: ModelState, labels: Labels = None) -> Evaluation:
         """Evaluate the model on the test set, or only on samples with these labels."""
-        evaluation: Evaluation = self.measure(model, labels)["evaluation"]
-        return evaluation
+        return _evaluation(self.test(model, labels))
 
     def test(self, model: ModelState, labels: Labels = None) -> Tested:
         """The confusion matrix and the sum of log losses. All zeros if no sample has these labels."""
@@ -176,9 +175,12 @@ def _total(by_domain: Mapping[str, Tested]) -> Tested:
     return Tested(np.sum([one.confusion for one in parts], axis=0), math.fsum(one.log_loss for one in parts))
 
 
+def _evaluation(tested: Tested) -> Evaluation:
+    return Evaluation(tested.confusion, log_loss=tested.log_loss / max(1, int(tested.confusion.sum())))
+
+
 def _row_fields(by_domain: Mapping[str, Tested]) -> RowFields:
-    confusion, log_loss = _total(by_domain)
-    fields: RowFields = {"evaluation": Evaluation(confusion, log_loss=log_loss / max(1, int(confusion.sum())))}
+    fields: RowFields = {"evaluation": _evaluation(_total(by_domain))}
     if len(by_domain) > 1:
         fields["domain_accuracy"] = {
             name: accuracy(one.confusion) if one.confusion.any() else None for name, one in by_domain.items()

@@ -276,7 +276,7 @@ def test_a_bad_override_is_named(assignment: str, expected: str) -> None:
 
 def test_the_hash_follows_what_the_run_is() -> None:
     base = Config()
-    for key, value in [("data_dir", "/elsewhere"), ("checkpoint_every", 9)]:
+    for key, value in [("data_dir", "/elsewhere"), ("checkpoint_every", 9), ("save_predictions", True)]:
         assert config_hash(with_values(base, {key: value})) == config_hash(base)
     changes = {
         "data": "mnist", "partition.rule": "iid", "partition.clients": 9, "partition.seed": 0, "partition.beta": 1,
@@ -284,11 +284,15 @@ def test_the_hash_follows_what_the_run_is() -> None:
         "local_epochs": 1, "batch_size": 9, "lr": 0.1, "lr_decay": 0.9, "momentum": 0.0, "weight_decay": 0.1,
         "optimizer": "adam", "clip_norm": 5.0, "average": "uniform", "augment": ["crop"], "engine": "plain",
         "device": "cpu", "precision": "bf16", "compile": "never", "seed": 1, "eval_every": 2, "eval_local": True,
-        "mean_last": 5,
+        "mean_last": 5, "positive": "1", "specificity": 0.9,
     }  # fmt: skip
     changed = [with_values(base, {key: value}) for key, value in changes.items()]
     assert len({config_hash(config) for config in [base, *changed]}) == len(changes) + 1
-    assert {key.partition(".")[0] for key in changes} == set(KEYS) - {"data_dir", "checkpoint_every"}
+    assert {key.partition(".")[0] for key in changes} == set(KEYS) - {
+        "data_dir",
+        "checkpoint_every",
+        "save_predictions",
+    }
     expected = [{"data": "data.name", "method": "method.name"}.get(key, key) for key in changes]
     assert [differing_keys(base, config) for config in changed] == [[key] for key in expected]
 
