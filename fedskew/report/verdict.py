@@ -121,7 +121,8 @@ def _lead(second: MethodRuns, difference: Difference | None, comparison: Compari
     if difference is None:
         found = comparison.metric.text(comparison.score(second).mean)
         return f"{second.label} comes next with {found}, but on other seeds, so the two cannot be paired."
-    return f"It leads {second.label} by {comparison.metric.amount(difference.mean)}{_significance(difference, comparison)}."
+    lead = comparison.metric.amount(difference.mean)
+    return f"It leads {second.label} by {lead}{_significance(difference, comparison)}."
 
 
 def _over_baseline(
@@ -256,9 +257,8 @@ def signed(points: float, digits: int = 0) -> str:
 
 
 def _score(share: float, comparison: Comparison) -> str:
-    return (
-        f"{_percent(share)} of the test set" if comparison.rank_by == DEFAULT_METRIC else comparison.metric.text(share)
-    )
+    text = comparison.metric.text(share)
+    return f"{text} of the test set" if comparison.rank_by == DEFAULT_METRIC else text
 
 
 def _percent(share: float) -> str:

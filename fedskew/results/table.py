@@ -79,7 +79,7 @@ def _csv(comparisons: Sequence[Comparison]) -> str:
     named = [heading for m in metrics for heading in (m.heading, f"{m.label} sample deviation")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["comparison", "method", "seeds", "best", *named, "training time per run, s"])
+    writer.writerow(["setting", "method", "seeds", "best", *named, "training time per run, s"])
     for comparison in comparisons:
         for method in comparison.ranking:
             numbers = [_plain(value, metric) for metric in metrics for value in method.over_seeds(metric.value)]
