@@ -41,3 +41,9 @@ def expect(ok: bool, name: str, value: object, expected: str) -> None:
     """Raise a `UserError` unless `ok`."""
     if not ok:
         raise UserError(f"{name} is {value!r}; expected {expected}")
+
+
+def shorten(names: Sequence[str], most: int = 8) -> str:
+    """List names in quotes, the first `most` of them."""
+    shown = ", ".join(map(repr, names[:most]))
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

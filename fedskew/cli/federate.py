@@ -118,27 +118,35 @@ def _init(
         option("--shape", "C,H,W", "shape of an image, or number of table columns; requires --classes",
                FEDERATION),
     ] = None,
+    encoding: Annotated[
+        str | None,
+        option("--encoding", "FILE", "how a table's columns become inputs, in JSON or YAML; requires --classes",
+               FEDERATION),
+    ] = None,
     federation: _FederationSettings = None,
 ) -> None:  # fmt: skip
     """Write the Flower app of a federation, with a README for its operators.
 
-    The classes, input shape and normalisation come from --data, or from --classes and --shape.
+    The classes, input shape and normalisation come from --data, or from --classes with --shape or --encoding.
     """
     from fedskew.cli.terminal import notice, stdout
     from fedskew.data import load
     from fedskew.experiment.config import parse_assignments
+    from fedskew.experiment.preparation import data_options
     from fedskew.flower.app_folder import write_app
     from fedskew.flower.contract import Contract
     from fedskew.flower.disclosure import settings_warnings
-    from fedskew.flower.planning import contract_from_text, make_settings, resolve_config
+    from fedskew.flower.planning import contract_from_file, contract_from_text, make_settings, resolve_config
 
     config, names = settings.config(), split_names(sites)
-    if (classes is None) != (shape is None):
-        raise UserError("--classes and --shape go together; expected both, or --data instead")
-    if classes is not None and shape is not None:
+    if (classes is None) != (shape is None and encoding is None) or (shape and encoding):
+        raise UserError("--classes goes with --shape or with --encoding; expected both, or --data instead")
+    if classes is not None and encoding is not None:
+        contract = contract_from_file(classes, encoding)
+    elif classes is not None and shape is not None:
         contract = contract_from_text(classes, shape)
     else:
-        contract = Contract.from_dataset(load(config.data, config.data_dir, **config.data_params))
+        contract = Contract.from_dataset(load(config.data, config.data_dir, **data_options(config)))
     federation_settings = make_settings(names, parse_assignments(federation or ()))
     resolved_config = resolve_config(config, contract, names)
     path = write_app(folder, federation_settings, contract, resolved_config)
@@ -235,6 +243,7 @@ def _site(
     Before the site connects, its data are checked against the app's contract. Its keys and the server's certificate
     are checked, too.
     """
+    from fedskew.flower.planning import read_app
     from fedskew.flower.site_config import load_site
 
     if superlink is not None and check is None:
@@ -242,7 +251,8 @@ def _site(
     if superlink is not None and keys is None:
         raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
     config = load_site(file)
-    federation = config.federation()
+    contract = None if check is None else read_app(check)[1]
+    federation = config.federation(contract)
     _show_data(config.name, federation)
     if check is not None:
         _check(check, config, federation)
@@ -271,7 +281,7 @@ def _check(app: str, site: SiteConfig, federation: Federation) -> None:
     site.policy.require_run(config)
     site.policy.require_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)
     contract.admit(federation.dataset)
-    for line in contract.warnings(federation.dataset):
+    for line in (*federation.dataset.notes, *contract.warnings(federation.dataset)):
         notice(f"warning: {line}")
     for line in disclosures(settings, config):
         stdout().print(line, soft_wrap=True, markup=False)

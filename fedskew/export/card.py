@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedskew.data.catalogue import DATASETS
@@ -77,10 +78,11 @@ def _use(run: Result, onnx: bool, with_words: bool) -> str:
     blocks = [_python_use(run, with_words)]
     if onnx:
         name = INPUT_NAMES[run.inputs["kind"]]
+        given = "inputs.numpy()" if has_named_columns(run) and run.config.model in MODELS else name
         blocks.append(
             "With ONNX Runtime:\n\n```python\nimport onnxruntime\n\n"
             'session = onnxruntime.InferenceSession("model.onnx")\n'
-            f'(logits,) = session.run(None, {{"{name}": {name}}})  # {_array(run)}\n```'
+            f'(logits,) = session.run(None, {{"{name}": {given}}})  # {_array(run)}\n```'
         )
     return "\n\n".join(blocks)
 
@@ -96,11 +98,51 @@ def _python_use(run: Result, with_words: bool) -> str:
     name = INPUT_NAMES[run.inputs["kind"]]
     prepared = f'{name} = words()(["a text", "another"])' if with_words else f"# {name}: {_array(run)}"
     imported = "classes, load, words" if with_words else "classes, load"
+    if has_named_columns(run):
+        name, imported = "inputs", "classes, load, rows"
+        example = ", ".join(f"{json.dumps(c['name'])}: {_example(c)}" for c in _columns(run))
+        prepared = f"inputs = rows()([{{{example}}}])  # one dictionary per row; None is a gap"
     return (
         "`model.py` in this folder needs only PyTorch and safetensors:\n\n```python\n"
         f"from model import {imported}\n\nmodel = load()\n{prepared}\n"
         f"logits = model({name})\nnames = [classes()[c] for c in logits.argmax(1)]\n```"
     )
+
+
+def has_named_columns(run: Result) -> bool:
+    """Whether the inputs are the named columns of a table, which the export can encode."""
+    return run.inputs["kind"] == "table" and bool(run.inputs.get("columns")) and bool(run.inputs.get("scaling"))
+
+
+def _columns(run: Result) -> list[dict[str, Any]]:
+    """Describe the columns of the table that the inputs are made of."""
+    encoding: list[dict[str, Any]] | None = run.inputs.get("encoding")
+    if encoding is not None:
+        return encoding
+    plain = zip(run.inputs["columns"], run.inputs["scaling"], strict=True)
+    return [{"name": name, "mean": mean, "std": std} for name, (mean, std) in plain]
+
+
+def _example(column: Mapping[str, Any]) -> str:
+    """Write a value that the column may have."""
+    categories = column.get("categories")
+    if categories is None:
+        return f"{column['mean']:.4g}"
+    return json.dumps(categories[0], ensure_ascii=False) if categories else "None"
+
+
+def _column_table(run: Result) -> str:
+    rows = [
+        (
+            _cell(column["name"]),
+            f"number, mean {column['mean']:.4g}, standard deviation {column['std']:.4g}"
+            if column.get("categories") is None
+            else f"category: {', '.join(map(_cell, column['categories']))}",
+            "marked by a further input" if column.get("marks_gaps") else "not in the training data",
+        )
+        for column in _columns(run)
+    ]
+    return _table(("column", "values", "gaps"), rows)
 
 
 def _array(run: Result) -> str:
@@ -126,6 +168,9 @@ def _inputs(run: Result, with_words: bool) -> str:
         columns = f": {', '.join(map(_cell, form['columns']))}" if form.get("columns") else ""
         scaled = standardised if form.get("scaling") else as_given
         described = f"Rows of {form['shape'][0]} numbers, {_array(run)}{columns}. {scaled}"
+        if form.get("encoding"):
+            made = "`rows()` makes these numbers from the table's columns: one number per category, and gaps filled."
+            described = f"{made}\n\n{_column_table(run)}\n\n{described}"
     else:
         known = "`words.txt` lists the words, starting at index 2." if with_words else "The vocabulary is not included."
         described = (

@@ -21,7 +21,7 @@ from torch import nn
 from fedskew.data import load
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.storage.files import reporting_os_errors, write_file, write_tensors
-from fedskew.export.card import method_entries, model_card
+from fedskew.export.card import has_named_columns, method_entries, model_card
 from fedskew.export.onnx_file import require_onnx, write_onnx
 from fedskew.export.source import model_source
 from fedskew.methods import make_method
@@ -68,7 +68,9 @@ def export_run(
         texts["words.txt"] = "\n".join(words) + "\n"
     if finished.config.model in MODELS:
         encoders = count_encoders(finished.model)
-        texts["model.py"] = model_source(finished.config.model, bool(words), encoders)
+        texts["model.py"] = model_source(
+            finished.config.model, bool(words), encoders, with_rows=has_named_columns(finished)
+        )
     for name, text in texts.items():
         write_file(folder / name, text)
     files = ("model.safetensors", *texts, *(("model.onnx",) if difference is not None else ()))

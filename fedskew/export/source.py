@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 
 from fedskew import __version__
-from fedskew.export import raw_inputs, words
+from fedskew.export import raw_inputs, rows, words
 from fedskew.models import MODELS, base
 from fedskew.models.concatenation import ConcatenatedEncoders
 
@@ -49,20 +49,36 @@ def words(folder: str | Path = HERE) -> Words:
     return Words(listed, about["inputs"]["shape"][0])
 '''
 
+_LOAD_ROWS = '''
+
+def rows(folder: str | Path = HERE) -> Rows:
+    """Return a callable that turns rows, such as {"age": 61, "sex": "f"}, into the model's inputs."""
+    form = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))["inputs"]
+    plain = zip(form["columns"], form["scaling"], strict=True)
+    return Rows(form.get("encoding") or [{"name": name, "mean": mean, "std": std} for name, (mean, std) in plain])
+'''
+
 _IMPORTS = "import json\nfrom pathlib import Path\nfrom safetensors.torch import load_file"
 _IMPORTS_SIDE_BY_SIDE = "import torch\nfrom collections.abc import Sequence\nfrom torch import Tensor, nn"
 
 
-def model_source(name: str, with_words: bool = False, encoders: int = 0) -> str:
-    """Return the file for model `name`, optionally with the vocabulary and with concatenated encoders."""
+def model_source(name: str, with_words: bool = False, encoders: int = 0, with_rows: bool = False) -> str:
+    """Return the file for model `name`, optionally with code for texts or rows, and with concatenated encoders."""
     factory = MODELS[name].factory
-    modules = [base, sys.modules[factory.__module__], raw_inputs, *([words] if with_words else [])]
+    modules = [
+        base,
+        sys.modules[factory.__module__],
+        raw_inputs,
+        *([words] if with_words else []),
+        *([rows] if with_rows else []),
+    ]
     parts = [_Source(inspect.getsource(module)) for module in modules]
     construction = f"{factory.__name__}(data)"
     if encoders:
         parts.append(_side_by_side())
         construction = f"side_by_side([{construction} for _ in range({encoders})])"
     ending = _LOAD.replace("{construction}", construction) + (_LOAD_WORDS if with_words else "")
+    ending += _LOAD_ROWS if with_rows else ""
     lines = (
         f'"""The model {name!r}, trained with fedskew {__version__}. `load()` returns it. Apache-2.0."""',
         "from __future__ import annotations",

@@ -7,16 +7,20 @@ labels are renumbered by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from itertools import starmap
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset, Kind, Samples
-from fedskew.errors import UserError
+from fedskew.data.own.forms import is_table
+from fedskew.data.own.labels import ClassesElsewhere
+from fedskew.data.table_encoding import ColumnEncoding, TableEncoding
+from fedskew.errors import UserError, shorten
 
-_SHOWN = 8
 _FAR = 5.0
 """A column gives a warning if its mean at the site is more than this many standard deviations from the contract's."""
 
@@ -42,6 +46,9 @@ class Contract:
     """For text: the dataset whose training part numbers the words. Empty for tokenised text."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     """The inputs of a sample that has several, as in `Dataset.fields`."""
+    encoding: TableEncoding | None = None
+    """How a table's columns become inputs, if some hold categories or gaps. Otherwise `columns`, `mean` and `std` say
+    everything."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "table", "text"):
@@ -56,6 +63,8 @@ class Contract:
             raise UserError(f"{self._lengths()}; expected {self.shape[0]}, one per column")
         if self.columns and not len(set(self.columns)) == len(self.columns) == self.shape[0]:
             raise UserError(f"contract.columns is {list(self.columns)!r}; expected {self.shape[0]} different names")
+        if self.encoding is not None and self.encoding.features != self.columns:
+            raise UserError("contract.encoding and contract.columns differ; expected the same inputs in the same order")
 
     def _lengths(self) -> str:
         return f"the lengths of contract.mean and contract.std are {len(self.mean)} and {len(self.std)}"
@@ -64,6 +73,33 @@ class Contract:
     def scaling(self) -> Scaling:
         """Mean and deviation of a table's columns."""
         return tuple(zip(self.mean, self.std, strict=True)) if self.kind == "table" else ()
+
+    @property
+    def table_encoding(self) -> TableEncoding | None:
+        """The encoding of a table with named columns; None for other data."""
+        if self.encoding is not None or self.kind != "table" or not self.columns or not self.scaling:
+            return self.encoding
+        return TableEncoding(tuple(starmap(ColumnEncoding, zip(self.columns, self.mean, self.std, strict=True))))
+
+    def data_options(self, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Add to the options of a site's own data what the contract knows: the classes, and how to encode a table.
+
+        The site's rows are then encoded without being seen by anyone else.
+        """
+        if not path.exists():
+            return dict(given)
+        known: dict[str, Any] = {"classes": ClassesElsewhere(self.classes)}
+        if is_table(path) and self.table_encoding is not None:
+            known["encoding"] = self.table_encoding
+        return {**known, **given}
+
+    @classmethod
+    def from_encoding(cls, classes: tuple[str, ...], encoding: TableEncoding) -> Contract:
+        """Make a contract without data, for tables with this encoding."""
+        mean, std = zip(*encoding.scaling, strict=True)
+        extended = None if encoding.only_numbers else encoding
+        shape = (len(encoding.features),)
+        return cls("table", classes, shape, mean, std, columns=encoding.features, encoding=extended)
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Contract:
@@ -79,6 +115,7 @@ class Contract:
             columns=dataset.columns,
             words=dataset.name if text and not dataset.fields else "",
             fields=dataset.fields,
+            encoding=None if dataset.encoding is None or dataset.encoding.only_numbers else dataset.encoding,
         )
 
     @classmethod
@@ -94,6 +131,7 @@ class Contract:
                 columns=tuple(map(str, value.get("columns") or ())),
                 words=str(value.get("words") or ""),
                 fields=tuple((str(n), tuple(map(int, form)), bool(w)) for n, form, w in value.get("fields") or ()),
+                encoding=TableEncoding.from_json(value["encoding"]) if value.get("encoding") else None,
             )
         except KeyError as error:
             raise UserError(f"the contract has no {error.args[0]!r}; expected kind, classes and shape") from error
@@ -101,7 +139,9 @@ class Contract:
             raise UserError(f"the contract cannot be read ({error}); expected lists such as [1, 28, 28]") from error
 
     def to_json(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "encoding"}
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return plain if self.encoding is None else plain | {"encoding": self.encoding.to_json()}
 
     def admit(self, dataset: Dataset) -> Dataset:
         """Return a site's data with the federation's classes and scaling. A `UserError` lists all differences."""
@@ -129,7 +169,9 @@ class Contract:
         if not self.scaling or not dataset.scaling or len(dataset.scaling) != len(self.scaling):
             return []
         names = self.columns or tuple(f"number {index}" for index in range(1, len(self.scaling) + 1))
-        own = self._ordered(dataset).scaling
+        ordered = self._ordered(dataset)
+        shifts = np.asarray(ordered.train.x, np.float64).mean(axis=0)
+        own = [(mean + shift * std, std) for (mean, std), shift in zip(ordered.scaling, shifts, strict=True)]
         return [
             f"column {name!r} has mean {mean:.4g}, but the federation's contract has {expected:.4g} ± {std:.4g}: "
             "is it in other units?"
@@ -161,21 +203,23 @@ class Contract:
         samples = Samples(np.zeros((len(self.classes), *self.shape), numbers), np.arange(len(self.classes)))
         dataset = Dataset("federation", self.kind, self.classes, samples, samples, vocabulary=self.vocabulary)
         normalised = replace(dataset, mean=self.mean, std=self.std) if self.kind == "image" else dataset
-        return replace(normalised, scaling=self.scaling, columns=self.columns, fields=self.fields)
+        return replace(
+            normalised, scaling=self.scaling, columns=self.columns, fields=self.fields, encoding=self.encoding
+        )
 
     def _differences(self, dataset: Dataset) -> list[str]:
         found = []
         if dataset.kind != self.kind:
             found.append(f"they are of kind {dataset.kind}, expected {self.kind}")
         if foreign := [name for name in dataset.classes if name not in self.classes]:
-            found.append(f"classes {_listed(foreign)} are not among {_listed(self.classes)}")
+            found.append(f"classes {shorten(foreign)} are not among {shorten(self.classes)}")
         if dataset.input_shape != self.shape:
             found.append(f"inputs have shape {list(dataset.input_shape)}, expected {list(self.shape)}")
         if self.columns and dataset.columns:
             if unknown := [name for name in dataset.columns if name not in self.columns]:
-                found.append(f"columns {_listed(unknown)} are not among {_listed(self.columns)}")
+                found.append(f"columns {shorten(unknown)} are not among {shorten(self.columns)}")
             if missing := [name for name in self.columns if name not in dataset.columns]:
-                found.append(f"columns {_listed(missing)} are missing")
+                found.append(f"columns {shorten(missing)} are missing")
         if dataset.fields != self.fields:
             found.append(f"inputs are {_inputs(dataset.fields)}, expected {_inputs(self.fields)}")
         elif self.kind == dataset.kind == "text" and not self.fields and dataset.name != self.words:
@@ -187,8 +231,3 @@ class Contract:
 
 def _inputs(fields: Sequence[tuple[str, tuple[int, ...], bool]]) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape, _ in fields) or "one array"
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:_SHOWN]))
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.data.federation import Federation
+from fedskew.data.table_encoding import read_encoding
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import prepare
@@ -49,6 +50,11 @@ def contract_from_text(classes: str, shape: str) -> Contract:
         raise UserError(f"shape is {shape!r}; expected channels, height and width of images, or columns of a table")
     half = (0.5,) * sizes[0] if len(sizes) == 3 else ()
     return Contract("image" if len(sizes) == 3 else "table", names, sizes, half, half)
+
+
+def contract_from_file(classes: str, encoding: str) -> Contract:
+    """A contract without data, from class names and a file that says how a table's columns become inputs."""
+    return Contract.from_encoding(tuple(name.strip() for name in classes.split(",")), read_encoding(encoding))
 
 
 def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:

@@ -107,7 +107,8 @@ def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
     if settings.evaluation != "server" or settings.test_data is None:
         return blank
     name, options = data_source(settings.test_data)
-    dataset = load(name, options.pop("data_dir", None), **options)
+    folder = options.pop("data_dir", None)
+    dataset = load(name, folder, **contract.data_options(Path(name).expanduser(), options))
     return replace(blank, test=contract.admit(dataset).test)
 
 

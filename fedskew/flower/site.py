@@ -64,7 +64,8 @@ class Site:
 
     def __init__(self, config: SiteConfig, log: Callable[[str], object] = str) -> None:
         self.config, self._log = config, log
-        self._federation = config.federation()
+        self._data: dict[str, Federation] = {}
+        """The site's data, read in the form of the last run's contract."""
         self._runs: dict[str, SiteRun] = {}
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
@@ -91,10 +92,18 @@ class Site:
     def _current_run(self, terms: Facts) -> SiteRun:
         key = json.dumps(terms, sort_keys=True)
         if key not in self._runs:
-            self._runs = {key: SiteRun(self.config, self._federation, terms)}
-            for warning in Contract.from_json(terms["contract"]).warnings(self._federation.dataset):
+            contract = Contract.from_json(terms["contract"])
+            federation = self._read_data(contract)
+            self._runs = {key: SiteRun(self.config, federation, terms)}
+            for warning in (*federation.dataset.notes, *contract.warnings(federation.dataset)):
                 self._log(f"warning: {warning}")
         return self._runs[key]
+
+    def _read_data(self, contract: Contract) -> Federation:
+        key = json.dumps(contract.to_json(), sort_keys=True)
+        if key not in self._data:
+            self._data = {key: self.config.federation(contract)}
+        return self._data[key]
 
     def _census(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
         if facts.get("labels") is not None:

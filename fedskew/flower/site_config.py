@@ -18,11 +18,17 @@ import numpy as np
 
 from fedskew.data import Dataset, load
 from fedskew.data.federation import Federation
+from fedskew.data.own.tables import OtherColumns
 from fedskew.data.partitions.rule import IntArray
 from fedskew.data.partitions.saved import Saved
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config.values import read_yaml
+from fedskew.flower.contract import Contract
 from fedskew.flower.policy import Policy, read_policy
+
+
+class DataUnreadable(UserError):
+    """A site's data cannot be read. The message may quote them, so it stays at the site."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,9 @@ class SiteConfig:
             return ()
         return tuple(number for entry in found for number in (entry.st_mtime_ns, entry.st_size))
 
-    def federation(self) -> Federation:
-        """The site's data as a federation of one client."""
-        dataset = self._dataset()
+    def federation(self, contract: Contract | None = None) -> Federation:
+        """The site's data as a federation of one client, read in the form of the contract."""
+        dataset = self._dataset(contract)
         return Federation(dataset, (self._rows(dataset),), {"name": "site"}, 0)
 
     def _rows(self, dataset: Dataset) -> IntArray:
@@ -78,10 +84,16 @@ class SiteConfig:
         expect(self.client < len(parts), "client", self.client, f"one of the split's {len(parts)} clients")
         return parts[self.client]
 
-    def _dataset(self) -> Dataset:
+    def _dataset(self, contract: Contract | None) -> Dataset:
         path = self.folder / Path(self.data).expanduser()
         name = str(path) if path.exists() else self.data
-        return load(name, self.data_dir, **self.data_params)
+        options = self.data_params if contract is None else contract.data_options(path, self.data_params)
+        try:
+            return load(name, self.data_dir, **options)
+        except OtherColumns as error:
+            raise UserError(f"the data do not meet the federation's contract: {error}") from error
+        except UserError as error:
+            raise DataUnreadable(str(error)) from error
 
 
 def load_site(path: str | Path) -> SiteConfig:

@@ -21,11 +21,12 @@ from pathlib import Path
 from fedskew.errors import UserError
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.site import Answer, Site
-from fedskew.flower.site_config import load_site
+from fedskew.flower.site_config import DataUnreadable, load_site
 from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.socket_paths import socket_path
 from fedskew.flower.wire import Facts, Garbled, one_line
 
+_UNREADABLE = "its configuration or data cannot be read; the reason is in its log"
 _PATIENCE = 600.0
 """Seconds that a ClientApp may take to send or to receive, so that one that hangs does not block the next ones."""
 
@@ -88,13 +89,15 @@ class _RequestHandler:
             sys.path += new
             site = self._current_site()
         except UserError as error:  # its text may quote the site's files, so it stays here
-            return self._refusal(str(error), "its configuration or data cannot be read; the reason is in its log")
+            return self._refusal(str(error), _UNREADABLE)
         except Exception as error:
             return self._failure(error)
         if facts.get("kind") == "hello" and facts.get("refused"):
             self._log(f"the server does not admit this site: {one_line(str(facts['refused']))}")
         try:
             return site.answer(facts, payload)
+        except DataUnreadable as error:
+            return self._refusal(str(error), _UNREADABLE)
         except StateUnusable as error:
             return self._refusal(str(error), "its state cannot be read or written; the reason is in its log")
         except (UserError, Garbled) as error:

@@ -139,5 +139,6 @@ def test_a_column_in_other_units_is_warned_of() -> None:
     near, far = ((7.0, 2.0), (100.0, 30.0)), ((90_000.0, 30.0), (7.0, 2.0))
     rows = [[9.0, 130.0], [5.0, 70.0]]
     assert contract.warnings(replace(table(rows, near), columns=("age", "weight"))) == []
+    rows = [[90_010.0, 9.0], [89_990.0, 5.0]]
     (warning,) = contract.warnings(replace(table(rows, far), columns=("weight", "age")))
     assert "column 'weight' has mean 9e+04, but the federation's contract has 90 ± 20" in warning

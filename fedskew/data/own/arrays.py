@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset, Kind
 from fedskew.data.own.assembly import Array, Part, assemble
-from fedskew.data.own.labels import class_list, read_labels
+from fedskew.data.own.labels import known_classes, read_labels
 from fedskew.data.table_encoding import RawTable
 from fedskew.errors import UserError, unknown
 
@@ -34,7 +34,7 @@ def load_npz(
         )
     found = None if "classes" not in arrays else [str(name) for name in np.atleast_1d(arrays["classes"])]
     parts = [(arrays[x], arrays[y], f"{path} {x}", f"{path} {y}") for x, y in names]
-    return array_dataset(path.name, parts, class_list(classes) or found, test_fraction, layout)
+    return array_dataset(path.name, parts, known_classes(classes, found), test_fraction, layout)
 
 
 def array_dataset(

@@ -127,11 +127,13 @@ def _table_dataset(
         scaling=fitted.scaling,
         columns=fitted.features,
         encoding=fitted,
-        notes=_encoding_notes(name, fitted, train, test),
+        notes=_encoding_notes(name, fitted, train, test, is_fitted=encoding is None),
     )
 
 
-def _encoding_notes(name: str, encoding: TableEncoding, train: RawTable, test: RawTable) -> tuple[str, ...]:
+def _encoding_notes(
+    name: str, encoding: TableEncoding, train: RawTable, test: RawTable, is_fitted: bool
+) -> tuple[str, ...]:
     """Say in one line each what was done to gaps, constant columns and unknown categories."""
     notes = []
     gaps = dict(zip(train.names, _gap_counts(train) + _gap_counts(test), strict=True))
@@ -142,7 +144,7 @@ def _encoding_notes(name: str, encoding: TableEncoding, train: RawTable, test: R
         notes.append(f"{name}: gaps in {_shortened(found)}: {how}")
     constant = [c for p, c in enumerate(train.number_names) if _is_constant(train.numbers[:, p])]
     constant += [column for column, strings in train.strings.items() if len(np.unique(strings.codes)) == 1]
-    if constant:
+    if constant and is_fitted:
         notes.append(
             f"{name}: {_shortened(constant)} has only one value in the training part, so it carries no information"
         )

@@ -11,7 +11,7 @@ from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import parse_size, same_channels
 from fedskew.data.own.arrays import load_npz
 from fedskew.data.own.assembly import Part, assemble
-from fedskew.data.own.labels import Labels, class_list
+from fedskew.data.own.labels import Labels, known_classes
 from fedskew.data.own.mapped import is_mapped, load_mapped
 from fedskew.data.own.table_files import CSV_SUFFIXES, csv_table, is_saved_dataset, parquet_table, saved_tables
 from fedskew.data.own.tables import Table, load_tables
@@ -54,7 +54,7 @@ def load_image_folder(
         test = next((folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()), None)
         folders = [folder / "train", *([test] if test else [])]
     found_names = tuple(sorted({name for part_folder in folders for name in class_folders(part_folder)}))
-    names = class_list(classes) or found_names
+    names = tuple(known_classes(classes, found_names if len(found_names) > 1 else None) or found_names)
     if not found_names:
         raise UserError(f"{folder}: no sub-folders, so there are no classes; expected {_FORMS}")
     if unlisted := [name for name in found_names if name not in names]:

@@ -63,10 +63,14 @@ def _unbox(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> n
     return unboxed
 
 
+class ClassesElsewhere(tuple[str, ...]):
+    """The classes that other sites have, by name. They are added if a site's labels have fewer than two classes."""
+
+
 def class_list(option: object) -> tuple[str, ...] | None:
     """Parse the option `classes`: a list of names, or text with commas. Classes may have no samples."""
-    if option is None:
-        return None
+    if option is None or isinstance(option, ClassesElsewhere):
+        return option
     names = option.split(",") if isinstance(option, str) else option
     if not isinstance(names, list | tuple):
         raise UserError(f"classes is {option!r}; expected the names of all classes, such as [benign, malignant]")
@@ -81,6 +85,8 @@ def encode_labels(
     With a class list, labels are positions or names in it, and a listed class may have no samples. Without one, the
     classes are the values that occur in any part, sorted.
     """
+    if isinstance(classes, ClassesElsewhere):
+        return _encode_by_name(parts, classes)
     if classes is not None:
         return tuple(classes), [_numbers_in_list(part, tuple(classes)) for part in parts]
     kinds = {part.values.dtype.kind for part in parts}
@@ -91,6 +97,23 @@ def encode_labels(
         )
     found = np.unique(np.concatenate([part.values for part in parts]))
     return tuple(str(value) for value in found), [np.searchsorted(found, part.values) for part in parts]
+
+
+def _encode_by_name(
+    parts: Sequence[Labels], elsewhere: ClassesElsewhere
+) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
+    """Encode labels by their own classes, and add the classes of other sites if there is only one."""
+    names, numbers = encode_labels(parts, None)
+    if len(names) > 1:
+        return names, numbers
+    classes = tuple(elsewhere) if set(names) <= set(elsewhere) else (*names, *elsewhere)
+    return classes, [np.full(len(part), classes.index(names[0]), np.int64) for part in numbers]
+
+
+def known_classes(option: object, found: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the classes that the user lists, or else those `found` in the data, or else those of other sites."""
+    listed = class_list(option)
+    return found or listed if listed is None or isinstance(listed, ClassesElsewhere) else listed
 
 
 def _strip(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:

@@ -21,7 +21,7 @@ from fedskew.data.own.arrays import array_dataset
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.columns import Column, make_strings, number_text
 from fedskew.data.own.fields import load_fields
-from fedskew.data.own.labels import class_list, read_labels
+from fedskew.data.own.labels import class_list, known_classes, read_labels
 from fedskew.data.own.table_files import TEST_SPLITS, arrow_table, unusable
 from fedskew.data.own.tables import Table, load_tables
 from fedskew.data.published.text import LENGTH, VOCABULARY
@@ -93,7 +93,7 @@ def load_samples(
 ) -> Dataset:
     """Load torch Datasets whose items are pairs (input, label). An input is numbers, an image or a text."""
     samples = [_samples(data, where) for data, where in parts]
-    names = class_list(classes) or _class_names(parts[0][0])
+    names = known_classes(classes, _class_names(parts[0][0]))
     inputs, sources = [x for x, _ in samples], [where for _, where in parts]
     if isinstance(inputs[0][0], str):
         texts = [

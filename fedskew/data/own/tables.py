@@ -25,10 +25,10 @@ from fedskew.data.own.columns import (
     refuse_identifier,
 )
 from fedskew.data.own.fields import load_fields, token_columns
-from fedskew.data.own.labels import Labels, class_list, read_labels
+from fedskew.data.own.labels import Labels, known_classes, read_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY
 from fedskew.data.table_encoding import RawTable, Strings, TableEncoding, read_encoding
-from fedskew.errors import UserError, unknown
+from fedskew.errors import UserError, shorten, unknown
 
 LABEL_NAMES = ("label", "labels", "class", "target", "y")
 
@@ -43,6 +43,10 @@ class Table:
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mistakes: dict[str, str] = field(default_factory=dict)
     """Why a column cannot be an input. This matters only if it is one."""
+
+
+class OtherColumns(UserError):
+    """A table has other columns than the encoding that it must have. The message names columns only."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ def load_tables(
     tables = [_select_columns(table, columns, drop, own) for table in tables]
     if tokens := token_columns(tables[0].columns):
         pairs = [({n: _column(table, n) for n in tokens}, _label_values(table, label)) for table in tables]
-        found = class_list(classes) or tables[0].class_names.get(label)
+        found = known_classes(classes, tables[0].class_names.get(label))
         return load_fields(name, pairs, test_fraction=test_fraction, classes=found)
     known = None if encoding is None else read_encoding(encoding)
     listed = frozenset(_listed("categorical", categorical, tables[0])) if categorical is not None else frozenset()
@@ -94,7 +98,7 @@ def load_tables(
     inputs = _choose_inputs(tables[0], own, text, readers[0], known)
     labels = [_labels(table, label) for table in tables]
     sites = [None if site is None else _sites(table, site) for table in tables]
-    names = class_list(classes) or tables[0].class_names.get(label)
+    names = known_classes(classes, tables[0].class_names.get(label))
     if inputs.kind == "text":
         texts = [_text(table, inputs.names[0]) for table in tables]
         parts = [Part(x, y, t.where, s) for x, y, t, s in zip(texts, labels, tables, sites, strict=True)]
@@ -218,7 +222,7 @@ def _choose_inputs(
             raise unknown(f"text column in {table.where}:", str(text), texts or others)
         return _Inputs("text", (text,))
     if encoding is not None:
-        _check_columns(table, others, encoding)
+        _check_columns(others, encoding)
         return _Inputs("table", encoding.names)
     encoded = [name for name, column in others.items() if isinstance(column, EncodedImages)]
     pixels = [name for name, column in others.items() if isinstance(column, np.ndarray) and column.ndim > 2]
@@ -238,15 +242,15 @@ def _choose_inputs(
     return _Inputs("table", tuple(others))
 
 
-def _check_columns(table: Table, others: Mapping[str, Column], encoding: TableEncoding) -> None:
+def _check_columns(others: Mapping[str, Column], encoding: TableEncoding) -> None:
     """Refuse a table whose columns are not those of the encoding."""
-    if lacking := [name for name in encoding.names if name not in others]:
-        raise UserError(
-            f"{table.where}: no column {lacking[0]!r}, which the encoding has; expected {', '.join(encoding.names)}"
-        )
-    if strange := [name for name in others if name not in encoding.names]:
-        raise UserError(
-            f"{table.where}: column {strange[0]!r} is not in the encoding; leave it out with drop={strange[0]}"
+    strange = [name for name in others if name not in encoding.names]
+    lacking = [name for name in encoding.names if name not in others]
+    found = [f"columns {shorten(strange)} are not among {shorten(encoding.names)}"] if strange else []
+    found += [f"columns {shorten(lacking)} are missing"] if lacking else []
+    if found:
+        raise OtherColumns(
+            f"{'; '.join(found)}; expected the columns of the encoding; leave others out with drop, or rename them"
         )
 
 

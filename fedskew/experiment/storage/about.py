@@ -67,7 +67,9 @@ def inputs(dataset: Dataset) -> dict[str, Any]:
     normalised = {"mean": list(dataset.mean), "std": list(dataset.std)} if dataset.kind == "image" else {}
     scaling = {"scaling": [list(column) for column in dataset.scaling]} if dataset.scaling else {}
     shape = {"kind": dataset.kind, "shape": list(dataset.input_shape), "vocabulary": dataset.vocabulary}
-    columns = {"columns": list(dataset.columns)} if dataset.columns else {}
+    columns: dict[str, Any] = {"columns": list(dataset.columns)} if dataset.columns else {}
+    if dataset.encoding is not None and not dataset.encoding.only_numbers:
+        columns["encoding"] = dataset.encoding.to_json()
     fields = {"fields": [[name, list(form), whole] for name, form, whole in dataset.fields]} if dataset.fields else {}
     return {**shape, **normalised, **scaling, **columns, **fields}
 
