@@ -116,14 +116,18 @@ class RunProgress(Callback):
 
 
 class LogLines(RunProgress):
-    """Prints lines for logs: one after each tenth of a run, but not too often, and one at its end."""
+    """Prints lines for logs: what begins, then one after each tenth of a run, but not too often, and one at its end."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)
         self._tenth = 0
         self._printed_at = time.monotonic()
+        self._announced = False
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
+        if not self._announced:  # further runs of a comparison follow at once
+            self._announced = True
+            notice(_describe(prepared))
         self._tenth = 10 * state.round // max(1, state.round + rounds_ahead)
         super().on_start(prepared, state, rounds_ahead)
 
@@ -139,6 +143,15 @@ class LogLines(RunProgress):
             f"worst class {status.worst}, {status.seconds_per_round:.2f} s per round"
             + (f", {status.time_left}" if status.time_left else "")
         )
+
+
+def _describe(prepared: Prepared) -> str:
+    """One line on what a run trains, and how."""
+    config, clients = prepared.config, prepared.federation.clients
+    return (
+        f"{config.method} on {config.data}, {clients} clients, {config.model}: {config.rounds} rounds, "
+        f"engine {config.engine}, {config.device}, {config.precision}"
+    )
 
 
 class ProgressBar(RunProgress):

@@ -78,6 +78,26 @@ def test_every_entry_tells_what_a_table_of_datasets_shows() -> None:
     assert DATASETS["digits"].options == ()
 
 
+def test_digits_are_those_of_scikit_learn() -> None:
+    """They are read without importing scikit-learn, so that a run starts sooner."""
+    from sklearn.datasets import load_digits
+
+    source, dataset = load_digits(), load("digits")
+    images = np.rint(source.images * (255 / 16)).astype(np.uint8)
+    rows = [tuple(image) for image in images.reshape(len(images), -1)]
+    expected = sorted(zip(rows, source.target.tolist(), strict=True))
+    found = []
+    for part in (dataset.train, dataset.test):
+        found += zip([tuple(image) for image in part.x.reshape(len(part), -1)], part.y.tolist(), strict=True)
+    assert sorted(found) == expected
+
+
+def test_digits_without_scikit_learn_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedskew.data.published.digits.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"digits are a file of scikit-learn, which is missing; run pip install"):
+        load("digits")
+
+
 def test_digits_are_stratified_and_the_same_every_time() -> None:
     one, two = load("digits"), load("DIGITS")
     entry = DATASETS["digits"]

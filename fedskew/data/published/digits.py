@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,9 @@ def load_digits() -> Dataset:
 
     They have no official split. A fixed, stratified fifth is the test set.
     """
-    from sklearn import datasets
-
-    source = datasets.load_digits()
-    x = np.rint(source.images * (255 / 16)).astype(np.uint8)[:, None]
-    y = source.target.astype(np.int64)
+    rows = np.loadtxt(_digits_file(), delimiter=",")
+    x = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    y = rows[:, -1].astype(np.int64)
     train, test = stratified_holdout(y, TEST_FRACTION, "digits")
     return Dataset(
         name="digits",
@@ -38,6 +37,15 @@ def load_digits() -> Dataset:
         mean=(0.3058,),
         std=(0.3760,),
     )
+
+
+def _digits_file() -> Path:
+    """Find scikit-learn's file without importing scikit-learn, which takes longer than a short run."""
+    package = find_spec("sklearn")
+    file = Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if package else None
+    if file is None or not file.is_file():
+        raise UserError("digits are a file of scikit-learn, which is missing; run pip install scikit-learn")
+    return file
 
 
 def load_usps(files: list[Path]) -> Dataset:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from fedskew.errors import UserError, nearest
@@ -205,7 +205,8 @@ def _plain(key: str, value: Any) -> Any:
 
 def _number(value: Any) -> int | float | None:
     """Convert to a number, or return None. true and false are not numbers."""
-    if isinstance(value, np.generic):
+    numpy = sys.modules.get("numpy")  # not imported here, because `fedskew --help` does without it
+    if numpy is not None and isinstance(value, numpy.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

@@ -1,0 +1,59 @@
+"""What a command imports, which decides how soon it answers. Seconds depend on the machine, so modules are counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "numpy", "pandas", "scipy", "sklearn", "matplotlib", "pyarrow", "asyncio")
+UNUSED_IN_A_RUN = (
+    "pandas", "scipy", "sklearn", "matplotlib", "pyarrow", "plotly", "jinja2", "sympy", "triton", "torch._dynamo",
+    "torch._inductor", "flwr", "ray", "optuna", "onnx",
+)  # fmt: skip
+
+SCRIPT = """
+import json, sys
+from fedskew.cli import main
+status = main(json.loads(sys.argv[1]))
+sys.stdout.flush()
+print(json.dumps({"status": status, "modules": sorted(sys.modules)}))
+"""
+
+
+def _imported(folder: Path, *arguments: str) -> set[str]:
+    """The modules that a command imports in a process of its own."""
+    command = [sys.executable, "-c", SCRIPT, json.dumps(arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["status"] == 0, done.stderr
+    return set(outcome["modules"])
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("--version",)], ids=" ".join)
+def test_help_imports_nothing_heavy(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    modules = _imported(tmp_path, *arguments)
+    assert "fedskew.cli.app" in modules
+    assert not modules & set(HEAVY)
+    assert len(modules) < 450  # 376 when this was written; numpy alone would add 100
+
+
+@pytest.mark.parametrize("model", ["dnn", "cnn"])
+def test_a_run_imports_only_what_it_uses(tmp_path: Path, model: str) -> None:
+    run = ("run", "--data", "digits", "--method", "fedavg", "--rounds", "1", "--local-epochs", "1", "--quiet")
+    modules = _imported(tmp_path, *run, "--model", model, "--device", "cpu", "--out", "here")
+    assert "torch" in modules
+    assert not modules & set(UNUSED_IN_A_RUN)
+
+
+def test_the_first_line_of_a_run_says_what_begins(tmp_path: Path) -> None:
+    run = ["run", "--data", "digits", "--method", "fedavg", "--rounds", "2", "--local-epochs", "1", "--device", "cpu"]
+    command = [sys.executable, "-m", "fedskew", *run, "--clients", "5", "--out", str(tmp_path / "here")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first = done.stderr.splitlines()[0]
+    assert first == "fedavg on digits, 5 clients, dnn: 2 rounds, engine stacked, cpu, float32"
