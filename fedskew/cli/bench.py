@@ -43,7 +43,8 @@ def _command(
         str | None, option("--precisions", "A,B", "precisions (default: float32, or bf16,tf32,float32 on a GPU)")
     ] = None,
     only: Annotated[
-        str | None, option("--only", "A,B", "measure only steps, rounds, federation or participants (default: all)")
+        str | None,
+        option("--only", "A,B", "measure only steps, rounds, federation, participants or start-up (default: all)"),
     ] = None,
     budget: Annotated[
         str | None,

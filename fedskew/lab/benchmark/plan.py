@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, Case, Scale
+from fedskew.lab.benchmark.commands import START_UP, Command
 from fedskew.lab.benchmark.engines import FedskewEngine
 from fedskew.lab.benchmark.limit import Limit
 from fedskew.lab.benchmark.loop import LoopRounds, LoopSteps
@@ -92,17 +93,18 @@ def quick_plan(device: str) -> Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Contenders that are compared with each other."""
+    """Contenders that are compared with each other, or commands."""
 
     title: str
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Contender, ...] = ()
+    commands: tuple[Command, ...] = ()
     in_turn: bool = True
-    """Time them alternately. If False, time one after another, because together they would not fit on the device."""
+    """Time contenders alternately. If False, one after another, because together they would not fit on the device."""
 
 
 def groups(plan: Plan) -> list[Group]:
     """List the requested groups, most important first."""
-    ranked = [(rank, group) for rank, group in _ranked(plan) if group.contenders]
+    ranked = [(rank, group) for rank, group in _ranked(plan) if group.contenders or group.commands]
     return [group for _, group in sorted(ranked, key=lambda pair: pair[0])]
 
 
@@ -123,6 +125,8 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
         yield 2, _federations(plan)
     if "participants" in plan.levels:
         yield 3, _participants(plan)
+    if "start-up" in plan.levels:
+        yield 2, Group("start-up of commands", commands=START_UP)
 
 
 def _steps(plan: Plan, case: Case) -> Group:
@@ -138,7 +142,9 @@ def _steps(plan: Plan, case: Case) -> Group:
     if case.method == "fedavg":
         contenders += [_limit(each, plan.compiled_limit) for each in plain if each.precision in candidates]
     return Group(
-        f"steps of {case.method} on {case.model}, {case.clients} clients", tuple(contenders), not _is_large(case)
+        f"steps of {case.method} on {case.model}, {case.clients} clients",
+        tuple(contenders),
+        in_turn=not _is_large(case),
     )
 
 
@@ -151,7 +157,7 @@ def _rounds(plan: Plan, case: Case) -> Group:
         contenders.append(_engine_rounds(replace(case, sizes="unequal"), engine))
     contenders.append(_loop_rounds(case))
     title = f"rounds of {case.model}, {case.clients} clients, {case.precision}"
-    return Group(title, tuple(contenders), not _is_large(case))
+    return Group(title, tuple(contenders), in_turn=not _is_large(case))
 
 
 def _is_large(case: Case) -> bool:

@@ -10,11 +10,12 @@ from statistics import median
 from typing import Any, Literal
 
 from fedskew.errors import UserError
+from fedskew.lab.benchmark.commands import CommandTime
 
-Level = Literal["steps", "rounds", "federation", "participants"]
-"""What is measured: local steps, whole rounds, rounds by federation size, or rounds by number of participants."""
+Level = Literal["steps", "rounds", "federation", "participants", "start-up"]
+"""What is measured: local steps, whole rounds, rounds by federation size or by number of participants, or commands."""
 
-LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants")
+LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants", "start-up")
 
 LOOP, TUNED_LOOP, LIMIT, BARE = "loop", "tuned loop", "limit", "bare steps"
 """Names of contenders other than engines. `bare steps` are an engine's local steps, timed with its whole rounds."""
@@ -107,6 +108,7 @@ class Results:
     command: str
     date: str
     measurements: list[Measurement] = field(default_factory=list)
+    commands: list[CommandTime] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     """Notices of engines that deviated from the request."""
@@ -129,6 +131,7 @@ class Results:
             "date": self.date,
             "seconds": self.seconds,
             "measurements": [m.to_json() for m in self.measurements],
+            "commands": [command.to_json() for command in self.commands],
             "failures": [{"what": f.label, "why": f.reason} for f in self.failures],
             "notices": list(self.notices),
             "left_out": list(self.left_out),
@@ -145,6 +148,7 @@ class Results:
                 command=str(value["command"]),
                 date=str(value["date"]),
                 measurements=[Measurement.from_json(m) for m in value["measurements"]],
+                commands=[CommandTime.from_json(command) for command in value.get("commands", [])],
                 failures=[Failure(f["what"], f["why"]) for f in value["failures"]],
                 notices=[str(line) for line in value["notices"]],
                 left_out=[str(line) for line in value["left_out"]],

@@ -11,6 +11,7 @@ import torch
 from fedskew.engine.parallel.pool import usable_cores
 from fedskew.errors import UserError
 from fedskew.experiment.storage import about
+from fedskew.lab.benchmark.commands import time_commands
 from fedskew.lab.benchmark.plan import Group, Plan, groups
 from fedskew.lab.benchmark.results import Failure, Results
 from fedskew.lab.benchmark.timing import ContenderTimer
@@ -49,6 +50,12 @@ class Benchmark:
         def show(line: str) -> None:
             show_progress(done, len(self._groups), group.title, line)
 
+        if group.commands:
+            try:
+                self.results.commands += time_commands(group.commands, self._plan.length.repetitions, show)
+            except UserError as error:
+                self.results.failures.append(Failure.from_error(group.title, error))
+            return
         contenders = group.contenders
         for together in [contenders] if group.in_turn else [(alone,) for alone in contenders]:
             try:

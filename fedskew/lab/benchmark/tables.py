@@ -46,6 +46,7 @@ def tables(results: Results) -> list[Table]:
         _rounds(results),
         _growth(results, "federation", "Whole rounds of FedAvg by federation size"),
         _growth(results, "participants", "Whole rounds of FedAvg by number of participants"),
+        _commands(results),
     )
     return [table for table in all_tables if table.rows]
 
@@ -131,6 +132,13 @@ def _growth(results: Results, level: Level, title: str) -> Table:
     what = f"{title} ({measured[0].model}, {measured[0].precision})" if measured else title
     headings = ("engine", "federation", "participants", "ms per round", "±", "ms per participant", "memory")
     return Table(what, headings, tuple(rows))
+
+
+def _commands(results: Results) -> Table:
+    rows = [(c.command, c.until, f"{c.time:.2f}", f"{c.cpu_time:.2f}") for c in results.commands]
+    return Table(
+        "Commands: seconds from the start of the process", ("command", "until its", "s", "CPU s"), tuple(rows), 2
+    )
 
 
 def _case_name(m: Measurement) -> str:

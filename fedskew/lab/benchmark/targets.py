@@ -163,7 +163,13 @@ class Target:
 def targets(results: Results) -> list[Target]:
     """The targets that can be checked, because both measurements exist."""
     rounds = _rounds(results) if results.kind == "cuda" else ()
-    return [*_steps(results), *rounds, *_growth(results)]
+    return [*_steps(results), *rounds, *_growth(results), *_commands(results)]
+
+
+def _commands(results: Results) -> Iterator[Target]:
+    for command in results.commands:
+        if command.bound is not None:
+            yield Target(f"{command.command}: seconds to its {command.until}", command.time, command.bound, False)
 
 
 def _steps(results: Results) -> Iterator[Target]:

@@ -75,7 +75,7 @@ def test_what_there_is_no_time_for_is_said() -> None:
     results = Benchmark(plan, "fedskew bench").run(lambda *_: None)
     assert results.measurements == []
     assert results.left_out[0] == "steps of fedavg on dnn, 10 clients"
-    assert len(results.left_out) == len(groups(plan)) == 4
+    assert len(results.left_out) == len(groups(plan)) == 5
 
 
 def test_results_are_kept_after_each_group() -> None:

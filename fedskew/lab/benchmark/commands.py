@@ -1,0 +1,125 @@
+"""Time commands from their start to their first line of output or to their end, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import fedskew
+from fedskew.errors import UserError
+
+Until = Literal["first line", "end"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of fedskew. It runs in an empty folder."""
+
+    arguments: tuple[str, ...]
+    until: Until
+    bound: float | None = None
+    """The most seconds that it may take on a quiet machine."""
+
+    @property
+    def text(self) -> str:
+        return " ".join(("fedskew", *self.arguments))
+
+
+START_UP = (
+    Command(("--help",), "end", bound=0.5),
+    Command(
+        ("run", "--data", "digits", "--method", "fedavg", "--rounds", "2", "--device", "cpu"), "first line", bound=2.5
+    ),
+)
+"""How long a user waits for a first answer."""
+
+
+@dataclass(frozen=True)
+class CommandTime:
+    """The measured times of a command, one per repetition."""
+
+    command: str
+    until: Until
+    seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...]
+    """CPU time, which other programs on the machine do not add to."""
+    bound: float | None = None
+
+    @property
+    def time(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def cpu_time(self) -> float:
+        return median(self.cpu_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> CommandTime:
+        try:
+            lists = {key: tuple(map(float, value[key])) for key in ("seconds", "cpu_seconds")}
+            return cls(value["command"], value["until"], lists["seconds"], lists["cpu_seconds"], value["bound"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"a command's time is damaged: {type(error).__name__}: {error}") from error
+
+
+def time_commands(commands: Sequence[Command], repetitions: int, show: Callable[[str], None]) -> list[CommandTime]:
+    """Time the commands in turn, several times, after one run of each that fills the caches of Python and the disk."""
+    times: dict[Command, list[tuple[float, float]]] = {command: [] for command in commands}
+    for repetition in range(-1, repetitions):
+        for command, measured in times.items():
+            show(command.text)
+            once = _time_once(command)
+            if repetition >= 0:
+                measured.append(once)
+    return [
+        CommandTime(c.text, c.until, tuple(s for s, _ in measured), tuple(cpu for _, cpu in measured), c.bound)
+        for c, measured in times.items()
+    ]
+
+
+def _time_once(command: Command) -> tuple[float, float]:
+    """Return seconds and CPU seconds of one run."""
+    package = str(Path(fedskew.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedskew", *command.arguments],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        with process.stdout as output:
+            first = output.readline()
+            seconds, cpu = time.perf_counter() - start, _cpu_seconds(process.pid)
+            rest = output.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            last = (first + rest).decode(errors="replace").strip().splitlines()[-1:]
+            raise UserError(f"{command.text}: exit status {process.returncode}: {' '.join(last)}")
+        if command.until == "end":
+            seconds, cpu = time.perf_counter() - start, usage.ru_utime + usage.ru_stime
+    return seconds, cpu
+
+
+def _cpu_seconds(process: int) -> float:
+    """CPU seconds of a process so far. 0 if the system does not tell."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
