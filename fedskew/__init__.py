@@ -115,4 +115,4 @@ if not TYPE_CHECKING:  # hidden from type checkers, so that they report misspelt
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedskew as fs
 from fedskew.data import PARTITIONS
+from fedskew.experiment.config.documentation import setting_names
 
 
 def names_that_type_checkers_see() -> dict[str, str]:
@@ -49,3 +52,21 @@ def test_every_rule_is_a_class_under_partitions() -> None:
     rules = {rule for rule in PARTITIONS.values() if rule.__module__.startswith("fedskew.")}
     assert {getattr(fs.partitions, name) for name in fs.partitions.__all__} == rules
     assert fs.partitions.DomainDirichlet(clients=4).name == "domain-dirichlet"
+
+
+def test_dir_lists_all_public_names_and_nothing_else() -> None:
+    listed = [name for name in dir(fs) if not name.startswith("__")]
+    assert listed == sorted(fs.__all__)
+
+
+@pytest.mark.parametrize(
+    ("function", "left_out"), [(fs.run, ()), (fs.compare, ("seed",)), (fs.choose, ("eval_every", "eval_local"))]
+)
+def test_docstrings_name_every_parameter_and_every_setting_with_its_default(
+    function: Any, left_out: tuple[str, ...]
+) -> None:
+    document = inspect.getdoc(function) or ""
+    for name in inspect.signature(function).parameters:
+        assert re.search(rf"\b{name}\b", document), name
+    for name in setting_names(*left_out):
+        assert f"\n    {name}={getattr(fs.Config(), name)!r}: " in document

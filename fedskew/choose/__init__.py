@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -19,3 +20,5 @@ class _CallablePackage(ModuleType):
 
 
 sys.modules[__name__].__class__ = _CallablePackage
+__doc__ = choose.__doc__ or ""  # what `help(fedskew.choose)` and notebooks show
+__signature__ = inspect.signature(choose)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ import yaml
 
 from fedskew.choose.budget import Budget, Costs, choose_plan, rungs
 from fedskew.choose.field import field_methods
+from fedskew.choose.progress import showing_race
 from fedskew.choose.race import Race
 from fedskew.choose.trial import MEASURES, Split
 from fedskew.choose.trials import RaceWatcher, Trials
 from fedskew.choose.validation import hold_out, validation_fraction
 from fedskew.data import Federation, Partition, federation
 from fedskew.data.catalogue import DATASETS
+from fedskew.display import html_table
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, config_hash, run_name, with_values
+from fedskew.experiment.config.documentation import documents_settings
 from fedskew.experiment.preparation import partition_rule, prepare
 from fedskew.experiment.shared_federations import shared_federation
 from fedskew.experiment.storage.files import FolderLock, reporting_os_errors, write_file
@@ -79,7 +83,25 @@ class Choice:
     def __repr__(self) -> str:
         return f"<Choice: {' '.join(self.answer)}>"
 
+    def _repr_html_(self) -> str:
+        """Show the answer and the final in a notebook."""
+        records = [
+            {
+                "method": one.standing.label,
+                "learning rate": one.standing.lr,
+                "mean %": f"{100 * one.overall:.1f}",
+                "over FedAvg, points": None if one.difference is None else f"{100 * one.difference.mean:+.1f}",
+                "compute": f"×{one.compute:.2f}",
+                "traffic": f"×{one.traffic:.2f}",
+                "reveals": one.reveals,
+            }
+            for one in self.race.final
+        ]
+        answer = "".join(f"<p>{escape(line)}</p>" for line in self.answer)
+        return html_table(records, f"Final, by {self.race.rank_by} on validation data") + answer
 
+
+@documents_settings("eval_every", "eval_local")
 def choose(
     data: object = None,
     methods: Iterable[str] | None = None,
@@ -91,6 +113,7 @@ def choose(
     out: str | Path | None = None,
     workers: int | None = None,
     watcher: RaceWatcher | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Choice:
     """Race methods on a federation and choose one.
@@ -102,10 +125,14 @@ def choose(
 
     `budget` is a time such as `5m`, or a total number of rounds over all runs, such as `2000r`. Without `methods`, a
     default list of methods is raced. FedAvg always takes part. The same call continues an interrupted race in the
-    folder `out`. Several processes run the trials, unless the data are Python objects, which only this process has.
+    folder `out`. Several processes (`workers`) run the trials, unless the data are Python objects, which only this
+    process has. `rank_by` decides which method is best: accuracy, macro-f1, worst-class or balanced-accuracy.
+
+    `progress` shows the standings of the race: None in a notebook and in a terminal, True always, False never. A
+    `watcher` is called in place of that.
     """
     base, split = _federation(data, partition, with_values(config or Config(), settings))
-    limit, watcher = Budget.parse(budget), watcher or RaceWatcher()
+    limit = Budget.parse(budget)
     metric = find_metric(rank_by).name
     if metric not in MEASURES:
         score = find_metric(rank_by).score is not None
@@ -114,6 +141,20 @@ def choose(
     field = field_methods(methods)
     if limit.unit == "rounds":
         choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)
+    with contextlib.nullcontext(watcher) if watcher else showing_race(progress, base, metric) as shown:
+        return _race(base, split, field, metric, budget, out, workers, shown)
+
+
+def _race(
+    base: Config,
+    split: Split,
+    field: tuple[str, ...],
+    metric: str,
+    budget: str,
+    out: str | Path | None,
+    workers: int | None,
+    watcher: RaceWatcher,
+) -> Choice:
     federation = split(base)
     for note in federation.notes:
         watcher.on_notice(note)
@@ -128,7 +169,7 @@ def choose(
             processes = 1 if split is not shared_federation else workers or default_workers(base.device, len(field))
             trials = Trials(_trial_config(base), fraction, folder, processes, watcher, split)
             with contextlib.closing(trials):
-                record = Race(base, record, limit, folder, trials, processes, watcher).run()
+                record = Race(base, record, Budget.parse(budget), folder, trials, processes, watcher).run()
         choice = Choice(record, folder)
         _write_files(choice)
     return choice

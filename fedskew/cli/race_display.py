@@ -1,139 +1,35 @@
-"""Show the progress of a race: a live table in a terminal, lines elsewhere."""
+"""Show a race on the command line. Ctrl-C ends the program with one line."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
-from fedskew.choose.race import scored_rounds
-from fedskew.choose.trial import Trial, TrialResult
+from fedskew.choose.progress import showing_race
 from fedskew.choose.trials import RaceWatcher
 from fedskew.cli.commands import INTERRUPTED
-from fedskew.cli.terminal import notice, stderr
+from fedskew.cli.terminal import notice
 from fedskew.experiment.config import Config
-from fedskew.report.race import mean_lead, standings_table
-from fedskew.results.race import RaceRecord, Standing
-
-SECONDS_BETWEEN_LINES = 15.0
-_LISTED = 3
 
 
-class RaceProgress(RaceWatcher):
-    """Counts the trials of a rung and their rounds."""
-
-    def __init__(self, config: Config, rank_by: str) -> None:
-        self._config, self._rank_by = config, rank_by
-        self._start = time.monotonic()
-        self.heading, self.trials, self.done = "", 0, 0
-        self._running: dict[str, int] = {}
-        """The round that each running trial has finished, by the trial's key."""
-        self._scores: dict[str, tuple[Trial, dict[int, float]]] = {}
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._start
-
-    @property
-    def standings(self) -> list[Standing]:
-        """The candidates of this rung with a result, the best first."""
-        found = [
-            Standing(t.candidate.method, t.candidate.label, t.candidate.lr, t.candidate.params, dict(scores), True)
-            for t, scores in list(self._scores.values())  # the live table is drawn by another thread
-        ]
-        return sorted(found, key=lambda standing: -standing.mean)
+class QuietRace(RaceWatcher):
+    """Prints only notices."""
 
     def on_notice(self, line: str) -> None:
         notice(line)
 
-    def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
-        self.heading, self.trials, self.done = heading, len(trials), 0
-        self._scores, self._running = {}, {}
-        self.show()
-
-    def on_round(self, trial: Trial, round: int) -> None:
-        self._running[trial.key] = round
-        self.show()
-
-    def on_trial(self, trial: Trial, measured: TrialResult | None) -> None:
-        self.done += 1
-        self._running.pop(trial.key, None)
-        if measured is not None:
-            last = scored_rounds(self._config, trial.until)
-            _, scores = self._scores.setdefault(trial.candidate.key, (trial, {}))
-            scores[trial.seed] = measured.score(self._rank_by, trial.until, last)
-        self.show()
-
-    def state(self) -> str:
-        rounds = ", ".join(map(str, list(self._running.values())))
-        running = f", others at round {rounds}" if rounds else ""
-        return f"{self.seconds:.0f} s, {self.heading}: {self.done} of {self.trials} trials done{running}"
-
-    def show(self) -> None:
-        """Show the current state."""
-
-
-class _Lines(RaceProgress):
-    """For logs: prints a line when a rung begins and every few seconds, and the best candidates when it ends."""
-
-    def __init__(self, config: Config, rank_by: str) -> None:
-        super().__init__(config, rank_by)
-        self._printed_at = 0.0
-
-    def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
-        self._printed_at = 0.0
-        super().on_trials(heading, trials)
-
-    def show(self) -> None:
-        if self.trials and time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
-            self._printed_at = time.monotonic()
-            notice(self.state())
-
-    def on_standings(self, race: RaceRecord) -> None:
-        standings = race.rungs[-1].standings
-        baseline = next(s for s in standings if s.method == "fedavg")
-        best = ", ".join(_score(standing, baseline) for standing in standings[:_LISTED])
-        notice(f"best after round {race.rungs[-1].rounds}: {best}; fedavg {100 * baseline.mean:.1f} %")
-
-
-def _score(standing: Standing, baseline: Standing) -> str:
-    lead = mean_lead(standing, baseline)
-    score = f"{standing.label} at lr {standing.lr:g}: {100 * standing.mean:.1f} %"
-    return f"{score} ({lead})" if lead else score
-
-
-class _Table(RaceProgress):
-    """For terminals: shows the best candidates of the rung, as results come in."""
-
-    def __init__(self, config: Config, rank_by: str, console: Console) -> None:
-        super().__init__(config, rank_by)
-        self.display = Live(console=console, transient=True, get_renderable=self._table, refresh_per_second=2)
-
-    def on_notice(self, line: str) -> None:
-        self.display.console.print(line, style="dim", markup=False, soft_wrap=True)
-
-    def _table(self) -> Table:
-        return standings_table(self.state(), self.standings)
-
 
 @contextmanager
-def racing(config: Config, rank_by: str, quiet: bool) -> Iterator[RaceProgress]:
-    """Show progress as a table in a terminal and as lines in a log. Ctrl-C ends the program with one line."""
-    console = stderr()
+def racing(config: Config, rank_by: str, quiet: bool) -> Iterator[RaceWatcher]:
+    """Yield the watcher that suits the stream."""
     try:
         if quiet:
-            yield RaceProgress(config, rank_by)
-        elif console.is_terminal:
-            table = _Table(config, rank_by, console)
-            with table.display:
-                yield table
+            yield QuietRace()
         else:
-            yield _Lines(config, rank_by)
+            with showing_race(True, config, rank_by) as watcher:
+                yield watcher
     except KeyboardInterrupt as interrupt:
         notice("stopped; repeat the command to continue the race")
         raise typer.Exit(INTERRUPTED) from interrupt

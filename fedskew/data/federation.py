@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedskew.data.dataset import Dataset
 from fedskew.data.partitions.rule import ClientIndices, IntArray, Partition, make_partition, split_hash
 from fedskew.data.partitions.saved import write_split
 from fedskew.errors import UserError
+from fedskew.notebook import label_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,13 @@ class Federation:
         )
         rule = f"{self.partition.get('name')}({params})"
         return f"Federation({self.dataset.name!r}, {self.clients} clients, {rule}, seed={self.seed})"
+
+    def _repr_html_(self) -> str:
+        """Show the class × client map in a notebook."""
+        unused = f", {self.unused} samples unused" if self.unused else ""
+        caption = f"{self!r}: {int(self.sizes.sum())} samples{unused}"
+        shown = label_map(self.label_counts, self.client_labels, self.dataset.classes)
+        return f"<div>{escape(caption)}</div>{shown}"
 
     @property
     def clients(self) -> int:

@@ -26,6 +26,7 @@ from fedskew.experiment.storage.about import describe_federation, recorded_input
 from fedskew.metrics.confusion import MEASURES, Evaluation
 from fedskew.metrics.scores import Scores
 from fedskew.metrics.summary import CurveSummary
+from fedskew.notebook import curves, label_map
 
 if TYPE_CHECKING:
     import pandas
@@ -286,7 +287,7 @@ class Result:
         return f"{config.method} on {config.data}, {config.partition.rule} split, seed {config.seed}"
 
     def _repr_html_(self) -> str:
-        """Show the result as a table in a notebook."""
+        """Show the result in a notebook: a table, the accuracy over the rounds, and the class × client map."""
         state = ", stopped early" if self.stopped_early else "" if self.finished else ", unfinished"
         lines = [("rounds", f"{self.rounds}{state}")]
         if self.last is not None:
@@ -298,10 +299,17 @@ class Result:
                 ("best accuracy", f"{100 * best.accuracy:.2f} % after round {best.round}"),
                 ("worst class", f"{100 * self.last.worst_class:.2f} %"),
                 ("accuracy by class, %", by_class),
+                *([] if self.auroc is None else [("AUROC", f"{self.auroc:.4f}")]),
             ]
         lines += [("seconds", f"{self.seconds:.1f}"), ("folder", str(self.folder or "none"))]
         cells = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in lines)
-        return f"<table><caption>{html.escape(self.title)}</caption>{cells}</table>"
+        accuracy = [(round_, 100 * value) for round_, value in self.accuracy_curve]
+        table = f"<table><caption>{html.escape(self.title)}</caption>{cells}</table>"
+        return f"{table}{curves({self.method: [accuracy]})}{self._label_map()}"
+
+    def _label_map(self) -> str:
+        """The class × client map, for notebooks. Empty if the label counts are unknown."""
+        return "" if self.label_counts is None else label_map(self.label_counts, self.client_labels, self.classes)
 
 
 def recorded_scores(summary: Mapping[str, Any]) -> Scores | None:

@@ -17,9 +17,11 @@ from fedskew.engine import arithmetic
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import Config, PartitionConfig, with_values
+from fedskew.experiment.config.documentation import documents_settings
 from fedskew.experiment.loop import RunRounds, run_rounds
 from fedskew.experiment.overlap import run_overlapping_rounds
 from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.progress import showing_progress
 from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.result import Result, recorded_scores
 from fedskew.experiment.round.server import Server
@@ -31,6 +33,7 @@ from fedskew.methods import Method, Part, unpack
 from fedskew.models.concatenation import count_encoders, with_encoders
 
 
+@documents_settings()
 def run(
     federation: Federation,
     method: str | Method | Part | None = None,
@@ -40,13 +43,24 @@ def run(
     out: str | Path | None = None,
     method_params: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
-    """Run a method on a federation. `settings` are configuration keys such as `rounds` and `lr`.
+    """Run a method on a federation. `settings` are configuration keys such as `rounds` and `lr`, listed below.
 
-    The settings override `config`. By default, the method is `fedvls`, the model is `auto`, and the seed is the
-    federation's. Data and partition are always the federation's. With `out`, the run is saved in that folder, and a
-    repeated call resumes it there.
+    federation: the clients and their data, as `fedskew.federation` makes them.
+    method: a name such as `fedvls` or `fedlmd+fedprox`, or an object such as `FedVLS(distill_weight=0.5)`. The default
+        is the method of `config`, or `fedvls`.
+    model: a name such as `cnn`, `package.module:factory`, or a `torch.nn.Module`. The default, `auto`, chooses a small
+        model for the data.
+    config: a `Config`, whose values the settings override. Data and partition are always the federation's.
+    out: a folder for the run. A repeated call resumes it there, or reads its result if it is finished.
+    method_params: the parameters of a method that is given by name, such as `{"distill_weight": 0.5}`.
+    callbacks: objects that watch the run, such as `EarlyStopping(patience=10)`.
+    progress: whether to show a bar, and in a notebook a live curve. None shows them in a notebook and in a terminal,
+        True always, False never.
+
+    The seed is the federation's, unless `seed` or `config` is given.
     """
     if not isinstance(federation, Federation):
         raise UserError(
@@ -66,7 +80,8 @@ def run(
     complete = with_values(replace(config or Config(), partition=PartitionConfig()), values)
     own_method = None if isinstance(method, str) else method
     prepared = prepare(complete, federation, own_method, None if isinstance(model, str) else model)
-    return run_prepared(prepared, out, callbacks)
+    with showing_progress(progress) as shown:
+        return run_prepared(prepared, out, [*shown, *callbacks])
 
 
 def run_prepared(

@@ -16,6 +16,7 @@ from fedskew.experiment.result import Result
 from fedskew.methods import is_reference_bound
 from fedskew.metrics.drift import finite_or_none
 from fedskew.metrics.summary import MeanStd, mean_std
+from fedskew.notebook import curves, label_map
 from fedskew.results.naming import flat, key_of, labels, naming_keys, setting_label, varied_keys
 from fedskew.results.ranking import DEFAULT_METRIC, RankingMetric, find_metric, require_metric
 from fedskew.results.significance import Difference, holm, paired
@@ -272,7 +273,7 @@ class Comparison:
         return f"<Comparison: {self.label}{by}: {found or 'nothing evaluated yet'}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Show the comparison in a notebook: a table, the accuracy over the rounds, and the class × client map."""
         records = [
             {
                 "method": m.label,
@@ -284,7 +285,14 @@ class Comparison:
             }
             for m in self.ranking
         ]
-        return html_table(records, self.label) if records else f"<p>{escape(repr(self))}</p>"
+        table = html_table(records, self.label) if records else f"<p>{escape(repr(self))}</p>"
+        accuracy = {
+            m.label: [[(round_, 100 * value) for round_, value in run.accuracy_curve] for run in m.counted]
+            for m in self.ranking
+        }
+        counts = self.label_counts
+        shown = "" if counts is None else label_map(counts, self.client_labels, self.classes)
+        return f"{table}{curves(accuracy)}{shown}"
 
 
 def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str = DEFAULT_METRIC) -> Comparison:

@@ -14,7 +14,9 @@ from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
 from fedskew.experiment.config import Config, parse_method, with_values
+from fedskew.experiment.config.documentation import documents_settings
 from fedskew.experiment.preparation import Prepared, partition_rule, prepare
+from fedskew.experiment.progress import showing_progress
 from fedskew.methods import Method, Part
 from fedskew.results.comparison import Comparison, compare_runs
 from fedskew.results.ranking import DEFAULT_METRIC, find_metric
@@ -24,6 +26,7 @@ AnyMethod = str | Mapping[str, Any] | Method | Part
 "distill_weight": 0.5}, or an object."""
 
 
+@documents_settings("seed")
 def compare(
     data: object,
     methods: Sequence[AnyMethod],
@@ -36,6 +39,7 @@ def compare(
     config: Config | None = None,
     out: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every method with every seed; `settings` are keys of a configuration, for example `rounds` and `lr`.
@@ -49,6 +53,9 @@ def compare(
     `seeds` is a number of seeds, counted from the federation's seed, or a list of seeds. With `out`, each run has its
     own folder there, and a comparison that was interrupted continues. `rank_by` decides which method is best: accuracy,
     macro-f1, worst-class, balanced-accuracy, auroc, auprc, kappa, log-loss, brier or ece.
+
+    `model` is a model's name or a `torch.nn.Module`, as in `fedskew.run`, and `callbacks` watch all runs. `progress`
+    shows a bar, and in a notebook a live curve: None in a notebook and in a terminal, True always, False never.
     """
     metric = find_metric(rank_by)
     chosen = _methods(methods)
@@ -63,7 +70,9 @@ def compare(
             config = with_values(base, {**values, **({"method": method} if named else {})})
             prepared.append(prepare(config, split, None if isinstance(method, str | Mapping) else method, own_model))
     _refuse_repeated(prepared)
-    return compare_runs(run_comparison(prepared, out, callbacks), rank_by=metric.name)
+    with showing_progress(progress, len(prepared)) as shown:
+        results = run_comparison(prepared, out, [*shown, *callbacks])
+    return compare_runs(results, rank_by=metric.name)
 
 
 def _first_federation(

@@ -1,0 +1,89 @@
+"""Progress of runs that Python users start: shown in a terminal, not in a log, and only as requested."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+import fedskew as fs
+from fedskew.errors import UserError
+from fedskew.experiment.progress import MAX_LISTED, NotebookProgress, RunLine
+from fedskew.experiment.terminal_bar import terminal_bar
+
+SHORT = {"rounds": 2, "local_epochs": 1, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def federation() -> fs.Federation:
+    return fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0), seed=0)
+
+
+def test_a_bar_has_the_run_its_rounds_and_its_accuracy(federation: fs.Federation) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, legacy_windows=False)
+    with terminal_bar(1, console) as shown:
+        result = fs.run(federation, "fedavg", callbacks=[shown], **SHORT)
+        shown._display.refresh()
+    for words in ("fedavg seed 0", "2/2", f"{100 * result.accuracy:.1f} %"):
+        assert words in screen.getvalue()
+
+
+def test_nothing_is_shown_outside_terminals_and_notebooks(
+    federation: fs.Federation, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fs.run(federation, "fedavg", **SHORT)
+    fs.compare(federation, ["fedavg"], seeds=1, **SHORT)
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(UserError, match="progress is 'yes'; expected True, False or None"):
+        fs.run(federation, "fedavg", progress="yes", **SHORT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("argument", "seen"), [("None", True), ("False", False)])
+def test_a_terminal_shows_a_bar_unless_silenced(argument: str, seen: bool) -> None:
+    program = f"""
+import fedskew as fs
+fed = fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0), seed=0)
+fs.run(fed, "fedavg", rounds=2, local_epochs=1, device="cpu", progress={argument})
+"""
+    ours, theirs = pty.openpty()
+    run = subprocess.Popen([sys.executable, "-c", program], stderr=theirs, env=os.environ | {"TERM": "xterm"})
+    assert run.wait() == 0
+    os.write(theirs, b"end")
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert ("fedavg seed 0" in shown) == seen
+
+
+def test_many_runs_of_a_notebook_are_counted_not_listed() -> None:
+    shown = NotebookProgress(10)
+    shown._lines = [RunLine("fedavg", seed, 2, 4, 3.0, [(0, 10.0), (2, 20.0)]) for seed in range(9)]
+    html = shown.html()
+    assert html.count("<tr>") == MAX_LISTED
+    assert "run 9 of 10" in html
+    assert "3 earlier runs are finished" in html
+    assert "3 s left" in html
+    assert html.count("<polyline") == 9
+
+
+def test_a_resumed_run_keeps_its_curve(federation: fs.Federation, tmp_path) -> None:
+    class Interrupt(fs.Callback):
+        def on_round(self, row, rounds_ahead):
+            raise KeyboardInterrupt
+
+    class Shown(NotebookProgress):
+        def show(self) -> None:
+            self.last = self.html()
+
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[Interrupt()], **SHORT)
+    shown = Shown()
+    fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[shown], **SHORT)
+    assert len(shown._lines[0].curve) == 3
+    assert "2/2" in shown.last
