@@ -147,7 +147,8 @@ class TableEncoding:
         numbers = [column for column in self.columns if column.categories is None]
         mean = np.array([column.mean for column in numbers])
         std = np.array([column.std for column in numbers])
-        scaled: Numbers = (table.numbers - mean) / std
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses inputs that are not finite
+            scaled: Numbers = (table.numbers - mean) / std
         return scaled
 
     def unknown_values(self, table: RawTable) -> dict[str, list[str]]:
@@ -195,7 +196,8 @@ _KEYS = ("name", "mean", "std", "categories", "marks_gaps")
 
 def fit_encoding(table: RawTable) -> TableEncoding:
     """Fit an encoding on the training part. A column with a gap there gets a feature that marks gaps."""
-    mean, std = _moments(table.numbers)
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses moments that are not finite
+        mean, std = _moments(table.numbers)
     gaps = np.isnan(table.numbers).sum(axis=0)
     columns, position = [], 0
     for name in table.names:

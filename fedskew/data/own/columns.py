@@ -27,6 +27,9 @@ _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?|\d{1,2}:\d{2}(:\d{2}.*)?"
 )
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
+_WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")
+_FEW_VALUES = 10
+"""So few different texts such as 1st and 2nd may be categories."""
 _UNNAMED = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 
 
@@ -226,6 +229,11 @@ class ColumnReader:
                 f"{self.where}: column {name!r} holds {example}; expected numbers; if the comma is the decimal mark, "
                 'set decimal=","'
             )
+        if unit := _common_unit(column.values):
+            raise UserError(
+                f"{self.where}: column {name!r} holds numbers with the unit {unit!r}, such as {example}; expected "
+                f"numbers; remove the unit, or {ways}"
+            )
         if len(column.values) == rows >= FEW_ROWS and name not in self.wanted:
             raise UserError(
                 f"{self.where}: column {name!r} has a different text in each row, such as {example}, like an "
@@ -263,6 +271,15 @@ def is_unnamed(name: str) -> bool:
 def number_text(value: float | int | bool) -> str:
     """Write a number as a category: 3.0 as 3."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _common_unit(texts: Sequence[str]) -> str | None:
+    """Return the unit that follows the number in all texts; None if there is no such unit."""
+    if len(texts) <= _FEW_VALUES:
+        return None
+    matches = [_WITH_UNIT.fullmatch(text) for text in texts]
+    units = {None if match is None else match[1] for match in matches}
+    return units.pop() if len(units) == 1 else None
 
 
 def _booleans(column: Strings) -> Numbers | None:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from fedskew.errors import UserError
 
+_TOO_LARGE = 2.0**63
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -41,7 +43,7 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     if values.dtype.kind in "biu":
         return Labels(np.asarray(values.astype(np.int64)), where, row)
     numbers = values.astype(np.float64)
-    bad = np.flatnonzero(~np.isfinite(numbers) | (numbers != np.rint(numbers)))
+    bad = np.flatnonzero(~(np.abs(numbers) < _TOO_LARGE) | (numbers != np.rint(numbers)))  # NaN fails the first
     if len(bad):
         first = int(bad[0])
         raise UserError(f"{where}: label {values[first]} in {row(first)}; expected a whole number or a name")
@@ -113,7 +115,9 @@ def _encode_by_name(
 def known_classes(option: object, found: Sequence[str] | None) -> Sequence[str] | None:
     """Return the classes that the user lists, or else those `found` in the data, or else those of other sites."""
     listed = class_list(option)
-    return found or listed if listed is None or isinstance(listed, ClassesElsewhere) else listed
+    if found is None or not (listed is None or isinstance(listed, ClassesElsewhere)):
+        return listed
+    return found
 
 
 def _strip(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:

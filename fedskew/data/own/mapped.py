@@ -12,7 +12,7 @@ import numpy as np
 
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.own.assembly import Array, channel_statistics
-from fedskew.data.own.labels import class_list, read_labels
+from fedskew.data.own.labels import known_classes, read_labels
 from fedskew.errors import UserError
 
 INPUTS = ("x_train.npy", "x_test.npy")
@@ -28,7 +28,7 @@ def load_mapped(folder: Path, *, classes: object = None) -> Dataset:
     """Load the arrays `x_train`, `y_train`, `x_test` and `y_test`. Labels are the numbers of the classes, from 0."""
     train, test = (_samples(folder / x, folder / y) for x, y in zip(INPUTS, LABELS, strict=True))
     largest = max(int(part.y.max(initial=0)) for part in (train, test))
-    names = tuple(class_list(classes) or map(str, range(largest + 1)))
+    names = tuple(known_classes(classes, tuple(map(str, range(largest + 1)))) or ())
     name = folder.resolve().name
     if train.x.ndim == 2:
         return Dataset(name, "table", names, train, test)
