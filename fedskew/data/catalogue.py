@@ -60,9 +60,10 @@ class DatasetEntry:
 def load(data: object, data_dir: str | PathLike[str] | None = None, **options: Any) -> Dataset:
     """Load a dataset by name, or your own data by path or as a Python object.
 
-    An object is a pair of arrays (x, y), a pandas DataFrame, a torch Dataset of pairs (input, label), or a Hugging
-    Face Dataset or DatasetDict. `test` is a test set of the same form. Without it, a share of each class is held out
-    (`test_fraction`).
+    An object is a pair of arrays (x, y), a pandas or Polars DataFrame, an Arrow table, a torch Dataset of pairs
+    (input, label), a Hugging Face Dataset or DatasetDict, or a Bunch of scikit-learn. `test` is a test set of the same
+    form. Without it, a share of each class is held out (`test_fraction`). `hf:owner/name` is a dataset of the Hugging
+    Face hub.
 
     The files of a named dataset are searched for in `data_dir`, in the folder set by FEDSKEW_DATA and in the user's
     cache. If they are missing, they are downloaded into the cache.
@@ -84,6 +85,10 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         if entry.published is None:
             return entry.loader(**options)
         return entry.loader(ensure_files(entry.published, data_dir), **options)
+    if name.startswith("hf:"):
+        from fedskew.data.own.hub import load_hub
+
+        return load_hub(name, options)
     path = Path(name).expanduser()
     if _exists(path):
         return load_own(path, options)

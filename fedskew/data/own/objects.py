@@ -1,11 +1,10 @@
-"""Load a user's data from Python objects: arrays, a pandas DataFrame, a torch Dataset or a Hugging Face Dataset.
+"""Load a user's data from Python objects: arrays, DataFrames, torch Datasets, Hugging Face Datasets and Bunches.
 
-pandas and Hugging Face's datasets are recognised by their attributes, so they do not have to be installed.
+Objects of other packages are recognised by their attributes, so these packages do not have to be installed.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,22 +18,25 @@ from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import Size, image_pixels, is_image, parse_size
 from fedskew.data.own.arrays import array_dataset
 from fedskew.data.own.assembly import Array, Part, assemble
-from fedskew.data.own.columns import Column, make_strings, number_text
 from fedskew.data.own.fields import load_fields
+from fedskew.data.own.frames import frame_table, is_frame, make_array, make_label_array
 from fedskew.data.own.labels import class_list, known_classes, read_labels
-from fedskew.data.own.table_files import TEST_SPLITS, arrow_table, unusable
+from fedskew.data.own.table_files import TEST_SPLITS, arrow_table
 from fedskew.data.own.tables import Table, load_tables
 from fedskew.data.published.text import LENGTH, VOCABULARY
 from fedskew.errors import UserError
 
 FORMS = (
-    "a dataset's name, a path, a pair of arrays (x, y), a pandas DataFrame, a torch Dataset or a Hugging Face Dataset"
+    "a dataset's name, a path, a pair of arrays (x, y), a pandas or Polars DataFrame, an Arrow table, a torch Dataset, "
+    "a Hugging Face Dataset or a Bunch of scikit-learn"
 )
 _COMMON_OPTIONS = ("name", "test")
 
 
 def load_object(data: object, options: dict[str, Any]) -> Dataset:
     """Load `data`. `options` are `name`, `test` (a test set of the same form) and those of the data's form."""
+    if _is_bunch(data):
+        data, options = _unpack_bunch(data, options)
     train, test = _parts(data, options.get("test"))
     parts = [train] if test is None else [train, test]
     pairs = _is_pair(train)
@@ -46,12 +48,12 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
     where = (kind, f"test {kind}")
     loader: Callable[..., Dataset]
     content: list[Any]
-    if pairs and _is_frame(train[0]):
+    if pairs and is_frame(train[0]):
         if "label" in rest:
             raise UserError(f"label is {rest['label']!r}, but the labels are y of the pair (x, y); leave out label")
-        loader, content = load_tables, [_frame_table(x, y, at) for (x, y), at in zip(parts, where, strict=False)]
+        loader, content = load_tables, [frame_table(x, at, y) for (x, y), at in zip(parts, where, strict=False)]
         rest["label"] = next(reversed(content[0].columns))
-    elif _is_frame(train) or _is_hugging_face(train):
+    elif is_frame(train) or _is_hugging_face(train):
         loader, content = load_tables, [_table(part, at) for part, at in zip(parts, where, strict=False)]
     elif pairs and isinstance(train[0], Mapping):
         loader, content = load_fields, parts
@@ -74,7 +76,7 @@ def load_arrays(
 ) -> Dataset:
     """Load arrays x and y. `columns` are the names of a table's features."""
     parts = [
-        (_array(x, f"{part}x"), _labels(y, f"{part}y"), f"{part}x", f"{part}y")
+        (make_array(x, f"{part}x"), make_label_array(y, f"{part}y"), f"{part}x", f"{part}y")
         for (x, y), part in zip(pairs, ("", "test "), strict=False)
     ]
     return array_dataset(name, parts, class_list(classes), test_fraction, layout, columns)
@@ -110,6 +112,20 @@ def load_samples(
     return array_dataset(name, arrays, names, test_fraction, layout)
 
 
+def _unpack_bunch(data: Any, options: dict[str, Any]) -> tuple[tuple[Any, Any], dict[str, Any]]:
+    """Return the pair (x, y) of a Bunch, and the options with the names that the Bunch has."""
+    x, y = data["data"], data["target"]
+    known: dict[str, Any] = {"name": "bunch"}
+    names = data.get("target_names")
+    if names is not None and len(np.shape(y)) == 1 and np.asarray(y).dtype.kind in "iu":
+        known["classes"] = [str(name) for name in names]
+    if data.get("feature_names") is not None and isinstance(x, np.ndarray):
+        known["columns"] = [str(name) for name in data["feature_names"]]
+    test: Any = options.get("test")
+    unpacked = {"test": (test["data"], test["target"])} if _is_bunch(test) else {}
+    return (x, y), {**known, **options, **unpacked}
+
+
 def _parts(data: Any, test: Any) -> tuple[Any, Any]:
     """Return the training part and the test part, which may be None."""
     if isinstance(data, Mapping):
@@ -117,7 +133,7 @@ def _parts(data: Any, test: Any) -> tuple[Any, Any]:
     _check_form(data)
     if test is not None:
         _check_form(test)
-        forms = (_is_frame, _is_hugging_face, _is_pair)
+        forms = (is_frame, _is_hugging_face, _is_pair)
         if any(form(data) != form(test) for form in forms):
             raise UserError(
                 f"test is of type {type(test).__name__}; expected {type(data).__name__}, like the training part"
@@ -139,9 +155,11 @@ def _splits(data: Mapping[Any, Any], test: Any) -> tuple[Any, Any]:
 
 
 def _check_form(data: object) -> None:
+    if hasattr(data, "collect") and not hasattr(data, "__len__"):
+        raise UserError(f"{type(data).__name__} has no rows yet; expected a DataFrame: call collect() first")
     if isinstance(data, np.ndarray | torch.Tensor):
         raise UserError(f"data is a single {type(data).__name__}; expected a pair (x, y) of inputs and labels")
-    known = _is_pair(data) or _is_frame(data) or _is_hugging_face(data)
+    known = _is_pair(data) or is_frame(data) or _is_hugging_face(data)
     if not known and (not hasattr(data, "__getitem__") or isinstance(data, str | bytes | tuple | Mapping)):
         raise UserError(f"data is of type {type(data).__name__}; expected {FORMS}")
     if not hasattr(data, "__len__"):
@@ -152,96 +170,23 @@ def _is_pair(data: object) -> bool:
     return isinstance(data, tuple) and len(data) == 2
 
 
-def _is_frame(data: object) -> bool:
-    return all(hasattr(data, name) for name in ("columns", "iloc", "dtypes"))
+def _is_bunch(data: object) -> bool:
+    """Whether this is what scikit-learn's `load_*` and `fetch_*` functions return."""
+    return isinstance(data, Mapping) and "data" in data and "target" in data
 
 
 def _is_hugging_face(data: object) -> bool:
     return all(hasattr(data, name) for name in ("features", "column_names", "with_format"))
 
 
-def _array(values: Any, where: str) -> npt.NDArray[Any]:
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise UserError(f"{where}: rows of unequal length; expected an array of numbers") from error
-
-
-def _labels(values: Any, where: str) -> npt.NDArray[Any]:
-    """Convert labels to an array. A list keeps its objects, because numpy would turn [1, "a"] into strings."""
-    return np.array(values, dtype=object) if isinstance(values, list | tuple) else _array(values, where)
-
-
 def _table(data: Any, where: str) -> Table:
-    return _frame_table(data, None, where) if _is_frame(data) else _hugging_face_table(data, where)
+    return frame_table(data, where) if is_frame(data) else _hugging_face_table(data, where)
 
 
 def _hugging_face_table(data: Any, where: str) -> Table:
     """Read the rows that the Dataset shows, which may be fewer than it stores."""
     features = data.features.to_dict() if hasattr(data.features, "to_dict") else {}
     return arrow_table(data.with_format("arrow")[:], where, features)
-
-
-def _frame_table(frame: Any, labels: Any, where: str) -> Table:
-    """Read the columns of a pandas DataFrame. Labels that are not one of its columns become the last column."""
-    columns: dict[str, Column] = {}
-    mistakes: dict[str, str] = {}
-    for position, key in enumerate(frame.columns):
-        name = str(key)
-        if name in columns:
-            raise UserError(f"{where}: column {name!r} appears twice; expected different names")
-        columns[name], content = _frame_column(frame.iloc[:, position])
-        if content is not None:
-            mistakes[name] = unusable(where, name, content)
-    if labels is not None:
-        name = str(getattr(labels, "name", None) or "label")
-        while name in columns:
-            name += "_"
-        columns[name] = _label_column(labels)
-    return Table(where, "row {}".format, columns, mistakes=mistakes)
-
-
-def _frame_column(column: Any) -> tuple[Column, str | None]:
-    """Read a column of a pandas DataFrame. If it cannot be an input, also say what it holds."""
-    missing = np.asarray(column.isna())
-    if column.dtype.kind in "biuf" and str(column.dtype) != "category":
-        if column.dtype.kind in "iu" and not missing.any():
-            return np.asarray(column), None
-        return column.to_numpy(dtype=np.float64, na_value=np.nan), None
-    values = [None if gap else value for gap, value in zip(missing.tolist(), column.tolist(), strict=True)]
-    texts = [None if value is None else number_text(value) if _is_number(value) else str(value) for value in values]
-    categorical = str(column.dtype) == "category"
-    return make_strings(texts, categorical), None if categorical else _odd_content(column, values)
-
-
-def _odd_content(column: Any, values: Sequence[Any]) -> str | None:
-    """Describe what a column holds if that is neither numbers nor texts."""
-    if column.dtype.kind in "mM":
-        return "dates or times"
-    odd = next(
-        (value for value in values if value is not None and not (isinstance(value, str) or _is_number(value))), None
-    )
-    if isinstance(odd, datetime.date | datetime.time | datetime.timedelta):
-        return "dates or times"
-    return None if odd is None else f"values of type {type(odd).__name__}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number | np.bool_)
-
-
-def _label_column(labels: Any) -> Column:
-    """Read labels that are given beside a table."""
-    values = _labels(labels, "y")
-    if values.dtype.kind != "O":
-        return values
-    return make_strings([None if v is None or v != v else v for v in values.tolist()]) if _all_texts(values) else values
-
-
-def _all_texts(values: npt.NDArray[Any]) -> bool:
-    return all(value is None or value != value or isinstance(value, str) for value in values)
 
 
 def _samples(data: Any, where: str) -> tuple[list[Any], npt.NDArray[Any]]:
@@ -263,7 +208,7 @@ def _pixels(images: Sequence[Any], where: str, size: Size | None) -> list[Any]:
 
 
 def _stack(inputs: Sequence[Any], where: str) -> Array:
-    arrays = [_array(value, f"{where}: item {index}") for index, value in enumerate(inputs)]
+    arrays = [make_array(value, f"{where}: item {index}") for index, value in enumerate(inputs)]
     odd = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
     if odd is not None:
         raise UserError(
@@ -282,7 +227,7 @@ def _identity(kind: str, dataset: Dataset) -> dict[str, object]:
     """Return what a configuration records about data that it cannot contain."""
     digest = hashlib.sha256("\n".join(dataset.classes).encode())
     for samples in (dataset.train, dataset.test):
-        for array in (samples.x, samples.y):
+        for array in (samples.x, samples.y, *(() if samples.site is None else (samples.site,))):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
     return {

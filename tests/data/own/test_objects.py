@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 import yaml
 from PIL import Image
+from scipy.sparse import csr_array
+from sklearn.datasets import load_iris
 from torch.utils.data import Subset, TensorDataset
 
 import fedskew as fs
@@ -101,6 +105,52 @@ def test_one_column_of_text() -> None:
     assert loaded.input_shape == (3,)
 
 
+# Polars and Arrow
+
+
+def test_a_polars_frame_gives_what_a_pandas_frame_gives() -> None:
+    polars = pytest.importorskip("polars")
+    towns = [None if i % 7 == 0 else "AB"[i % 2] for i in range(60)]
+    mixed = frame(town=towns, gap=np.where(Y == 1, np.nan, TABLE[:, 2]))
+    converted = polars.from_dicts(mixed.replace({np.nan: None}).to_dict("records"), infer_schema_length=None)
+    loaded = fs.load(converted, label="ill")
+    assert loaded.columns == fs.load(mixed, label="ill").columns
+    assert same(loaded, fs.load(mixed, label="ill"))
+    apart = fs.load((converted.drop("ill"), converted["ill"]))
+    assert same(apart, loaded)
+    with pytest.raises(fs.UserError, match="LazyFrame has no rows yet; expected a DataFrame: call collect"):
+        fs.load(converted.lazy(), label="ill")
+    letters = polars.Series(["a", "b"] * 10, dtype=polars.Categorical)
+    kinds = polars.DataFrame({"x": letters, "z": [1.5, 2.5] * 10, "y": [0, 1] * 10})
+    assert fs.load(kinds).columns == ("x=a", "x=b", "z")
+    dates = kinds.with_columns(polars.date(2024, 1, 1).alias("day"))
+    with pytest.raises(fs.UserError, match="column 'day' holds dates or times"):
+        fs.load(dates)
+
+
+def test_an_arrow_table_gives_what_a_frame_gives() -> None:
+    assert same(
+        fs.load(pa.Table.from_pandas(frame(), preserve_index=False), label="ill"), fs.load(frame(), label="ill")
+    )
+
+
+# scikit-learn
+
+
+def test_a_bunch_has_names_of_classes_and_features() -> None:
+    iris = load_iris()
+    loaded = fs.load(iris)
+    assert loaded.classes == ("setosa", "versicolor", "virginica")
+    assert loaded.columns[0] == "sepal length (cm)"
+    assert same(loaded, fs.load((iris.data, iris.target), classes=list(iris.target_names)))
+    as_frame = fs.load(load_iris(as_frame=True))
+    assert as_frame.columns == loaded.columns
+    assert as_frame.classes == loaded.classes
+    apart = fs.load(iris, test=iris, name="flowers")
+    assert (len(apart.train), len(apart.test), apart.name) == (150, 150, "flowers")
+    assert fs.load(iris, classes=list("abc")).classes == tuple("abc")
+
+
 # torch Datasets
 
 
@@ -169,6 +219,46 @@ def test_images_of_a_hugging_face_dataset(tmp_path: Path) -> None:
     assert same(fs.load(data), fs.load((IMAGES, Y), classes=NAMES))
 
 
+# The hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as the hub has it, and no network."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "clinic" / "patients"
+    (folder / "data").mkdir(parents=True)
+    frame().iloc[:40].to_parquet(folder / "data" / "train-00000-of-00001.parquet", index=False)
+    frame().iloc[40:].to_parquet(folder / "data" / "test-00000-of-00001.parquet", index=False)
+    return folder
+
+
+def test_a_dataset_of_the_hub_is_named_in_the_configuration(hub: Path, tmp_path: Path) -> None:
+    loaded = fs.load("hf:clinic/patients", label="ill")
+    assert same(loaded, fs.load(frame().iloc[:40], test=frame().iloc[40:], label="ill"))
+    split = ["--data", "hf:clinic/patients", "--set", "data.label=ill", "--partition", "iid", "--clients", "2"]
+    assert main(["run", *split, "--method", "fedavg", "--rounds", "1", "-q", "--out", "a"]) == 0
+    assert yaml.safe_load(Path("a/config.yaml").read_text())["data"] == {"name": "hf:clinic/patients", "label": "ill"}
+    assert main(["run", "-c", "a/config.yaml", "-q", "--out", "b"]) == 0
+    assert fs.load_run("a").accuracy == fs.load_run("b").accuracy
+
+
+def test_mistakes_with_the_hub_get_one_line(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, line in (
+        ("hf:clinic/absent", "'hf:clinic/absent' cannot be loaded: "),
+        ("hf:", "expected hf:owner/name"),
+    ):
+        with pytest.raises(fs.UserError) as caught:
+            fs.load(name)
+        assert line in str(caught.value)
+        assert "\n" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(fs.UserError, match="'hf:clinic/patients' needs the package datasets: pip install datasets"):
+        fs.load("hf:clinic/patients")
+
+
 # Mistakes
 
 
@@ -213,6 +303,7 @@ def test_images_of_a_hugging_face_dataset(tmp_path: Path) -> None:
         (hugging_face(), {"label": "moods"}, "unknown label column in Dataset: 'moods'; did you mean 'mood'?"),
         (hugging_face().to_iterable_dataset(), {}, "IterableDataset has no length, so it is a stream"),
         ("x" * 5000, {}, "unknown dataset or path"),
+        ((csr_array(TABLE), Y), {}, "x: a sparse csr_array; expected a dense array: call toarray() first"),
         (fs.load((TABLE, Y)), {"label": "y"}, "option 'label' was given with a loaded Dataset; pass it to fs.load"),
     ],
 )  # fmt: skip

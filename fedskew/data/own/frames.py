@@ -1,0 +1,117 @@
+"""Tables in memory: pandas and Polars DataFrames, and Arrow tables. None of these packages has to be installed."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedskew.data.own.columns import Column, make_strings, number_text
+from fedskew.data.own.table_files import arrow_table, import_pyarrow, unusable
+from fedskew.data.own.tables import Table
+from fedskew.errors import UserError
+
+
+def is_frame(data: object) -> bool:
+    """Whether this is a DataFrame of pandas or Polars, or an Arrow table."""
+    polars = all(hasattr(data, name) for name in ("to_arrow", "schema", "height"))
+    arrow = all(hasattr(data, name) for name in ("column_names", "schema", "combine_chunks"))
+    return _is_pandas(data) or polars or arrow
+
+
+def _is_pandas(data: object) -> bool:
+    return all(hasattr(data, name) for name in ("columns", "iloc", "dtypes"))
+
+
+def frame_table(frame: Any, where: str, labels: Any = None) -> Table:
+    """Read the columns of a DataFrame. Labels that are not one of its columns become the last column."""
+    table = _pandas_table(frame, where) if _is_pandas(frame) else arrow_table(_arrow(frame), where, {})
+    if labels is None:
+        return table
+    name = str(getattr(labels, "name", None) or "label")
+    while name in table.columns:
+        name += "_"
+    return replace(table, columns={**table.columns, name: _label_column(labels)})
+
+
+def _arrow(frame: Any) -> Any:
+    if not hasattr(frame, "to_arrow"):
+        return frame
+    import_pyarrow()
+    return frame.to_arrow()
+
+
+def _pandas_table(frame: Any, where: str) -> Table:
+    columns: dict[str, Column] = {}
+    mistakes: dict[str, str] = {}
+    for position, key in enumerate(frame.columns):
+        name = str(key)
+        if name in columns:
+            raise UserError(f"{where}: column {name!r} appears twice; expected different names")
+        columns[name], content = _frame_column(frame.iloc[:, position])
+        if content is not None:
+            mistakes[name] = unusable(where, name, content)
+    return Table(where, "row {}".format, columns, mistakes=mistakes)
+
+
+def _frame_column(column: Any) -> tuple[Column, str | None]:
+    """Read a column of a pandas DataFrame. If it cannot be an input, also say what it holds."""
+    missing = np.asarray(column.isna())
+    if column.dtype.kind in "biuf" and str(column.dtype) != "category":
+        if column.dtype.kind in "iu" and not missing.any():
+            return np.asarray(column), None
+        return column.to_numpy(dtype=np.float64, na_value=np.nan), None
+    values = [None if gap else value for gap, value in zip(missing.tolist(), column.tolist(), strict=True)]
+    texts = [None if value is None else number_text(value) if _is_number(value) else str(value) for value in values]
+    categorical = str(column.dtype) == "category"
+    return make_strings(texts, categorical), None if categorical else _odd_content(column, values)
+
+
+def _odd_content(column: Any, values: Sequence[Any]) -> str | None:
+    """Describe what a column holds if that is neither numbers nor texts."""
+    if column.dtype.kind in "mM":
+        return "dates or times"
+    odd = next(
+        (value for value in values if value is not None and not (isinstance(value, str) or _is_number(value))), None
+    )
+    if isinstance(odd, datetime.date | datetime.time | datetime.timedelta):
+        return "dates or times"
+    return None if odd is None else f"values of type {type(odd).__name__}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number | np.bool_)
+
+
+def _label_column(labels: Any) -> Column:
+    """Read labels that are given beside a table."""
+    values = make_label_array(labels, "y")
+    if values.dtype.kind != "O":
+        return values
+    return make_strings([None if v is None or v != v else v for v in values.tolist()]) if _all_texts(values) else values
+
+
+def _all_texts(values: npt.NDArray[Any]) -> bool:
+    return all(value is None or value != value or isinstance(value, str) for value in values)
+
+
+def make_array(values: Any, where: str) -> npt.NDArray[Any]:
+    """Convert tensors and lists to an array."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    if hasattr(values, "toarray"):
+        raise UserError(f"{where}: a sparse {type(values).__name__}; expected a dense array: call toarray() first")
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"{where}: rows of unequal length; expected an array of numbers") from error
+
+
+def make_label_array(values: Any, where: str) -> npt.NDArray[Any]:
+    """Convert labels to an array. A list keeps its objects, because numpy would turn [1, "a"] into strings."""
+    return np.array(values, dtype=object) if isinstance(values, list | tuple) else make_array(values, where)
