@@ -44,7 +44,11 @@ def _command(
     ] = None,
     only: Annotated[
         str | None,
-        option("--only", "A,B", "measure only steps, rounds, federation, participants or start-up (default: all)"),
+        option("--only", "A,B", "measure only steps, rounds, federation, participants, start-up, or scale, which "
+               "writes 7 GB to a temporary folder (default: all but scale)"),
+    ] = None,
+    scale_clients: Annotated[
+        str | None, option("--scale-clients", "N", "clients of the federation for scale (default: 1000000)")
     ] = None,
     budget: Annotated[
         str | None,
@@ -64,7 +68,7 @@ def _command(
         _render(render)
         return
     lists = {"models": models, "clients": clients, "methods": methods, "precisions": precisions, "only": only}
-    plan = _plan(device, quick, lists, budget)
+    plan = _plan(device, quick, lists, budget, scale_clients)
     from fedskew.lab.benchmark.run import Benchmark
 
     interrupted = False
@@ -85,13 +89,15 @@ def _command(
         raise typer.Exit(INTERRUPTED)
 
 
-def _plan(device: str, is_quick: bool, lists: Mapping[str, str | None], budget: str | None) -> Plan:
+def _plan(
+    device: str, is_quick: bool, lists: Mapping[str, str | None], budget: str | None, scale_clients: str | None
+) -> Plan:
     """Override the device's default plan with the user's choices."""
     from fedskew.engine import choose_device
     from fedskew.experiment.config import values
-    from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, SETTINGS
+    from fedskew.lab.benchmark.cases import CLASSES, METHODS, PRECISIONS, SETTINGS
     from fedskew.lab.benchmark.plan import default_plan, quick_plan
-    from fedskew.lab.benchmark.results import LEVELS
+    from fedskew.lab.benchmark.results import LEVELS, SCALE
 
     name = str(choose_device(values.device("device", device)))
     chosen: dict[str, Any] = {
@@ -99,7 +105,8 @@ def _plan(device: str, is_quick: bool, lists: Mapping[str, str | None], budget: 
         "clients": tuple(values.integer(1)("clients", n) for n in dict.fromkeys(split_names(lists["clients"]))),
         "methods": _names("method", lists["methods"], METHODS),
         "precisions": _names("precision", lists["precisions"], PRECISIONS),
-        "levels": _names("measurement", lists["only"], LEVELS),
+        "levels": _names("measurement", lists["only"], (*LEVELS, SCALE)),
+        "scale_clients": None if scale_clients is None else values.integer(CLASSES)("scale_clients", scale_clients),
         "budget": None if budget is None else values.real(above=0)("budget", budget),
     }
     return replace(

@@ -6,6 +6,7 @@ This module also has what loaders share: checks of samples and options, and the 
 from __future__ import annotations
 
 import inspect
+import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -159,9 +160,16 @@ def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int
 
 
 def row_blocks(x: npt.NDArray[np.generic]) -> Iterator[npt.NDArray[np.generic]]:
-    """Yield views of consecutive rows, so that temporary arrays stay small even if `x` is larger than the memory."""
+    """Yield views of consecutive rows, so that temporary arrays stay small even if `x` is larger than the memory.
+
+    The rows of a memory-mapped file leave the memory again.
+    """
     rows = max(1, BLOCK_VALUES // max(1, x[:1].size))
-    return (x[start : start + rows] for start in range(0, len(x), rows))
+    file = getattr(x, "_mmap", None)
+    for start in range(0, len(x), rows):
+        yield x[start : start + rows]
+        if file is not None and hasattr(mmap, "MADV_DONTNEED"):
+            file.madvise(mmap.MADV_DONTNEED)
 
 
 def check_label_matrix(y: npt.NDArray[np.generic], classes: int, where: str) -> None:

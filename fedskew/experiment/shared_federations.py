@@ -27,6 +27,8 @@ from fedskew.locks import exclusive
 
 _CACHE_AFTER = 1.0
 """A split is cached if drawing it took more seconds than this."""
+_MAX_CACHED_SAMPLES = 5_000_000
+"""Larger splits are not cached: reading them as JSON would take longer than drawing them."""
 
 
 def shared_federation(config: Config, validation: float | None = None) -> Federation:
@@ -80,7 +82,7 @@ def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
                                   arranged.client_names, (*arranged.dataset.notes, *arranged.notes))  # fmt: skip
         start = time.perf_counter()
         drawn = build_federation(config, dataset)
-        if time.perf_counter() - start > _CACHE_AFTER:
+        if time.perf_counter() - start > _CACHE_AFTER and len(drawn.samples) <= _MAX_CACHED_SAMPLES:
             with contextlib.suppress(UserError):  # continue if the cache cannot be written
                 drawn.save_split(path)
         return drawn

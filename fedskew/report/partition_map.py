@@ -166,10 +166,10 @@ def class_table(fed: Federation, most: int | None = None) -> Table:
     table.add_column("samples", justify="right")
     for heading in (*(("domain",) if fed.domains else ()), "vacant", "minority", "majority"):
         table.add_column(heading)
-    for k in range(fed.clients if most is None else min(most, fed.clients)):
+    for k, name in enumerate(fed.client_labels[:most]):
         groups = (fed.vacant(k), fed.minority(k), fed.majority(k))
         listed = (_listed(group, fed.dataset.classes) for group in groups)
-        table.add_row(fed.client_labels[k], str(fed.sizes[k]), *fed.domains[k : k + 1], *listed)
+        table.add_row(name, str(fed.sizes[k]), *fed.domains[k : k + 1], *listed)
     return table
 
 

@@ -46,9 +46,9 @@ def _samples(x: Path, y: Path) -> Samples:
 
 
 def _map(path: Path) -> Array:
-    """Map a file into memory. The copy-on-write mode lets torch share the memory without a warning."""
+    """Map a file into memory, for reading only."""
     try:
-        array: Array = np.load(path, mmap_mode="c", allow_pickle=False)
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
         expected = ", ".join((*INPUTS, *LABELS))
         raise UserError(f"{path} does not exist; expected {expected} in this folder") from error

@@ -7,6 +7,7 @@ makes the host wait until the device has finished its earlier work. A copy from 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Protocol
@@ -83,7 +84,7 @@ class DeviceSamples:
     def some_inputs(self) -> Tensor:
         """Return a few inputs to test a model on, always the same ones, so that a resumed run gets the same answers."""
         rows = torch.linspace(0, len(self) - 1, 8, device=self.y.device)
-        return self.inputs(rows.long())
+        return self.inputs(rows.long().clamp(max=len(self) - 1))  # float32 rounds the last of many rows up
 
     def training_inputs(self, indices: Tensor, epoch_keys: Tensor) -> Tensor:
         """Return augmented inputs. A sample's augmentation depends only on the epoch's key and on the sample."""
@@ -107,12 +108,15 @@ def _inputs_on(device: torch.device, x: npt.NDArray[np.generic]) -> Tensor:
     """Copy inputs to the device. A memory-mapped file stays on disk if the device is the host."""
     if not isinstance(x, np.memmap):
         return torch.tensor(x, device=device)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to the inputs
+        mapped = torch.from_numpy(x)
     if device.type == "cpu":
-        return torch.from_numpy(x)
-    copied = torch.empty(x.shape, dtype=torch.from_numpy(x[:0]).dtype, device=device)
+        return mapped
+    copied = torch.empty_like(mapped, device=device)
     first = 0
     for block in row_blocks(x):
-        copied[first : first + len(block)] = torch.from_numpy(block)
+        copied[first : first + len(block)] = mapped[first : first + len(block)]
         first += len(block)
     return copied
 

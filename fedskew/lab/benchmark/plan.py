@@ -39,7 +39,10 @@ class Plan:
     """Seconds."""
     federations: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     participants: tuple[int, ...] = (1, 10, 50, 100, 500)
-    levels: tuple[Level, ...] = LEVELS
+    levels: tuple[str, ...] = LEVELS
+    """Of `LEVELS` and `SCALE`."""
+    scale_clients: int = 1_000_000
+    """Clients of the federation on which `SCALE` is measured."""
     compiled_limit: bool = True
 
     @property
@@ -89,6 +92,7 @@ def quick_plan(device: str) -> Plan:
         participants=(1, 10),
         levels=tuple(level for level in LEVELS if level != "start-up"),  # a dozen processes take too long
         compiled_limit=False,
+        scale_clients=2_000,
     )
 
 

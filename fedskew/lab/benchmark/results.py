@@ -11,11 +11,14 @@ from typing import Any, Literal
 
 from fedskew.errors import UserError
 from fedskew.lab.benchmark.commands import CommandTime
+from fedskew.lab.benchmark.scale import ScaleMeasurement
 
 Level = Literal["steps", "rounds", "federation", "participants", "start-up"]
 """What is measured: local steps, whole rounds, rounds by federation size or by number of participants, or commands."""
 
 LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants", "start-up")
+SCALE = "scale"
+"""A run on a federation of very many clients. It is measured on request only, because it writes gigabytes to disk."""
 
 LOOP, TUNED_LOOP, LIMIT, BARE = "loop", "tuned loop", "limit", "bare steps"
 """Names of contenders other than engines. `bare steps` are an engine's local steps, timed with its whole rounds."""
@@ -109,6 +112,7 @@ class Results:
     date: str
     measurements: list[Measurement] = field(default_factory=list)
     commands: list[CommandTime] = field(default_factory=list)
+    scale: list[ScaleMeasurement] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     """Notices of engines that deviated from the request."""
@@ -132,6 +136,7 @@ class Results:
             "seconds": self.seconds,
             "measurements": [m.to_json() for m in self.measurements],
             "commands": [command.to_json() for command in self.commands],
+            "scale": [m.to_json() for m in self.scale],
             "failures": [{"what": f.label, "why": f.reason} for f in self.failures],
             "notices": list(self.notices),
             "left_out": list(self.left_out),
@@ -149,6 +154,7 @@ class Results:
                 date=str(value["date"]),
                 measurements=[Measurement.from_json(m) for m in value["measurements"]],
                 commands=[CommandTime.from_json(command) for command in value.get("commands", [])],
+                scale=[ScaleMeasurement.from_json(m) for m in value.get("scale", [])],
                 failures=[Failure(f["what"], f["why"]) for f in value["failures"]],
                 notices=[str(line) for line in value["notices"]],
                 left_out=[str(line) for line in value["left_out"]],

@@ -13,7 +13,8 @@ from fedskew.errors import UserError
 from fedskew.experiment.storage import about
 from fedskew.lab.benchmark.commands import time_commands
 from fedskew.lab.benchmark.plan import Group, Plan, groups
-from fedskew.lab.benchmark.results import Failure, Results
+from fedskew.lab.benchmark.results import SCALE, Failure, Results
+from fedskew.lab.benchmark.scale import measure_scale, scale_case
 from fedskew.lab.benchmark.timing import ContenderTimer
 
 ShowProgress = Callable[[int, int, str, str], None]
@@ -42,6 +43,8 @@ class Benchmark:
                 self._measure(group, done, show_progress)
                 self.results.seconds = round(self._elapsed(), 1)
                 save(self.results)
+            if SCALE in self._plan.levels:
+                self._measure_scale(show_progress)
         finally:
             self.results.seconds = round(self._elapsed(), 1)
         return self.results
@@ -62,6 +65,15 @@ class Benchmark:
                 self.results.measurements += self._timer.measure(together, show)
             except (RuntimeError, UserError) as error:  # out of memory, for example; other groups may fit
                 self.results.failures.append(Failure.from_error(group.title, error))
+
+    def _measure_scale(self, show_progress: ShowProgress) -> None:
+        case = scale_case(self._plan.device, self._plan.scale_clients)
+        title = f"a run on {case.clients:,} clients"
+        show_progress(len(self._groups), len(self._groups) + 1, title, title)
+        try:
+            self.results.scale.append(measure_scale(case))
+        except (RuntimeError, UserError) as error:
+            self.results.failures.append(Failure.from_error(title, error))
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._start

@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table as RichTable
 
 from fedskew.lab.benchmark.results import BARE, Level, Measurement, Results
+from fedskew.lab.benchmark.scale import PHASES
 from fedskew.lab.benchmark.targets import growth, rounds_rows, steps_rows, targets
 
 Row = tuple[str, ...]
@@ -47,6 +48,7 @@ def tables(results: Results) -> list[Table]:
         _growth(results, "federation", "Whole rounds of FedAvg by federation size"),
         _growth(results, "participants", "Whole rounds of FedAvg by number of participants"),
         _commands(results),
+        _scale(results),
     )
     return [table for table in all_tables if table.rows]
 
@@ -139,6 +141,23 @@ def _commands(results: Results) -> Table:
     return Table(
         "Commands: seconds from the start of the process", ("command", "until its", "s", "CPU s"), tuple(rows), 2
     )
+
+
+def _scale(results: Results) -> Table:
+    rows = [
+        (
+            f"{m.case.clients:,} × {m.case.samples}", f"{m.case.model}, {m.case.precision}, {m.engine}",
+            f"{m.case.bytes / 1e9:.1f} GB", *(f"{m.phases[phase]:.1f}" for phase in PHASES),
+            f"{sum(m.phases.values()):.1f}", f"{m.cpu_seconds:.1f}", f"{m.memory / 1e9:.1f} GB",
+            f"{m.folder_bytes / 1e6:.1f} MB",
+        )
+        for m in results.scale
+    ]  # fmt: skip
+    rounds = sorted({(m.case.rounds, m.case.participants) for m in results.scale})
+    of = " and ".join(f"{number} rounds of {participants:,} participants" for number, participants in rounds)
+    headings = ("clients × samples", "model", "data on disk", *(f"{phase}, s" for phase in PHASES), "all, s", "CPU s",
+                "peak host memory", "run folder")  # fmt: skip
+    return Table(f"A run of FedAvg on memory-mapped data: {of}", headings, tuple(rows), 2)
 
 
 def _case_name(m: Measurement) -> str:

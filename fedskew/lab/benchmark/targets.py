@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fedskew.lab.benchmark.results import BARE, LIMIT, LOOP, NOT_OURS, TUNED_LOOP, Level, Measurement, Results, fastest
+from fedskew.lab.benchmark.scale import HOST_MEMORY
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Target:
 def targets(results: Results) -> list[Target]:
     """The targets that can be checked, because both measurements exist."""
     rounds = _rounds(results) if results.kind == "cuda" else ()
-    return [*_steps(results), *rounds, *_growth(results), *_commands(results)]
+    return [*_steps(results), *rounds, *_growth(results), *_commands(results), *_scale(results)]
 
 
 def _commands(results: Results) -> Iterator[Target]:
@@ -211,3 +212,8 @@ def _growth(results: Results) -> Iterator[Target]:
     if cost is not None:
         numbers = f"{participants[-2].clients} to {participants[-1].clients} participants"
         yield Target(f"{numbers}: time per participant", cost, COST_GROWTH, False)
+
+
+def _scale(results: Results) -> Iterator[Target]:
+    for m in results.scale:
+        yield Target(f"{m.case.clients:,} clients: peak host memory, GB", m.memory / 1e9, HOST_MEMORY / 1e9, False)

@@ -12,6 +12,8 @@ from fedskew.results import Comparison
 
 Counts = npt.NDArray[np.int64]
 BUBBLES_UP_TO = 30
+MAX_CLIENTS = 1000
+"""Clients that are drawn and listed. A browser cannot show a million."""
 
 
 def federation(comparison: Comparison) -> Section:
@@ -33,9 +35,11 @@ def federation(comparison: Comparison) -> Section:
         f"On average a client lacks {groups['vacant'].mean():.1f} of {counts.shape[1]} classes and has "
         f"{groups['minority'].mean():.1f} minority and {groups['majority'].mean():.1f} majority classes.",
     ]
-    clients = comparison.client_labels
+    if len(counts) > MAX_CLIENTS:
+        words.append(f"The figures and the table show the first {MAX_CLIENTS} clients.")
+    clients = comparison.client_labels[:MAX_CLIENTS]
     shares = [
-        BarSeries(name, [int(v) for v in groups[name]], style=i)
+        BarSeries(name, [int(v) for v in groups[name][:MAX_CLIENTS]], style=i)
         for i, name in enumerate(("majority", "minority", "vacant"))
     ]
     kinds = Bars("class-kinds", "classes by kind", "client", "classes", clients, shares, stacked=True)
@@ -55,7 +59,7 @@ def federation(comparison: Comparison) -> Section:
         [
             [clients[k], int(row.sum()), *(int(groups[g][k]) for g in ("vacant", "minority", "majority")),
              number(100 * row.max() / max(1, row.sum()), 1)]
-            for k, row in enumerate(counts)
+            for k, row in enumerate(counts[:MAX_CLIENTS])
         ],
     )  # fmt: skip
     return Section("federation", "The federation", words, figures, [table])
@@ -73,7 +77,8 @@ def partition_map(
     key: str, title: str, counts: Counts, classes: tuple[str, ...], clients: tuple[str, ...] = ()
 ) -> Heat:
     """Draw classes down and clients across, as in the papers. A vacant class is empty."""
+    counts = counts[:MAX_CLIENTS]
     cells = [[int(v) or None for v in row] for row in counts.T]
-    names = list(clients) or [str(k) for k in range(len(counts))]
+    names = list(clients[:MAX_CLIENTS]) or [str(k) for k in range(len(counts))]
     bubbles = max(counts.shape) <= BUBBLES_UP_TO
     return Heat(key, title, "class", "client", "samples", list(classes), names, cells, bubbles=bubbles)
