@@ -45,6 +45,10 @@ class Task(ABC):
         """Add a batch's predictions to the flat `counts`."""
 
     @abstractmethod
+    def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the sum of the predictions' losses, in float64. There are as many as `count` counts."""
+
+    @abstractmethod
     def members(self, y: Tensor, label: int) -> Tensor:
         """Mark the samples that have this class or label: [B] booleans."""
 
@@ -84,6 +88,9 @@ class SingleLabel(Task):
 
     def count(self, counts: Tensor, logits: Tensor, y: Tensor) -> None:
         counts.index_add_(0, y * logits.shape[-1] + logits.argmax(dim=-1), torch.ones_like(y))
+
+    def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        return -logits.double().log_softmax(dim=-1).gather(1, y.unsqueeze(1)).sum()
 
     def members(self, y: Tensor, label: int) -> Tensor:
         return y == label
@@ -127,6 +134,9 @@ class MultiLabel(Task):
         cells = (first + 2 * y + (logits > 0)).flatten()
         counts.index_add_(0, cells, torch.ones_like(cells))
 
+    def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits.double(), y.double(), reduction="sum")
+
     def members(self, y: Tensor, label: int) -> Tensor:
         return y[:, label] == 1
 
@@ -136,10 +146,10 @@ class MultiLabel(Task):
         return counts
 
     def groups(self, y: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-        """A sample's group is its rarest label, because frequent labels come with many others, or `NO_LABEL`."""
+        """A sample's group is its rarest label, so that rare labels are split as a rule intends, or `NO_LABEL`."""
         rarity = np.where(y == 1, y.sum(axis=0), np.iinfo(np.int64).max)
         groups = np.where(y.any(axis=1), rarity.argmin(axis=1), len(names))
-        return groups, (*names, NO_LABEL)
+        return groups, names if y.any(axis=1).all() else (*names, NO_LABEL)
 
     def renumber(self, y: IntArray, numbers: IntArray, classes: int) -> IntArray:
         renumbered = np.zeros((len(y), classes), np.int64)

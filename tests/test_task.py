@@ -87,6 +87,7 @@ def test_a_sample_is_split_by_its_rarest_label() -> None:
     groups, names = MULTI.groups(Y, ("cough", "fever", "rash"))
     assert names == ("cough", "fever", "rash", "none")
     assert groups.tolist() == [2, 3, 1, 0]
+    assert MULTI.groups(Y[[0, 2]], ("cough", "fever", "rash"))[1] == ("cough", "fever", "rash")
     assert SINGLE.groups(np.array([1, 0]), ("a", "b"))[1] == ("a", "b")
 
 

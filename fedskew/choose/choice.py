@@ -156,6 +156,11 @@ def _race(
     watcher: RaceWatcher,
 ) -> Choice:
     federation = split(base)
+    if federation.dataset.task.name == "multi-label":
+        raise UserError(
+            f"{federation.dataset.name!r} has several labels per sample, and a race needs one class; "
+            "expected `fedskew compare` with methods that fit"
+        )
     for note in federation.notes:
         watcher.on_notice(note)
     fraction = validation_fraction(int(federation.sizes.sum()))

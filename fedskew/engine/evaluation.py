@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +27,9 @@ class Tested(NamedTuple):
     """What an evaluation adds up over its samples."""
 
     confusion: npt.NDArray[np.int64]
-    """Counts by true and predicted class."""
+    """Counts by true and predicted class, or by label: see `Task.counts_shape`."""
     log_loss: float
-    """The sum of −log p of the true class, in nats."""
+    """The sum of −log p of the true class, in nats, or of the binary log losses of all labels."""
 
 
 class Evaluator:
@@ -59,14 +60,14 @@ class Evaluator:
     @torch.no_grad()
     def probabilities(self, model: ModelState) -> tuple[Tensor, Tensor]:
         """Return the probability of every class [samples, classes] in float64, and the true classes."""
-        rows = torch.arange(len(self._data), device=self._data.y.device)
-        parts = [logits.double().softmax(dim=-1) for _, logits in _logits(self._network, model, self._data, rows)]
+        rows, task = torch.arange(len(self._data), device=self._data.y.device), self._data.task
+        parts = [task.probabilities(logits.double()) for _, logits in _logits(self._network, model, self._data, rows)]
         return torch.cat(parts), self._data.y[rows]
 
     def _read(self, sums: Fetch, model: ModelState) -> Tested:  # noqa: ARG002
         """Wait for the sums. `model` is an argument only to keep its memory alive during the evaluation."""
         found = sums.read()
-        cells = np.asarray(found["cells"].view(self._data.classes, self._data.classes).numpy())
+        cells = np.asarray(found["cells"].view(self._data.task.counts_shape(self._data.classes)).numpy())
         return Tested(cells, float(found["log_loss"]))
 
     def _capture(self, model: ModelState) -> bool:
@@ -141,23 +142,22 @@ class _Batch:
             for layout, kind in zip(self.layouts, ("params", "buffers"), strict=True)
         )
         logits = self.network.logits(ModelState(params, buffers), data.inputs(rows))
-        _add(progress, data.y[rows], logits)
+        _add(progress, data, rows, logits)
         progress["first"].add_(self.size)
 
 
 def _zero_sums(data: DeviceSamples) -> dict[str, Tensor]:
     device = data.y.device
     return {
-        "cells": torch.zeros(data.classes**2, dtype=torch.int64, device=device),
+        "cells": torch.zeros(math.prod(data.task.counts_shape(data.classes)), dtype=torch.int64, device=device),
         "log_loss": torch.zeros((), dtype=torch.float64, device=device),
     }
 
 
-def _add(sums: dict[str, Tensor], true: Tensor, logits: Tensor) -> None:
+def _add(sums: dict[str, Tensor], data: DeviceSamples, rows: Tensor, logits: Tensor) -> None:
     """Add a batch to the sums, in place."""
-    cells = true * logits.shape[-1] + logits.argmax(dim=-1)
-    sums["cells"].index_add_(0, cells, torch.ones_like(true))
-    sums["log_loss"].sub_(logits.double().log_softmax(dim=-1).gather(1, true.unsqueeze(1)).sum())
+    data.task.count(sums["cells"], logits, data.y[rows])
+    sums["log_loss"].add_(data.task.log_loss(logits, data.y[rows]))
 
 
 @torch.no_grad()
@@ -170,7 +170,7 @@ def _test(network: Network, model: ModelState, data: DeviceSamples, labels: Sequ
         rows = rows[~outside[data.y]]
     sums = _zero_sums(data)
     for batch, logits in _logits(network, model, data, rows):
-        _add(sums, data.y[batch], logits.masked_fill(outside, -torch.inf))
+        _add(sums, data, batch, logits.masked_fill(outside, -torch.inf))
     return sums
 
 

@@ -18,7 +18,7 @@ from fedskew.data.partitions.rule import partition_class
 from fedskew.engine import choose_devices, choose_engine, estimated_seconds
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
-from fedskew.methods import Method, Objective, Part, Regulariser, make_method
+from fedskew.methods import METHODS, Method, Objective, Part, Regulariser, make_method, matching_entries
 from fedskew.methods.parts import SGD_OPTIMIZERS
 from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
 
@@ -79,6 +79,7 @@ def prepare(
     devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
     check_participants(config.clients_per_round, fed.clients)
+    require_task(config.task, chosen, fed.dataset)
     shape = data_shape(fed.dataset)
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
     module = make_model(name, shape, config.seed) if model is None else adapted_model(model, shape)
@@ -101,6 +102,7 @@ def prepare(
     resolved = replace(
         config,
         data_params=dict(fed.dataset.in_memory) or config.data_params,
+        task="auto" if fed.dataset.task.name == "single-label" else fed.dataset.task.name,
         partition=_describe_split(fed, config),
         model=name if model is None else type(own_module(model)).__name__,
         method=chosen.name,
@@ -111,6 +113,26 @@ def prepare(
         device=",".join(map(str, devices)),
     )
     return Prepared(resolved, fed, chosen, module)
+
+
+def require_task(task: str, method: Method, dataset: Dataset) -> None:
+    """Refuse data of another task than the configuration's, and a method that does not apply to several labels."""
+    found = dataset.task.name
+    if task not in ("auto", found):
+        raise UserError(f"task is {task!r}, but the labels of {dataset.name!r} are {found}; expected auto or {found}")
+    unfit = next((member for member in method.members if not member.multi_label), None)
+    if found == "multi-label" and unfit is not None:
+        fitting = [entry.name for entry in matching_entries() if all(part.multi_label for part in entry.parts)]
+        raise UserError(
+            f"method {_name_of_part(unfit, method)!r} needs one class per sample, because its maths has a softmax over "
+            f"the classes, but {dataset.name!r} has several labels per sample; expected {', '.join(fitting)}"
+        )
+
+
+def _name_of_part(part: Part, method: Method) -> str:
+    """The name of the one of several combined methods that has this part."""
+    names = [name for name in method.name.split("+") if name in METHODS and type(part) in METHODS[name].parts]
+    return names[0] if names else method.name
 
 
 def _cpu_seconds(config: Config, fed: Federation, module: nn.Module) -> float:

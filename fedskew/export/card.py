@@ -105,7 +105,7 @@ def _python_use(run: Result, with_words: bool) -> str:
     return (
         "`model.py` in this folder needs only PyTorch and safetensors:\n\n```python\n"
         f"from model import {imported}\n\nmodel = load()\n{prepared}\n"
-        f"logits = model({name})\nnames = [classes()[c] for c in logits.argmax(1)]\n```"
+        f"logits = model({name})\n{_names(run)}\n```"
     )
 
 
@@ -145,6 +145,12 @@ def _column_table(run: Result) -> str:
     return _table(("column", "values", "gaps"), rows)
 
 
+def _names(run: Result) -> str:
+    if run.config.task == "multi-label":
+        return "names = [[n for n, z in zip(classes(), row) if z > 0] for row in logits]"
+    return "names = [classes()[c] for c in logits.argmax(1)]"
+
+
 def _array(run: Result) -> str:
     number = {"image": "uint8", "table": "float64", "text": "int64"}[run.inputs["kind"]]
     return f"{number}, [n, {', '.join(map(str, run.inputs['shape']))}]"
@@ -177,9 +183,11 @@ def _inputs(run: Result, with_words: bool) -> str:
             f"Word indices, {_array(run)}: 0 is padding, and 1 is any word outside the vocabulary of "
             f"{form['vocabulary'] - 2:,} words. {known}"
         )
+    several = run.config.task == "multi-label"
     ending = (
         f"Outputs are logits, [n, {len(run.classes)}], in the order of the classes below. "
-        "Softmax turns them into probabilities."
+        f"{'Sigmoid' if several else 'Softmax'} turns them into probabilities"
+        f"{', one for each label: a sample may have several.' if several else '.'}"
     )
     batch = (
         " BatchNorm uses the statistics of the batch, so a prediction depends on the other samples in the batch: "
@@ -229,7 +237,7 @@ def _by_class(run: Result) -> str:
     evaluation = run.evaluation
     if evaluation.totals is not None:
         return f"The sites reported no results by class. Outputs: {', '.join(map(_cell, run.classes))}."
-    tested = evaluation.confusion.sum(axis=1).tolist()
+    tested = evaluation.class_samples
     rows: list[tuple[Any, ...]] = []
     for number, (name, accuracy) in enumerate(zip(run.classes, evaluation.class_accuracy, strict=True)):
         rows.append((number, _cell(name), percent(accuracy), f"{tested[number]:,}", *_held(run, number)))

@@ -19,7 +19,8 @@ from fedskew.data.dataset import Dataset, Kind, Samples
 from fedskew.data.own.forms import is_table
 from fedskew.data.own.labels import ClassesElsewhere
 from fedskew.data.table_encoding import ColumnEncoding, TableEncoding
-from fedskew.errors import UserError, shorten
+from fedskew.errors import UserError, shorten, unknown
+from fedskew.task import TASKS
 
 _FAR = 5.0
 """A column gives a warning if its mean at the site is more than this many standard deviations from the contract's."""
@@ -49,10 +50,14 @@ class Contract:
     encoding: TableEncoding | None = None
     """How a table's columns become inputs, if some hold categories or gaps. Otherwise `columns`, `mean` and `std` say
     everything."""
+    task: str = "single-label"
+    """Whether a sample has one class or any number of labels: a name in `task.TASKS`."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "table", "text"):
             raise UserError(f"contract.kind is {self.kind!r}; expected image, table or text")
+        if self.task not in TASKS:
+            raise unknown("task of the contract:", self.task, TASKS)
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
             raise UserError(f"contract.classes is {list(self.classes)!r}; expected two or more different names")
         if not self.shape or min(self.shape) < 1:
@@ -116,6 +121,7 @@ class Contract:
             words=dataset.name if text and not dataset.fields else "",
             fields=dataset.fields,
             encoding=None if dataset.encoding is None or dataset.encoding.only_numbers else dataset.encoding,
+            task=dataset.task.name,
         )
 
     @classmethod
@@ -132,6 +138,7 @@ class Contract:
                 words=str(value.get("words") or ""),
                 fields=tuple((str(n), tuple(map(int, form)), bool(w)) for n, form, w in value.get("fields") or ()),
                 encoding=TableEncoding.from_json(value["encoding"]) if value.get("encoding") else None,
+                task=str(value.get("task") or "single-label"),
             )
         except KeyError as error:
             raise UserError(f"the contract has no {error.args[0]!r}; expected kind, classes and shape") from error
@@ -151,7 +158,11 @@ class Contract:
         number = {name: index for index, name in enumerate(self.classes)}
         renumbered = np.array([number[name] for name in dataset.classes], dtype=np.int64)
         train, test = (
-            replace(part, x=self._scaled(part.x, dataset.scaling), y=renumbered[part.y])
+            replace(
+                part,
+                x=self._scaled(part.x, dataset.scaling),
+                y=dataset.task.renumber(part.y, renumbered, len(self.classes)),
+            )
             for part in (dataset.train, dataset.test)
         )
         return replace(
@@ -200,7 +211,9 @@ class Contract:
     def blank(self) -> Dataset:
         """A dataset of this form with one empty input per class, for the server, which has no data."""
         numbers = np.dtype({"image": "u1", "table": "f4", "text": "i8"}[self.kind])
-        samples = Samples(np.zeros((len(self.classes), *self.shape), numbers), np.arange(len(self.classes)))
+        samples = Samples(
+            np.zeros((len(self.classes), *self.shape), numbers), TASKS[self.task].example_labels(len(self.classes))
+        )
         dataset = Dataset("federation", self.kind, self.classes, samples, samples, vocabulary=self.vocabulary)
         normalised = replace(dataset, mean=self.mean, std=self.std) if self.kind == "image" else dataset
         return replace(
@@ -211,6 +224,10 @@ class Contract:
         found = []
         if dataset.kind != self.kind:
             found.append(f"they are of kind {dataset.kind}, expected {self.kind}")
+        if dataset.task.name != self.task:
+            found.append(f"labels are {dataset.task.name}, expected {self.task}")
+        elif self.task == "multi-label" and (missing := [name for name in self.classes if name not in dataset.classes]):
+            found.append(f"labels {shorten(missing)} are missing: 0 would say that no sample has them")
         if foreign := [name for name in dataset.classes if name not in self.classes]:
             found.append(f"classes {shorten(foreign)} are not among {shorten(self.classes)}")
         if dataset.input_shape != self.shape:

@@ -46,7 +46,7 @@ class FederationServer(Server):
         if settings.privacy != "none":
             refuse_unbounded(settings.privacy, method, config.average, self.network.state().buffers)
         self._surveys: dict[str, Survey] = {}
-        self.site_evaluation = SiteEvaluation(sites, settings, federation.classes)
+        self.site_evaluation = SiteEvaluation(sites, settings, federation.classes, federation.dataset.task)
 
     @property
     def engine_name(self) -> str:

@@ -20,6 +20,7 @@ from fedskew.flower.wire import MAX_SAMPLES, Facts, Garbled, is_count
 from fedskew.metrics.confusion import Confusion, Evaluation
 from fedskew.metrics.score_histograms import SCORE_BINS, ScoreHistograms
 from fedskew.metrics.scores import BINS
+from fedskew.task import Task
 
 Replies = Mapping[int, Reply]
 """The sites' reports on their tests."""
@@ -28,8 +29,8 @@ Replies = Mapping[int, Reply]
 class SiteEvaluation:
     """Evaluates models on the sites' test data, on the server's, or on both."""
 
-    def __init__(self, sites: Sites, settings: FederationSettings, classes: int) -> None:
-        self._sites, self._settings, self._classes = sites, settings, classes
+    def __init__(self, sites: Sites, settings: FederationSettings, classes: int, task: Task) -> None:
+        self._sites, self._settings, self._classes, self._task = sites, settings, classes, task
 
     @property
     def by_sites(self) -> bool:
@@ -74,24 +75,24 @@ class SiteEvaluation:
         found = {}
         for client, reply in replies.items():
             try:
-                found[self._sites.names[client]] = _histograms(reply, self._classes)
+                found[self._sites.names[client]] = _histograms(reply, self._classes, self._task)
             except Garbled as problem:
                 self._sites.log(f"the score histograms of {self._sites.names[client]} are discarded: {problem}")
         return found
 
     def evaluate(self, replies: Replies) -> Evaluation:
         """The evaluation over all sites that replied: by class, or only the total if sites report no more."""
-        blank = np.zeros((self._classes, self._classes), np.int64)
+        blank = np.zeros(self._task.counts_shape(self._classes), np.int64)
         if self._settings.site_metrics == "class":
             matrices = self._matrices(replies)
             _require_tests(matrices)
             losses = [_log_loss(replies[client]) for client in matrices]
             total = np.sum([blank, *matrices.values()], axis=0)
-            return Evaluation(total, log_loss=math.fsum(losses) / int(total.sum()))
+            return Evaluation.from_counts(total, log_loss=math.fsum(losses) / int(total.sum()))
         counts = self._counts(replies)
         _require_tests(counts)
         right, tested = np.sum(list(counts.values()), axis=0).tolist()
-        return Evaluation(blank, (right, tested))
+        return Evaluation.from_counts(blank, (right, tested))
 
     def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
         """The fields of the round's row that the evaluation fills. `server_tests` is the server's test set."""
@@ -105,13 +106,15 @@ class SiteEvaluation:
         return fields
 
     def _by_name(self, matrices: Mapping[int, Confusion]) -> dict[str, Any]:
-        return {self._sites.names[client]: Evaluation(m).to_json() for client, m in matrices.items() if m.any()}
+        return {
+            self._sites.names[client]: Evaluation.from_counts(m).to_json() for client, m in matrices.items() if m.any()
+        }
 
     def _matrices(self, replies: Replies) -> dict[int, Confusion]:
         found = {}
         for client, reply in replies.items():
             try:
-                found[client] = _matrix(reply, self._classes)
+                found[client] = _matrix(reply, self._classes, self._task)
             except Garbled as problem:
                 self._sites.log(f"the test results of {self._sites.names[client]} are discarded: {problem}")
         return found
@@ -135,12 +138,16 @@ def _require_tests(results: Mapping[int, object]) -> None:
         raise UserError("no site reported its tests; expected sites whose site.yaml allows federation.site_metrics")
 
 
-def _histograms(reply: Reply, classes: int) -> ScoreHistograms:
+def _histograms(reply: Reply, classes: int, task: Task) -> ScoreHistograms:
     tensors, counts = from_bytes(reply.payload), torch.empty(classes, SCORE_BINS, dtype=torch.int64)
     sums = {"reliability": torch.empty(3, BINS, dtype=torch.float64), "brier": torch.empty((), dtype=torch.float64)}
     require_like(tensors, {"own": counts, "others": counts, **sums})
     found = ScoreHistograms(
-        tensors["own"].numpy(), tensors["others"].numpy(), tensors["reliability"].numpy(), float(tensors["brier"])
+        tensors["own"].numpy(),
+        tensors["others"].numpy(),
+        tensors["reliability"].numpy(),
+        float(tensors["brier"]),
+        task.name == "multi-label",
     )
     if not found.is_consistent() or found.samples > MAX_SAMPLES:
         raise Garbled("they are not the counts of one test set")
@@ -153,11 +160,11 @@ def _log_loss(reply: Reply) -> float:
     return value if isinstance(value, float) and value >= 0 else math.nan
 
 
-def _matrix(reply: Reply, classes: int) -> Confusion:
+def _matrix(reply: Reply, classes: int, task: Task) -> Confusion:
     try:
         matrix = np.array(reply.facts.get("confusion"), dtype=np.int64)
     except (TypeError, ValueError, OverflowError) as error:
         raise Garbled("it has no confusion matrix") from error
-    if matrix.shape != (classes, classes) or not all(map(is_count, matrix.ravel().tolist())):
+    if matrix.shape != task.counts_shape(classes) or not all(map(is_count, matrix.ravel().tolist())):
         raise Garbled(f"its confusion matrix is not of {classes} classes")
     return matrix

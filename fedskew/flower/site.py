@@ -41,6 +41,7 @@ from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
 from fedskew.methods.parts import collect
+from fedskew.metrics.confusion import correct
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.models import make_model
 from fedskew.models.concatenation import concatenate
@@ -155,7 +156,7 @@ class Site:
         test_set = run.runtime(test_request["frozen"], tensors).test_set
         confusion, log_loss = test_set.test(read_model("sent", tensors), test_request["labels"])
         if test_request["detail"] == "total":
-            return {"right": int(np.trace(confusion)), "tested": int(confusion.sum())}
+            return {"right": correct(confusion), "tested": int(confusion.sum())}
         return {"confusion": confusion.tolist(), "log_loss": log_loss}
 
     def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> bytes:

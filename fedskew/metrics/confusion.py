@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,12 @@ Confusion = npt.NDArray[np.int64]
 
 def accuracy(confusion: Confusion) -> float:
     """Return the share of samples predicted correctly."""
-    return int(np.trace(confusion)) / int(confusion.sum())
+    return correct(confusion) / int(confusion.sum())
+
+
+def correct(confusion: Confusion) -> int:
+    """Return the number of correct predictions. With several labels per sample, the matrices of all labels count."""
+    return int(np.trace(confusion, axis1=-2, axis2=-1).sum())
 
 
 MEASURES = (
@@ -52,14 +57,31 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         matrix = np.array(self.confusion, dtype=np.int64)
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"the confusion matrix has shape {matrix.shape}; expected a square")
+        if not self._has_form(matrix):
+            raise ValueError(f"the confusion matrix has shape {matrix.shape}; expected {self._FORM}")
         if self.totals is not None and (matrix.any() or not 0 <= self.totals[0] <= self.totals[1] != 0):
             raise ValueError(f"totals are {self.totals}; expected numbers of correct and of tested samples")
         if matrix.min(initial=0) < 0 or (matrix.sum() == 0 and self.totals is None):
             raise ValueError("the confusion matrix is empty or has a negative cell; expected counts of samples")
         matrix.flags.writeable = False
         object.__setattr__(self, "confusion", matrix)
+
+    _FORM: ClassVar[str] = "a square"
+
+    @staticmethod
+    def _has_form(counts: Confusion) -> bool:
+        return counts.ndim == 2 and counts.shape[0] == counts.shape[1]
+
+    @staticmethod
+    def from_counts(
+        counts: Confusion, totals: tuple[int, int] | None = None, log_loss: float | None = None
+    ) -> Evaluation:
+        """Return the evaluation of these counts, whose shape says whether samples have one class or several labels."""
+        if counts.ndim == 2:
+            return Evaluation(counts, totals, log_loss)
+        from fedskew.metrics.multi_label import MultiLabelEvaluation  # most runs do not need it
+
+        return MultiLabelEvaluation(counts, totals, log_loss)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Evaluation):
@@ -77,6 +99,16 @@ class Evaluation:
     def accuracy(self) -> float:
         """The share of samples predicted correctly."""
         return accuracy(self.confusion) if self.totals is None else self.totals[0] / self.totals[1]
+
+    @property
+    def class_samples(self) -> tuple[int, ...]:
+        """The number of test samples of each class."""
+        return tuple(self.confusion.sum(axis=1).tolist())
+
+    @property
+    def predictions(self) -> tuple[int, ...]:
+        """How often each class was predicted."""
+        return tuple(self.confusion.sum(axis=0).tolist())
 
     @property
     def macro_f1(self) -> float:
@@ -137,9 +169,9 @@ class Evaluation:
             values["totals"] = list(self.totals)
         return values | {"class_accuracy": list(self.class_accuracy), "confusion": self.confusion.tolist()}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Evaluation:
         """The inverse of `to_json`. It reads the matrix, the totals and the log loss. The rest follows from them."""
         totals = data.get("totals")
         matrix = np.asarray(data["confusion"], dtype=np.int64)
-        return cls(matrix, (totals[0], totals[1]) if totals else None, data.get("log_loss"))
+        return Evaluation.from_counts(matrix, (totals[0], totals[1]) if totals else None, data.get("log_loss"))

@@ -29,6 +29,7 @@ from fedskew.metrics.scores import (
     Reliability,
     Scores,
     brier_sum,
+    memberships,
     positive_of_two,
     reliability_sums,
     summarise,
@@ -53,10 +54,12 @@ class ScoreHistograms:
     """[3, bins]: see `Reliability.from_sums`."""
     brier: float
     """The sum of the samples' Brier scores."""
+    multi_label: bool = False
+    """Whether a sample may have several labels. Then it counts once per label in the reliability diagram."""
 
     @property
     def samples(self) -> int:
-        return int(self.own.sum())
+        return int(self.own[0].sum() + self.others[0].sum())
 
     @classmethod
     def from_probabilities(cls, probabilities: Floats, true: Ints, positive: int | None = None) -> ScoreHistograms:
@@ -68,11 +71,12 @@ class ScoreHistograms:
         bins = np.clip(np.floor(log_odds / WIDTH), -middle, middle - 1).astype(np.int64)
         bins = middle + np.where(above, np.maximum(bins, 0), np.minimum(bins, -1))  # exact at 0.5, despite rounding
         own, others = np.zeros((2, classes, SCORE_BINS), np.int64)
+        inside = memberships(true, classes)
         for c in range(classes):
-            own[c] = np.bincount(bins[true == c, c], minlength=SCORE_BINS)
-            others[c] = np.bincount(bins[true != c, c], minlength=SCORE_BINS)
+            own[c] = np.bincount(bins[inside[:, c], c], minlength=SCORE_BINS)
+            others[c] = np.bincount(bins[~inside[:, c], c], minlength=SCORE_BINS)
         sums = reliability_sums(probabilities, true, positive_of_two(classes, positive))
-        return cls(own, others, sums, brier_sum(probabilities, true))
+        return cls(own, others, sums, brier_sum(probabilities, true), true.ndim == 2)
 
     @classmethod
     def total(cls, parts: Iterable[ScoreHistograms]) -> ScoreHistograms:
@@ -83,6 +87,7 @@ class ScoreHistograms:
             np.sum([one.others for one in listed], axis=0),
             np.sum([one.reliability for one in listed], axis=0),
             math.fsum(one.brier for one in listed),
+            listed[0].multi_label,
         )
 
     def is_consistent(self) -> bool:
@@ -95,16 +100,17 @@ class ScoreHistograms:
         bins = (
             np.isfinite(numbers).all()
             and numbers.min() >= 0
-            and numbers[0].sum() == samples
+            and numbers[0].sum() == samples * (len(self.own) if self.multi_label else 1)
             and (numbers[1:] <= numbers[0] * (1 + 1e-9)).all()
         )
         same = ((self.own + self.others).sum(axis=1) == samples).all()
+        same = same and (self.multi_label or self.own.sum() == samples)
         return bool(counts and bins and same and 0 <= self.brier <= 2 * samples)
 
     def scores(self, specificity: float = SPECIFICITY, positive: int | None = None) -> Scores:
         """The metrics of these counts, with bounds of their errors."""
         classes = len(self.own)
-        positive = positive_of_two(classes, positive)
+        positive = None if self.multi_label else positive_of_two(classes, positive)
         scored = [_score_class(own, others, specificity) for own, others in zip(self.own, self.others, strict=True)]
         chosen = scored if positive is None else [scored[positive]]
         known = [errors for one, errors in chosen if one.auroc is not None] or [(0.0, 0.0)]

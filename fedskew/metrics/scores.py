@@ -49,7 +49,7 @@ class Reliability:
     """The bins of a reliability diagram.
 
     With two classes, samples are binned by the probability of the positive class. With more, they are binned by the
-    probability of the predicted class.
+    probability of the predicted class. With several labels per sample, each label counts as a sample.
     """
 
     samples: tuple[int, ...] = ()
@@ -146,16 +146,24 @@ def score_probabilities(
 ) -> Scores | None:
     """Score the probabilities [samples, classes] of all samples. None if one of them is not finite.
 
-    `positive` is the positive class of two, by default the second one.
+    `true` are class numbers, or several labels per sample [samples, labels]. `positive` is the positive class of two,
+    by default the second one.
     """
     if not len(true) or not np.isfinite(probabilities).all():
         return None
     classes = probabilities.shape[1]
-    positive = positive_of_two(classes, positive)
-    by_class = [_score_class(probabilities[:, c], true == c, specificity) for c in range(classes)]
+    positive = None if true.ndim == 2 else positive_of_two(classes, positive)
+    inside = memberships(true, classes)
+    by_class = [_score_class(probabilities[:, c], inside[:, c], specificity) for c in range(classes)]
     brier = brier_sum(probabilities, true) / len(true)
     reliability = Reliability.from_sums(reliability_sums(probabilities, true, positive))
     return summarise(by_class, brier, reliability, specificity, positive)
+
+
+def memberships(true: Ints, classes: int) -> npt.NDArray[np.bool_]:
+    """Mark the classes or labels of each sample: [samples, classes]."""
+    marked: npt.NDArray[np.bool_] = true == 1 if true.ndim == 2 else true[:, None] == np.arange(classes)
+    return marked
 
 
 def positive_of_two(classes: int, positive: int | None) -> int | None:
@@ -184,14 +192,21 @@ def _score_class(column: Floats, inside: npt.NDArray[np.bool_], specificity: flo
 
 
 def brier_sum(probabilities: Floats, true: Ints) -> float:
-    """The sum of the samples' Brier scores. With two classes each is halved, as is usual."""
+    """The sum of the samples' Brier scores. With two classes each is halved, as is usual.
+
+    The score of a sample with several labels is the mean over the labels.
+    """
+    if true.ndim == 2:
+        return float(((probabilities - true) ** 2).mean(axis=1).sum())
     squares = (probabilities**2).sum(axis=1) - 2 * probabilities[np.arange(len(true)), true] + 1
     return float(squares.sum()) / (2 if probabilities.shape[1] == 2 else 1)
 
 
 def reliability_sums(probabilities: Floats, true: Ints, positive: int | None) -> Floats:
     """The sums per bin [3, bins] for `Reliability.from_sums`. They add up over sites."""
-    if positive is None:
+    if true.ndim == 2:
+        shown, hits = probabilities.ravel(), true.ravel() == 1
+    elif positive is None:
         predicted = probabilities.argmax(axis=1)
         shown, hits = probabilities[np.arange(len(true)), predicted], predicted == true
     else:

@@ -71,6 +71,8 @@ class ModelOutputs:
 
 def model_outputs(run: Result) -> ModelOutputs:
     """Run the model on test samples. Raises a UserError if the model or the data are missing."""
+    if run.config.task == "multi-label":
+        raise UserError("samples have several labels, so features cannot be coloured by class")
     model = run.model
     dataset = _dataset(run.config.data, run.config.data_dir, tuple(sorted(run.config.data_params.items())))
     encoder, head = (model.encoder, model.head) if has_features(model) else (model, nn.Identity())

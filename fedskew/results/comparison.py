@@ -147,6 +147,11 @@ class Comparison:
         return next((run.classes for run in self.runs if run.classes), ())
 
     @property
+    def multi_label(self) -> bool:
+        """Whether samples have any number of labels, instead of one class."""
+        return self.config.task == "multi-label"
+
+    @property
     def label_counts(self) -> npt.NDArray[np.int64] | None:
         """[clients, classes] of the first seed."""
         return next((run.label_counts for run in self.runs if run.label_counts is not None), None)

@@ -1,4 +1,4 @@
-"""Convert users' labels, which are numbers or names, to class numbers."""
+"""Convert users' labels, which are numbers or names, to class numbers. Several labels per sample stay a matrix."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.data.own.label_matrix import encode_matrix, read_matrix
 from fedskew.errors import UserError
 
 _TOO_LARGE = 2.0**63
@@ -16,7 +17,7 @@ _TOO_LARGE = 2.0**63
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels before they are encoded: int64 or str. `row` describes a row in messages."""
+    """Labels before they are encoded: int64 or str, or an int64 matrix. `row` describes a row in messages."""
 
     values: npt.NDArray[np.generic]
     where: str
@@ -27,11 +28,14 @@ class Labels:
 
 
 def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> Labels:
-    """Read whole numbers (of any dtype) or strings. Otherwise raise `UserError`, which names the first bad row."""
+    """Read whole numbers (of any dtype), strings, or a matrix of 0 and 1 with a column per label.
+
+    Otherwise raise `UserError`, which names the first bad row.
+    """
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
-        raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample")
+        return Labels(read_matrix(values, where, row), where, row)
     if values.dtype.kind == "O":
         values = _unbox(values, where, row)
     if values.dtype.kind == "S":
@@ -46,7 +50,8 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     bad = np.flatnonzero(~(np.abs(numbers) < _TOO_LARGE) | (numbers != np.rint(numbers)))  # NaN fails the first
     if len(bad):
         first = int(bad[0])
-        raise UserError(f"{where}: label {values[first]} in {row(first)}; expected a whole number or a name")
+        reason = ", because fedskew does classification only, not regression" if np.isfinite(numbers[first]) else ""
+        raise UserError(f"{where}: label {values[first]} in {row(first)}; expected a whole number or a name{reason}")
     return Labels(values.astype(np.int64), where, row)
 
 
@@ -87,6 +92,12 @@ def encode_labels(
     With a class list, labels are positions or names in it, and a listed class may have no samples. Without one, the
     classes are the values that occur in any part, sorted.
     """
+    matrices = [part.values for part in parts if part.values.ndim == 2]
+    if len(matrices) == len(parts):
+        named = None if isinstance(classes, ClassesElsewhere) else classes  # another site's order may be different
+        return encode_matrix([matrix.astype(np.int64) for matrix in matrices], parts[0].where, named)
+    if matrices:
+        raise UserError(f"{parts[0].where}: one class per sample in one part and several labels in the other")
     if isinstance(classes, ClassesElsewhere):
         return _encode_by_name(parts, classes)
     if classes is not None:

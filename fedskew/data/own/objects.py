@@ -197,7 +197,7 @@ def _samples(data: Any, where: str) -> tuple[list[Any], npt.NDArray[Any]]:
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"{where}: item {index} has type {type(item).__name__}; expected a pair (input, label)")
         inputs.append(item[0])
-        labels.append(item[1].item() if hasattr(item[1], "item") else item[1])
+        labels.append(item[1].tolist() if hasattr(item[1], "tolist") else item[1])
     if not inputs:
         raise UserError(f"{where}: no samples")
     return inputs, np.array(labels, dtype=object)

@@ -59,7 +59,7 @@ def load_tables(
     name: str,
     tables: list[Table],
     *,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     text: str | None = None,
     site: str | None = None,
     test_fraction: float | None = None,
@@ -77,12 +77,17 @@ def load_tables(
 ) -> Dataset:
     """Load one table, or a training and a test table.
 
-    A table has a label column. Its inputs are columns of numbers and categories, or one column of texts, or one of
-    image files. `site` names a column that says where a sample is from, which is no input.
+    A table has a label column, or several columns of 0 and 1 that `label` lists. Its inputs are columns of numbers and
+    categories, or one column of texts, or one of image files. `site` names a column that says where a sample is from,
+    which is no input.
     """
     for table in tables:
         _require_rows(table)
     tables = [_rename_columns(table, rename) for table in tables]
+    if label is not None and not isinstance(label, str):
+        listed_labels = _listed("label", label, tables[0])
+        tables, label = [_join_labels(table, listed_labels) for table in tables], _SEVERAL
+        classes = known_classes(classes, listed_labels)
     label = _label_column(tables[0], label)
     _check_site(tables[0], site, label)
     own = (label,) if site is None else (label, site)
@@ -173,7 +178,7 @@ def _listed(option: str, value: object, table: Table) -> list[str]:
     return list(listed)
 
 
-_PURPOSES = {"columns": "keep", "drop": "drop", "categorical": "read as categories"}
+_PURPOSES = {"columns": "keep", "drop": "drop", "categorical": "read as categories", "label": "read as a label"}
 
 
 def _markers(missing: object) -> tuple[str, ...]:
@@ -210,6 +215,21 @@ def _label_column(table: Table, label: str | None) -> str:
         f"{table.where}: no column named {', '.join(LABEL_NAMES)}; name the label column with label=NAME; "
         f"columns: {', '.join(table.columns)}"
     )
+
+
+_SEVERAL = "labels"
+"""The name of the joined column of several labels."""
+
+
+def _join_labels(table: Table, names: Sequence[str]) -> Table:
+    """Replace several columns of labels by one with a row of labels per sample."""
+    if len(names) < 2:
+        raise UserError(f"label is {list(names)!r}; expected one column's name, or a list of several columns")
+    joined = np.stack([_label_values(table, name) for name in names], axis=1)
+    others = {name: column for name, column in table.columns.items() if name not in names}
+    if _SEVERAL in others:
+        raise UserError(f"{table.where}: column {_SEVERAL!r} is an input beside several labels; expected another name")
+    return replace(table, columns={**others, _SEVERAL: joined})
 
 
 def _choose_inputs(

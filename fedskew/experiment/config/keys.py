@@ -43,6 +43,9 @@ from fedskew.experiment.config.values import (
     text,
 )
 
+TASK_NAMES = ("single-label", "multi-label")
+"""The names in `task.TASKS`, which imports torch."""
+
 
 def _option(default: Any, check: Check, help: str) -> Any:
     return field(default=default, metadata={"check": check, "help": help})
@@ -108,6 +111,11 @@ class Config:
     data: str = _option("digits", text, "dataset name, or path to your own data")
     data_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("data"))
     data_dir: str | None = _option(None, optional(text), "folder with dataset files")
+    task: str = _option(
+        "auto",
+        choice("auto", *TASK_NAMES),
+        "single-label: one class per sample; multi-label: any number of labels; auto: as the labels are",
+    )
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: str = _option("auto", text, "model name, package.module:factory, or auto to choose one for the data")
     method: str = _option("fedvls", _method_name, "method name, or several joined with +")
@@ -207,7 +215,7 @@ KEYS: dict[str, Field[Any]] = {
 _CHANGEABLE = ("data_dir", "checkpoint_every", "save_predictions")
 """Keys that may change when a run is resumed. All others identify the run."""
 
-_LATER_KEYS = {"optimizer": "sgd", "positive": None, "specificity": 0.95}
+_LATER_KEYS = {"optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto"}
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 
 

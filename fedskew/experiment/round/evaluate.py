@@ -30,7 +30,7 @@ RowFields = dict[str, Any]
 
 
 Predictions = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
-"""Probabilities [samples, classes] and true classes."""
+"""Probabilities [samples, classes], and true classes or labels."""
 
 
 class RoundEvaluation:
@@ -128,7 +128,7 @@ class TestSet:
             self._last_results[client] = untrained or (version, self.confusion(own_model(tensors)))
         matrices = [self._last_results[client][1] for client in clients]
         return {
-            "evaluation": Evaluation(np.sum(matrices, axis=0)),
+            "evaluation": Evaluation.from_counts(np.sum(matrices, axis=0)),
             "client_accuracy": [accuracy(matrix) for matrix in matrices],
         }
 
@@ -176,7 +176,7 @@ def _total(by_domain: Mapping[str, Tested]) -> Tested:
 
 
 def _evaluation(tested: Tested) -> Evaluation:
-    return Evaluation(tested.confusion, log_loss=tested.log_loss / max(1, int(tested.confusion.sum())))
+    return Evaluation.from_counts(tested.confusion, log_loss=tested.log_loss / max(1, int(tested.confusion.sum())))
 
 
 def _row_fields(by_domain: Mapping[str, Tested]) -> RowFields:

@@ -1,7 +1,7 @@
 """The final model's predictions on the test set, as a Parquet file with one row per sample.
 
 row                the sample's row in the test set
-true, predicted    names of classes
+true, predicted    names of classes, or lists of labels' names
 p_NAME             the probability of class NAME
 """
 
@@ -28,12 +28,21 @@ def write_predictions(
     order = np.argsort(rows)
     columns = {
         "row": rows[order],
-        "true": names[true[order]],
-        "predicted": names[probabilities.argmax(axis=1)[order]],
+        "true": _named(names, true[order]),
+        "predicted": _named(names, _predicted(probabilities, true)[order]),
         **{f"p_{name}": probabilities[order, c] for c, name in enumerate(dataset.classes)},
     }
     table = pyarrow.table(columns)
     replace_file(path, lambda draft: pyarrow.parquet.write_table(table, draft))
+
+
+def _predicted(probabilities: npt.NDArray[np.float64], true: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    found = probabilities.argmax(axis=1) if true.ndim == 1 else probabilities > 0.5
+    return found.astype(np.int64)
+
+
+def _named(names: npt.NDArray[np.str_], y: npt.NDArray[np.int64]) -> npt.NDArray[np.str_] | list[list[str]]:
+    return names[y] if y.ndim == 1 else [names[row == 1].tolist() for row in y]
 
 
 def _rows(test: Samples, domains: int) -> npt.NDArray[np.int64]:

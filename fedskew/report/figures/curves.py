@@ -74,6 +74,7 @@ def _group(run: Result) -> list[int]:
     noted = run.history[-1].notes.get("groups")
     if noted:
         return list(noted[0])
+    require_single_label(run)
     assert run.last is not None
     counts = run.last.confusion.astype(np.float64)
     groups = weak_groups(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)), 2.0)
@@ -102,7 +103,14 @@ def prediction_flow(comparisons: Sequence[Comparison]) -> Figure:
     return Figure("flow", "How often each class is predicted as each other class", panels, min(2, len(panels)))
 
 
+def require_single_label(run: Result) -> None:
+    """Refuse a run whose samples have several labels, because it has no confusion matrix."""
+    if run.config.task == "multi-label":
+        raise UserError(f"{run.name}: samples have several labels; this figure needs one class per sample")
+
+
 def _shares(run: Result, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    require_single_label(run)
     counts = run.evaluations[t].confusion.astype(np.float64)
     shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = (
         100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))

@@ -11,6 +11,7 @@ from fedskew.errors import UserError
 from fedskew.report.charts.chart import Chart, Figure, Heat
 from fedskew.report.charts.table import number
 from fedskew.report.figures.bars import add_setting, last_local_row, with_local_models
+from fedskew.report.figures.curves import require_single_label
 from fedskew.report.model_outputs import ModelOutputs, model_outputs
 from fedskew.report.sections.features import cloud_chart, distance_chart, probability_chart
 from fedskew.report.sections.federation import partition_map
@@ -53,7 +54,8 @@ def local_confusion(comparisons: Sequence[Comparison]) -> Figure:
     panels = []
     for comparison in comparisons:
         for method in with_local_models(comparison):
-            _, row = last_local_row(method)
+            run, row = last_local_row(method)
+            require_single_label(run)
             one = (row.local or [])[0]
             if "confusion" not in one:
                 raise UserError(

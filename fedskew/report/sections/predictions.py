@@ -20,6 +20,8 @@ MAX_WITH_NUMBERS = 10
 
 
 def confusion(comparison: Comparison) -> Section:
+    if comparison.multi_label:
+        return Section("confusion", "Confusion", missing=["samples have several labels, so no class is confused"])
     panels = [confusion_chart(method, comparison) for method in comparison.methods[:MAX_PANELS] if method.counted]
     if not panels:
         return Section("confusion", "Confusion", missing=["no run has been evaluated yet"])
@@ -98,7 +100,7 @@ def sampled_labels(run: Result, comparison: Comparison) -> Heat | None:
 
 def predicted(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:
     rounds = shown_rounds(run)
-    predictions_made = np.array([run.evaluations[t].confusion.sum(axis=0) for t in rounds])
+    predictions_made = np.array([run.evaluations[t].predictions for t in rounds])
     key = f"predictions-{method.style}"
     return _by_round(key, f"predictions of {method.label}", comparison, list(map(str, rounds)), predictions_made)
 
