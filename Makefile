@@ -12,7 +12,8 @@ INSTALL := $(RUN) pip install --quiet --disable-pip-version-check --no-compile
 demo: $(VENV)/.ready
 	$(RUN) fedskew demo
 
-test: tests := pytest -n 2 --dist worksteal
+# A worker takes one file after another, longest first (tests/conftest.py), so that a file's fixtures are made once.
+test: tests := pytest -n 2 --dist loadfile --no-loadscope-reorder
 test-all: tests := pytest -n 2 --dist worksteal -m "slow or not slow"
 
 # mypy uses one core for half a minute, so it runs beside the tests. Its result follows theirs.

@@ -272,9 +272,8 @@ def _serve(function: str, requests: TextIO, messages: TextIO) -> None:
 
 def _gpu_works() -> bool:
     """Whether this process can still use its GPU; after a CUDA error it cannot."""
-    import torch
-
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
         return True
     try:
         torch.cuda.synchronize()

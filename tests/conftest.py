@@ -21,6 +21,19 @@ settings.register_profile(
 settings.load_profile("fedskew")
 
 
+LONGEST_FIRST = ("flower/test_real_processes.py",)
+"""The files that take longest, in the order of what they take. They start first, so that none ends alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the longest files. The others keep their order."""
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(LONGEST_FIRST)}
+    missing = [str(path) for path in places if not path.exists()]
+    assert not missing, f"LONGEST_FIRST names files that do not exist: {missing}"
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 def pytest_collection_finish() -> None:
     """All tests and modules stay to the end: no garbage collection, and every run has one, need look at them."""
     gc.collect()

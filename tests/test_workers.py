@@ -11,22 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import worker_requests
 
-from fedskew.errors import UserError
-from fedskew.workers import Message, PoolWatcher, Report, WorkerPool, _gpu_works
+from fedskew.workers import Message, PoolWatcher, WorkerPool, _gpu_works
 
-
-def work(request: Message, report: Report) -> Message:
-    """What the workers of these tests run."""
-    report({"seen": request})
-    if request.get("fail") == "user":
-        raise UserError("a wrong value; expected another")
-    if request.get("fail") == "bug":
-        raise KeyError("missing")
-    if request.get("fail") == "die":
-        os.kill(os.getpid(), 9)
-    time.sleep(request.get("seconds", 0.0))
-    return {"pid": os.getpid(), "twice": 2 * request.get("number", 0)}
+WORK = "worker_requests:work"
 
 
 class Noted(PoolWatcher):
@@ -45,10 +34,14 @@ class Noted(PoolWatcher):
         self.failures[request] = reason
 
 
+def python_path() -> str:
+    return os.pathsep.join((str(Path(worker_requests.__file__).parent), os.environ.get("PYTHONPATH", "")))
+
+
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with WorkerPool("test_workers:work", 2, tmp_path / "logs") as made:
+    monkeypatch.setenv("PYTHONPATH", python_path())
+    with WorkerPool(WORK, 2, tmp_path / "logs") as made:
         yield made
 
 
@@ -59,7 +52,7 @@ def test_requests_are_answered_and_failures_end_only_themselves(pool: WorkerPool
     assert pool.run(requests, noted) == []
     assert {n: answer["twice"] for n, answer in noted.answers.items()} == {0: 0, 1: 2, 2: 4, 3: 6, 7: 14}
     assert noted.failures[4] == "a wrong value; expected another"
-    assert noted.failures[5].startswith("KeyError: 'missing' (test_workers.py, line ")
+    assert noted.failures[5].startswith("KeyError: 'missing' (worker_requests.py, line ")
     assert "killed by signal 9" in noted.failures[6]
     assert noted.progress[0] == {"seen": {"number": 0}}
 
@@ -84,14 +77,14 @@ def test_requests_without_an_answer_in_time_are_given_up(pool: WorkerPool) -> No
 def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from fedskew.workers import PoolWatcher, WorkerPool\n"
-        f"pool = WorkerPool('test_workers:work', 1, Path({str(tmp_path)!r}))\n"
+        f"pool = WorkerPool({WORK!r}, 1, Path({str(tmp_path)!r}))\n"
         "class Print(PoolWatcher):\n"
         "    def on_answer(self, request, answer): print(answer['pid'], flush=True)\n"
         "pool.run([{}, {'seconds': 600}], Print())\n"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env={**os.environ, "PYTHONPATH": python_path()},
     )  # fmt: skip
     assert parent.stdout is not None
     worker = int(parent.stdout.readline())

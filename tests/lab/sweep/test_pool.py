@@ -23,6 +23,18 @@ def run_jobs(jobs: Sequence[Job], terms: Terms, workers: int, watcher: Watcher, 
         pool.run(jobs, terms, watcher)
 
 
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def pool(logs: Path) -> Iterator[JobPool]:
+    """Two processes for all tests that do not need new ones: each of them imports torch first."""
+    with closing(JobPool(2, logs)) as pool:
+        yield pool
+
+
 class Noting(Watcher):
     def __init__(self) -> None:
         self.ended: dict[str, Outcome] = {}
@@ -36,10 +48,10 @@ class Noting(Watcher):
         self.ended[job.label] = outcome
 
 
-def test_jobs_of_two_processes_end_like_those_of_one(tiny_job, tmp_path: Path) -> None:
+def test_jobs_of_two_processes_end_like_those_of_one(tiny_job, pool: JobPool, logs: Path, tmp_path: Path) -> None:
     jobs = [tiny_job("a"), tiny_job("bad", model="mobilenetv3"), tiny_job("b", seed=1)]
     apart, together = Noting(), Noting()
-    run_jobs(jobs, Terms(str(tmp_path / "runs")), 2, apart, tmp_path / "logs")
+    pool.run(jobs, Terms(str(tmp_path / "runs")), apart)
     run_jobs(jobs, Terms(), 1, together, tmp_path / "logs")
     for watcher in (apart, together):
         assert {label: outcome.status for label, outcome in watcher.ended.items()} == {
@@ -52,7 +64,7 @@ def test_jobs_of_two_processes_end_like_those_of_one(tiny_job, tmp_path: Path) -
         assert other is not None
         assert one.curve == other.curve
     assert len(list((tmp_path / "runs").iterdir())) == 2
-    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"worker-0.log", "worker-1.log"}
+    assert {path.name for path in logs.iterdir()} == {"worker-0.log", "worker-1.log"}
 
 
 @pytest.mark.slow
@@ -66,7 +78,7 @@ def test_two_processes_may_begin_with_the_same_trained_model(tiny_job, tmp_path:
     assert begun[0] == begun[1]
 
 
-def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Path, monkeypatch) -> None:
+def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, pool: JobPool, monkeypatch) -> None:
     killed: list[int] = []
     give = WorkerProcess.send
 
@@ -78,8 +90,7 @@ def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, tmp_path: Pa
 
     monkeypatch.setattr(WorkerProcess, "send", give_and_kill)
     watcher = Noting()
-    jobs = [tiny_job("doomed"), tiny_job("a", seed=1), tiny_job("b", seed=2)]
-    run_jobs(jobs, Terms(), 2, watcher, tmp_path / "logs")
+    pool.run([tiny_job("doomed"), tiny_job("a", seed=1), tiny_job("b", seed=2)], Terms(), watcher)
     assert len(killed) == 1
     assert watcher.ended["doomed"].status == "failed"
     assert "killed by signal 9" in watcher.ended["doomed"].reason
@@ -120,7 +131,7 @@ def test_no_jobs_are_no_trouble(workers: int, tmp_path: Path) -> None:
     run_jobs([], Terms(), workers, Noting(), tmp_path)
 
 
-def test_processes_stay_for_the_jobs_of_later_calls(tiny_job, tmp_path: Path, monkeypatch) -> None:
+def test_processes_stay_for_the_jobs_of_later_calls(tiny_job, pool: JobPool, monkeypatch) -> None:
     used: list[int] = []
     give = WorkerProcess.send
 
@@ -130,8 +141,7 @@ def test_processes_stay_for_the_jobs_of_later_calls(tiny_job, tmp_path: Path, mo
 
     monkeypatch.setattr(WorkerProcess, "send", noted)
     watcher = Noting()
-    with closing(JobPool(2, tmp_path / "logs")) as pool:
-        for number in range(3):
-            pool.run([tiny_job(f"{number}{seed}", seed=seed) for seed in range(2)], Terms(), watcher)
+    for number in range(3):
+        pool.run([tiny_job(f"{number}{seed}", seed=seed) for seed in range(2)], Terms(), watcher)
     assert len(watcher.ended) == len(used) == 6
     assert len(set(used)) == 2
