@@ -17,11 +17,11 @@ CHECKED = [
     if command not in OTHERWISE_TESTED and not command.startswith("federate")
 ]
 FEWER = {
-    "demo": ("--rounds", "1"),
-    "run": ("--rounds", "1"),
-    "compare": ("--rounds", "1"),
-    "choose": ("--methods", "fedprox", "--rounds", "3", "--clients", "5", "--budget", "100r", "--workers", "1"),
-    "bench": ("--clients", "2", "--methods", "fedavg"),
+    "demo": "--rounds 1",
+    "run": "--rounds 1",
+    "compare": "--rounds 1",
+    "choose": "--methods fedprox --rounds 2 --clients 4 --local-epochs 1 --budget 30r --workers 1",
+    "bench": "--clients 2 --methods fedavg",
 }
 """What keeps an example short; the last value of a repeated option wins."""
 
@@ -32,4 +32,4 @@ def test_an_example_is_in_the_help_and_works(command, example, cli):
     program, *arguments = shlex.split(example)
     assert program == "fedskew"
     assert arguments[0] == command
-    assert cli(*arguments, *FEWER.get(command, ())).status == 0
+    assert cli(*arguments, *FEWER.get(command, "").split()).status == 0

@@ -19,6 +19,7 @@ from expired_certificates import expire_certificate
 from real_federation import MISBEHAVING, NAMES, Real, plan, processes, worker_of
 from safetensors.torch import load_file
 
+from fedskew.cli import main
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.run import run_prepared
@@ -69,7 +70,8 @@ class Return:
 
 def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
     """For two methods, one after the other on the same sites; the workers stay warm, and end with their sites."""
-    real = Real(tmp_path)
+    sites = NAMES[:2]
+    real = Real(tmp_path, sites)
     workers: list[list[int]] = []
     with real.local as local:
         local.start()
@@ -77,13 +79,13 @@ def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
             config = real.config(method)
             assert federate_run(real, real.app(method, config)).returncode == 0
             _assert_as_simulated(real, method, config)
-            workers.append([pid for name in NAMES for pid in worker_of(local.site_file(name))])
+            workers.append([pid for name in sites for pid in worker_of(local.site_file(name))])
         _assert_other_settings_are_refused(real)
-        idle = [memory(*processes("fedskew.flower.node", str(local.site_file(name)))) for name in NAMES]
+        idle = [memory(*processes("fedskew.flower.node", str(local.site_file(name)))) for name in sites]
         assert max(idle) < MEGABYTES_PER_SITE
-        assert len(workers[0]) == 3
+        assert len(workers[0]) == len(sites)
         assert all(same == workers[0] for same in workers)
-    until(lambda: not any(worker_of(local.site_file(name)) for name in NAMES), "the workers' end", local)
+    until(lambda: not any(worker_of(local.site_file(name)) for name in sites), "the workers' end", local)
 
 
 def memory(*processes: int) -> float:
@@ -128,13 +130,15 @@ def _assert_as_simulated(real: Real, method: str, config: Config) -> None:
     for name, tensor in together.model.state_dict().items():
         torch.testing.assert_close(apart[name], tensor, rtol=0, atol=TOLERANCE)
     assert json.loads((folder / "summary.json").read_text())["accuracy"] == together.accuracy
-    assert rounds(folder)[-1]["clients"] == [0, 1, 2]
+    assert rounds(folder)[-1]["clients"] == list(range(len(real.sites)))
 
 
-def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(tmp_path: Path) -> None:
+def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A site refuses a foreign certificate, the server a foreign key; a certificate that expired ends the site."""
-    real = Real(tmp_path, days=10)
-    strangers = make_credentials(tmp_path / "strangers", NAMES)
+    real = Real(tmp_path, NAMES[:1], days=10)
+    strangers = make_credentials(tmp_path / "strangers", real.sites)
     ours, theirs = real.local.keys.node("site-1"), strangers.node("site-1")
     mixed = tmp_path / "mixed"
     mixed.mkdir()
@@ -144,25 +148,28 @@ def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(tmp_path: Pa
     superlink = f"localhost:{real.local.port}"
     app = real.app("checked", real.config("fedavg"))
 
-    def connect(keys: Path) -> subprocess.Popen[str]:
-        site = str(real.local.site_file("site-1"))
-        command = [sys.executable, "-m", "fedskew", "federate", "site", site, "--check", str(app)]
-        command += ["--superlink", superlink]
-        with (tmp_path / f"{keys.parent.name}-{keys.name}.log").open("w") as log:
-            return subprocess.Popen([*command, "--keys", str(keys)], stdout=log, stderr=log, text=True)
+    command = ["federate", "site", str(real.local.site_file("site-1")), "--check", str(app), "--superlink", superlink]
+
+    def connect(keys: Path, log: Path) -> subprocess.Popen[str]:
+        with log.open("w") as file:
+            whole = [sys.executable, "-m", "fedskew", *command, "--keys", str(keys)]
+            return subprocess.Popen(whole, stdout=file, stderr=file, text=True)
 
     def refusal(keys: Path) -> str:
-        assert connect(keys).wait(PATIENCE) == 2
-        return (tmp_path / f"{keys.parent.name}-{keys.name}.log").read_text()
+        """What the site says about a certificate, before it starts any process."""
+        assert main([*command, "--keys", str(keys)]) == 2
+        return capsys.readouterr().err
 
     with real.local as local:
         local.start_superlink()
         assert f"the certificate of {superlink} is refused" in refusal(theirs.folder)
+        assert connect(mixed, tmp_path / "mixed.log").wait(PATIENCE) == 2
         problem = f"error: the server refuses the key {mixed / 'node.key'}: it is not registered there"
-        assert problem in refusal(mixed)
+        assert problem in (tmp_path / "mixed.log").read_text()
 
         local.register()
-        site, log = connect(ours.folder), tmp_path / "sites-site-1.log"
+        log = tmp_path / "site.log"
+        site = connect(ours.folder, log)
         until(lambda: "SuperNode ID" in log.read_text(), "the site's connection", local)
         assert f"warning: the certificate of {superlink} expires on" in log.read_text()
         expire_certificate(local.keys)

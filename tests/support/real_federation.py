@@ -21,15 +21,15 @@ NAMES = ("site-1", "site-2", "site-3")
 
 
 class Real:
-    """Three sites with the clients of a small split."""
+    """Sites with the clients of a small split."""
 
-    def __init__(self, folder: Path, days: int = 365) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, sites: tuple[str, ...] = NAMES, days: int = 365) -> None:
+        self.folder, self.sites = folder, sites
         self.data = small_data(folder)
-        self.split: Federation = federation(str(self.data), Dirichlet(beta=0.5, clients=3), seed=0)
+        self.split: Federation = federation(str(self.data), Dirichlet(beta=0.5, clients=len(sites)), seed=0)
         self.split.save_split(folder / "split.json")
-        self.local = LocalFederation(folder, folder, make_credentials(folder / "keys", NAMES, days=days), NAMES)
-        for client, name in enumerate(NAMES):
+        self.local = LocalFederation(folder, folder, make_credentials(folder / "keys", sites, days=days), sites)
+        for client, name in enumerate(sites):
             write_site(self.local.site_file(name), self._site(client, name))
 
     def _site(self, client: int, name: str) -> dict[str, object]:
@@ -45,14 +45,16 @@ class Real:
             "engine": "plain",
             "device": "cpu",
         }
-        return with_values(Config(), {"partition.clients": 3, **values, **changed})
+        return with_values(Config(), {"partition.clients": len(self.sites), **values, **changed})
 
     def app(self, name: str, config: Config, client_app: str | None = None, **own: Any) -> Path:
         """An app with its run in `folder/runs/NAME`."""
-        values = {"minimum": 3, "evaluation": "server", "site_metrics": "none", "test_data": str(self.data)}
+        values = {"evaluation": "server", "site_metrics": "none", "test_data": str(self.data)}
         contract = Contract.from_dataset(self.split.dataset)
-        settings = make_settings(NAMES, {**values, "folder": str(self.run_folder(name)), **own})
-        app = write_app(self.folder / "apps" / name, settings, contract, resolve_config(config, contract, NAMES))
+        settings = make_settings(
+            self.sites, {"minimum": len(self.sites), "folder": str(self.run_folder(name)), **values, **own}
+        )
+        app = write_app(self.folder / "apps" / name, settings, contract, resolve_config(config, contract, self.sites))
         if client_app is not None:
             (app / PACKAGE / "client_app.py").write_text(client_app)
         return app
