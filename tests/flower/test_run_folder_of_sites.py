@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,8 @@ def test_it_is_compared_with_a_simulated_run(run: Path, tmp_path: Path, capsys: 
     assert told.keys() == {"fedvls", "fedavg"}
     assert told["fedvls"]["accuracy"]["mean"] == (RunFolder(run).summary() or {})["accuracy"]
     assert "partition.rule" in printed.err
-    assert main(["compare", str(run), str(tmp_path / "simulated"), "--rank-by", "auroc"]) == 2
-    assert "the probabilities of its samples stay at the sites" in capsys.readouterr().err
+    assert main(["compare", str(run), str(tmp_path / "simulated"), "--rank-by", "auroc"]) == 0
+    assert re.search(r"^fed(vls|avg) is best here by AUROC", capsys.readouterr().out, re.MULTILINE)
 
     assert main(["compare", str(run), "--rounds", "3"]) == 2
     assert "expected no settings besides the run folders" in capsys.readouterr().err
@@ -109,6 +110,8 @@ def test_a_run_tested_in_total_can_be_reported_compared_and_exported(
     assert main(["compare", run, run]) == 0
     assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
     assert "nan" not in capsys.readouterr().out
+    assert main(["compare", run, run, "--rank-by", "auroc"]) == 2
+    assert "its sites reported total accuracy only" in capsys.readouterr().err
 
 
 def test_only_sites_that_contributed_are_named_as_trained_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -81,7 +81,7 @@ def test_the_site_command_says_that_results_by_class_reveal_label_counts(
     assert main([*init, "--federation", "site_metrics=class", "--rounds", "10", *private]) == 0
     assert main(["federate", "site", file, "--check", str(tmp_path / "app")]) == 0
     shown = capsys.readouterr()
-    assert "tests: results by class, whose sums are the label counts of the site's test part" in shown.out
+    assert "results and score histograms by class, whose sums are the label counts of the site's test part" in shown.out
     assert "the server learns about its labels: label counts of its test part" in shown.out
     assert "privacy: central, ε = 17.9 at δ = 1e-05 after 10 rounds, for a site whose data are replaced" in shown.out
     assert "this site allows only metrics: total, so the server will not receive its test results" in shown.err
