@@ -27,6 +27,16 @@ from fedskew.data.published.download import RemoteFile
 from fedskew.data.published.file_search import Published, ensure_files
 from fedskew.data.published.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
 from fedskew.data.published.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
+from fedskew.data.published.medmnist import MEDMNIST, load_medmnist
+from fedskew.data.published.medmnist import URL as MEDMNIST_URL
+from fedskew.data.published.natural_sites import (
+    FEMNIST_HELP,
+    FEMNIST_LAYOUT,
+    ISIC_HELP,
+    ISIC_LAYOUT,
+    load_fed_isic,
+    load_femnist,
+)
 from fedskew.data.published.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
 from fedskew.data.synthetic import CLASSES, SAMPLES, TEST_SHARE, load_synthetic
 from fedskew.errors import UserError, unknown
@@ -439,4 +449,67 @@ _ENTRIES = (
     ),
 )
 
-DATASETS: dict[str, DatasetEntry] = {entry.name: entry for entry in _ENTRIES}
+_MEDICAL = tuple(
+    DatasetEntry(
+        name=images.name,
+        kind="image",
+        description=images.description,
+        classes=len(images.classes),
+        train=images.train,
+        test=images.test,
+        sources=("https://medmnist.com/",),
+        licence=images.licence,
+        citation="Yang et al., Scientific Data 2023",
+        loader=partial(load_medmnist, images),
+        published=Published(
+            name=images.name,
+            layouts=(((f"{images.name}.npz",),),),
+            folders=("medmnist",),
+            files=(RemoteFile(f"{images.name}.npz", (f"{MEDMNIST_URL}{images.name}.npz",), f"md5:{images.md5}"),),
+        ),
+    )
+    for images in MEDMNIST
+)
+
+_WITH_SITES = (
+    DatasetEntry(
+        name="femnist",
+        kind="image",
+        description="handwritten digits and letters by 3,550 writers, 28×28 grey; 805,263 with the test part",
+        classes=62,
+        train=805_263,
+        test=0,
+        sources=("https://leaf.cmu.edu/",),
+        licence="BSD 2-Clause (LEAF)",
+        citation="Caldas et al., arXiv:1812.01097",
+        loader=load_femnist,
+        published=Published(
+            name="femnist",
+            layouts=(FEMNIST_LAYOUT,),
+            folders=("data",),
+            files=(),
+            how_to_get=FEMNIST_HELP,
+        ),
+    ),
+    DatasetEntry(
+        name="fed-isic2019",
+        kind="image",
+        description="skin lesions from 6 centres, resized to 64×64 colour",
+        classes=8,
+        train=18_597,
+        test=4_650,
+        sources=("https://github.com/owkin/FLamby",),
+        licence="CC BY-NC 4.0",
+        citation="Ogier du Terrail et al., NeurIPS 2022",
+        loader=load_fed_isic,
+        published=Published(
+            name="fed-isic2019",
+            layouts=(ISIC_LAYOUT,),
+            folders=("fed_isic2019",),
+            files=(),
+            how_to_get=ISIC_HELP,
+        ),
+    ),
+)
+
+DATASETS: dict[str, DatasetEntry] = {entry.name: entry for entry in (*_ENTRIES, *_MEDICAL, *_WITH_SITES)}

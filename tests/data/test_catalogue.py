@@ -51,6 +51,8 @@ def write_idx(folder: Path, pack: bool, train: int = 20, test: int = 10) -> tupl
 
 
 def test_every_entry_tells_what_a_table_of_datasets_shows() -> None:
+    medical = ["path", "chest", "derma", "oct", "pneumonia", "retina", "breast", "blood", "tissue"]
+    medical += ["organa", "organc", "organs"]
     assert list(DATASETS) == [
         "digits",
         "synthetic",
@@ -66,6 +68,9 @@ def test_every_entry_tells_what_a_table_of_datasets_shows() -> None:
         "cinic10",
         "ag_news",
         "20newsgroups",
+        *(f"{name}mnist" for name in medical),
+        "femnist",
+        "fed-isic2019",
     ]
     for name, entry in DATASETS.items():
         assert entry.name == name

@@ -26,6 +26,8 @@ class Published:
     files: tuple[RemoteFile, ...]
     extra_folders: tuple[Path, ...] = ()
     """More folders to search, for example those of a Linux distribution's package."""
+    how_to_get: str = ""
+    """What the user must do to get the files, if there is nothing to download."""
 
 
 def cache_folder() -> Path:
@@ -74,6 +76,8 @@ def _fill_cache(published: Published, folders: list[Path], cache: Path) -> None:
                 f"{archive}: does not contain the files of {published.name}; expected the publisher's archive"
             )
         return
+    if published.how_to_get:
+        raise UserError(f"the files of {published.name} are not in {target}: {published.how_to_get}")
     for file in published.files:
         if file.name.endswith(ARCHIVES):
             archive = fetch(file, cache)
