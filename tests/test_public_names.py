@@ -14,6 +14,9 @@ import pytest
 
 import fedskew as fs
 from fedskew.data import PARTITIONS
+from fedskew.data.own.arrays import load_npz
+from fedskew.data.own.table_files import csv_table
+from fedskew.data.own.tables import load_tables
 from fedskew.experiment.config.documentation import setting_names
 
 
@@ -70,3 +73,23 @@ def test_docstrings_name_every_parameter_and_every_setting_with_its_default(
         assert re.search(rf"\b{name}\b", document), name
     for name in setting_names(*left_out):
         assert f"\n    {name}={getattr(fs.Config(), name)!r}: " in document
+
+
+@pytest.mark.parametrize("name", [name for name in fs.__all__ if inspect.isfunction(getattr(fs, name))])
+def test_docstrings_of_functions_name_every_parameter(name: str) -> None:
+    function = getattr(fs, name)
+    document = inspect.getdoc(function) or ""
+    for parameter in inspect.signature(function).parameters:
+        assert re.search(rf"\b{parameter}\b", document), parameter
+
+
+def test_the_options_of_load_are_all_listed() -> None:
+    listed = inspect.getdoc(fs.load) or ""
+    for loader in (load_tables, load_npz, csv_table):
+        for parameter in inspect.signature(loader).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY or parameter.name in ("delimiter", "decimal"):
+                assert re.search(rf"\b{parameter.name}\b", listed), parameter.name
+
+
+def test_config_lists_its_keys() -> None:
+    assert all(f"\n    {name}={getattr(fs.Config(), name)!r}: " in str(fs.Config.__doc__) for name in setting_names())

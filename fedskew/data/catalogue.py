@@ -77,6 +77,25 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
 
     The files of a named dataset are searched for in `data_dir`, in the folder set by FEDSKEW_DATA and in the user's
     cache. If they are missing, they are downloaded into the cache.
+
+    Some named datasets have `options` (`fedskew datasets`). These are the options of your own data:
+        test=None: a test part of the same form, for Python objects
+        test_fraction=0.2: the share of each class held out if there is no test part
+        classes=None: the names of all classes, in order, if the data may lack some
+        name=None: the name of the data, for Python objects
+        label=None: the label column of a table. The default is label, labels, class, target or y
+        columns=None: the input columns of a table, or the names of an array's features. The default is all
+        drop=None: columns to leave out, such as a patient's number
+        categorical=None: columns of categories that look like numbers, or have more than 100 values
+        missing=None: further values that stand for a gap, such as -999
+        site=None: the column that says where a row is from. It is not an input
+        encoding=None: a file that says how columns become inputs, instead of fitting this on the training part
+        rename=None: old and new names of columns
+        delimiter=None, decimal=".": the character between the cells of a CSV file, and the decimal mark
+        text=None: the text column, if there are several columns
+        length, vocabulary: the number of words kept from each text, and the size of the vocabulary
+        image_size=None: resize all images to 32 (square) or "32x48" (height × width)
+        layout=None: "nchw" or "nhwc", if the shape of an array of images is ambiguous
     """
     if "in_memory" in options:
         raise in_memory_error(options)

@@ -164,7 +164,9 @@ def federation(
 ) -> Federation:
     """Split a dataset among clients.
 
-    `data` is a `Dataset`, or anything that `load` takes: a name, a path or a Python object. `options` go to `load`.
+    `data` is a `Dataset`, or anything that `load` takes: a name, a path or a Python object. `partition` is a rule such
+    as `Dirichlet(clients=10, beta=0.1)` or `Column("hospital")`, and `seed` decides its random choices. `data_dir` and
+    `options` go to `load`.
     """
     if not isinstance(partition, Partition):
         raise UserError(f"partition is {partition!r}; expected a rule, for example fs.Dirichlet(clients=10, beta=0.1)")

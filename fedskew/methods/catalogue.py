@@ -99,7 +99,10 @@ def register(
 
 
 def method(name: str, *aliases: str, paper: str = "") -> Callable[[P], P]:
-    """Register the decorated part as a method. The first line of its docstring is the summary."""
+    """Register the decorated part as a method, under `name` and `aliases`.
+
+    The first line of its docstring is the summary. `paper` says where the method is from.
+    """
 
     def register_part(part: P) -> P:
         register(name, *aliases, parts=(part,), paper=paper, summary=_summary(part))

@@ -78,7 +78,7 @@ _ORDER = [slot for slot, _ in _SLOTS]
 
 
 def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = None) -> Method:
-    """Make the method that `name` describes, such as `fedvls+fedsam`, with these hyper-parameters.
+    """Make the method that `name` describes, such as `fedvls+fedsam`, with the hyper-parameters `params`.
 
     A hyper-parameter that two parts share is written `METHOD.NAME` or `SLOT.NAME`. The name of the result lists the
     parts in a fixed order (objective, regulariser, solver, server rule), whatever the order in `name`.

@@ -74,7 +74,10 @@ MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def make_model(name: str, data: DataShape, seed: int = 0) -> nn.Module:
-    """Make the model called `name`, or call a user's `package.module:factory`, with initial weights from `seed`."""
+    """Make the model called `name`, or call a user's `package.module:factory`, with initial weights from `seed`.
+
+    `data` is the shape of a sample and the number of classes.
+    """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         factory = custom_factory(name) if ":" in name else _fitting_factory(name, data)
         # Seed after importing a user's module, which may draw random numbers. Do not use torch.manual_seed, which

@@ -40,7 +40,7 @@ def write_report(
     formats: str = "pdf",
     rank_by: str = DEFAULT_METRIC,
 ) -> Report:
-    """Write one self-contained HTML page about runs.
+    """Write one self-contained HTML page about runs to `path`. `runs` are results, or folders of runs.
 
     `features` takes a few seconds per method and needs the data. With `figures`, every figure of the page is also saved
     in that folder, in the given `formats`: `png`, `svg`, `pdf`, or several as in `svg,pdf`. `rank_by` decides

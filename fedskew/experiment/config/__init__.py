@@ -1,5 +1,6 @@
 """The configuration of a run: its keys, their checks, and YAML files."""
 
+from fedskew.experiment.config.documentation import document_config
 from fedskew.experiment.config.keys import (
     KEYS,
     Config,
@@ -29,3 +30,5 @@ __all__ = [
     "with_overrides",
     "with_values",
 ]
+
+document_config()

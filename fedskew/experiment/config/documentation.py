@@ -26,6 +26,15 @@ def documents_settings(*left_out: str) -> Callable[[Function], Function]:
     return document
 
 
+def document_config() -> None:
+    """Append all keys with their defaults to the docstring of `Config`."""
+    described = [spec.name for spec in fields(Config) if "help" in spec.metadata]
+    text = "\n".join(map(_line, described))
+    Config.__doc__ = (
+        f"{inspect.getdoc(Config)}\n\nKeys:\n{text}\n    partition: how the data are split; a PartitionConfig\n"
+    )
+
+
 def setting_names(*left_out: str) -> list[str]:
     """Return the keys of a configuration that are passed as keyword arguments."""
     return [spec.name for spec in fields(Config) if spec.name not in (*_OBJECTS, *left_out)]
