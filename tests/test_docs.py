@@ -148,7 +148,7 @@ def test_every_key_that_is_recorded_is_explained(what: str, of: str) -> None:
     assert table is not None
     explained = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", table[1], re.MULTILINE))))
     federation = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.5), seed=0)
-    result = fs.run(federation, "fedavg", rounds=1, local_epochs=1, eval_local=True)
+    result = fs.run(federation, "fedavg", rounds=1, local_epochs=1, eval_local=True, client_test=0.2)
     recorded = result.history[-1].to_json().keys() if what == "round" else result.summary().keys()
     assert explained == set(recorded), of
 

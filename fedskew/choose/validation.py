@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from fedskew.data import Federation
 from fedskew.errors import UserError
-from fedskew.randomness import generator
 
 FRACTION = 0.2
 """The largest share of the training data that is held out."""
@@ -23,19 +20,8 @@ def validation_fraction(samples: int) -> float:
 
 
 def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
-    """Return the federation with a share of each client's samples of each class as its test set.
-
-    A client keeps at least one sample of every class that it has, so the skew stays the same. The share is exact on
-    average, because each number of samples is rounded up or down at random, keyed by seed, client and class.
-    """
-    labels, _ = federation.dataset.groups
-    held = np.zeros(len(labels), dtype=bool)
-    for client, part in enumerate(federation.indices):
-        for label in np.unique(labels[part]).tolist():
-            members = part[labels[part] == label]
-            draw = generator(seed, _PURPOSE, client, label)
-            count = min(len(members) - 1, int(len(members) * fraction + draw.random()))
-            held[draw.permutation(members)[:count]] = True
+    """Return the federation with a share of each client's samples of each class as its test set."""
+    held = federation.draw_held_out(fraction, seed, _PURPOSE)
     if not held.any():
         raise UserError(
             f"{federation.dataset.name}: no client has enough samples of a class to hold one out for validation; "

@@ -124,6 +124,7 @@ FLAGS: dict[str, Flag] = {
         _training("seed", "N"),
         _training("eval_every", "N"),
         _training("eval_local", "", switch=True),
+        _training("client_test", "X"),
         _training("positive", "CLASS"),
         _training("specificity", "X"),
         _training("save_predictions", "", switch=True),

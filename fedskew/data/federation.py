@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -18,6 +18,7 @@ from fedskew.data.partitions.rule import ClientIndices, IntArray, Partition, mak
 from fedskew.data.partitions.saved import write_split
 from fedskew.errors import UserError
 from fedskew.notebook import label_map
+from fedskew.randomness import generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,8 @@ class Federation:
     """The names of the clients; empty if they only have numbers."""
     notes: tuple[str, ...] = ()
     """Lines for the user about what the rule changed in the data."""
+    held_out: Sequence[IntArray] = ()
+    """The indices of each client's own test samples, which it does not train on; empty if clients hold out none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "indices", ClientIndices.join(self.indices))
@@ -105,7 +108,7 @@ class Federation:
     @property
     def unused(self) -> int:
         """Training samples that belong to no client."""
-        return len(self.dataset.train) - int(self.sizes.sum())
+        return len(self.dataset.train) - int(self.sizes.sum()) - sum(map(len, self.held_out))
 
     def vacant(self, client: int) -> tuple[int, ...]:
         """Classes without samples on this client."""
@@ -144,6 +147,35 @@ class Federation:
         if "restricted_to" in params:
             raise UserError("a restricted federation cannot be split again; split the whole dataset, then restrict it")
         return federation(self.dataset, make_partition(str(params.pop("name")), **params), seed)
+
+    def hold_out(self, fraction: float) -> Federation:
+        """Hold out a share of each client's samples of each class as the client's own test samples."""
+        if self.dataset.train.y.ndim > 1:
+            raise UserError("clients cannot hold out samples with several labels; expected one class each")
+        held = self.draw_held_out(fraction, self.seed, "client test")
+        if not held.any():
+            raise UserError(
+                f"{self.dataset.name}: no client has enough samples of a class to hold one out; "
+                "expected at least two samples per client and class, or a larger client_test"
+            )
+        kept, own = (tuple(part[chosen[part]] for part in self.indices) for chosen in (~held, held))
+        return replace(self, indices=kept, held_out=own)
+
+    def draw_held_out(self, fraction: float, seed: int, purpose: str) -> npt.NDArray[np.bool_]:
+        """Draw a share of each client's samples of each class, as a mask over the training samples.
+
+        A client keeps at least one sample of every class that it has, so the skew stays the same. The share is exact on
+        average, because each number of samples is rounded up or down at random, keyed by seed, client and class.
+        """
+        labels, _ = self.dataset.groups
+        held = np.zeros(len(labels), dtype=bool)
+        for client, part in enumerate(self.indices):
+            for label in np.unique(labels[part]).tolist():
+                members = part[labels[part] == label]
+                draw = generator(seed, purpose, client, label)
+                count = min(len(members) - 1, int(len(members) * fraction + draw.random()))
+                held[draw.permutation(members)[:count]] = True
+        return held
 
     def save_split(self, path: str | os.PathLike[str]) -> None:
         """Save the split with its hash. The partition `Saved(path)` restores it."""

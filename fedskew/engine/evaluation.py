@@ -58,9 +58,13 @@ class Evaluator:
         return partial(self._read, sums, model)
 
     @torch.no_grad()
-    def probabilities(self, model: ModelState) -> tuple[Tensor, Tensor]:
-        """Return the probability of every class [samples, classes] in float64, and the true classes."""
-        rows, task = torch.arange(len(self._data), device=self._data.y.device), self._data.task
+    def probabilities(self, model: ModelState, samples: npt.NDArray[np.int64] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the probability of every class [samples, classes] in float64, and the true classes.
+
+        With `samples`, only those with these indices are evaluated.
+        """
+        chosen = torch.arange(len(self._data)) if samples is None else torch.from_numpy(samples)
+        rows, task = chosen.to(self._data.y.device), self._data.task
         parts = [task.probabilities(logits.double()) for _, logits in _logits(self._network, model, self._data, rows)]
         return torch.cat(parts), self._data.y[rows]
 

@@ -78,6 +78,8 @@ def prepare(
     chosen = make_method(config.method if method is None else method, config.method_params)
     devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
+    if config.client_test:
+        fed = fed.hold_out(config.client_test)
     check_participants(config.clients_per_round, fed.clients)
     require_task(config.task, chosen, fed.dataset)
     shape = data_shape(fed.dataset)

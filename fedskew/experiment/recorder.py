@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.about import describe_federation
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.metrics.scores import Scores
+from fedskew.metrics.site_scores import SiteScore
 
 
 class Recorder:
@@ -77,7 +78,8 @@ class Recorder:
         """
         module = self._server.module(state)
         scores = self._server.scores(state) if self.rows[-1].is_evaluated else None
-        result = self.result(module, self.rows, self._server.engine_name, self.stopped, scores)
+        sites = self._server.site_scores(state)
+        result = self.result(module, self.rows, self._server.engine_name, self.stopped, scores, sites)
         if self._folder is not None:
             tensors, encoders = {**state.model.params, **state.model.buffers}, self._server.encoder_count(state)
             meta: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
@@ -91,7 +93,13 @@ class Recorder:
         return result
 
     def result(
-        self, module: nn.Module, rows: list[RoundRow], engine: str, stopped: bool, scores: Scores | None
+        self,
+        module: nn.Module,
+        rows: list[RoundRow],
+        engine: str,
+        stopped: bool,
+        scores: Scores | None,
+        sites: Mapping[str, SiteScore],
     ) -> Result:
         """Make the result of a run that ended with this model."""
         recorded = None if self._folder is None else self._folder.about()
@@ -104,6 +112,7 @@ class Recorder:
             about=recorded or {"federation": describe_federation(self._prepared.federation)},
             stopped_early=stopped,
             scores=scores,
+            site_scores=sites,
         )
 
     def _save_predictions(self, folder: RunFolder, state: RunState) -> None:

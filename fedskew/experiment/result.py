@@ -25,6 +25,7 @@ from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.about import describe_federation, recorded_inputs
 from fedskew.metrics.confusion import MEASURES, Evaluation
 from fedskew.metrics.scores import Scores
+from fedskew.metrics.site_scores import SiteScore
 from fedskew.metrics.summary import CurveSummary
 from fedskew.notebook import curves, label_map
 
@@ -65,6 +66,9 @@ class Result:
     """AUROC, calibration and other metrics of the final model's probabilities on the test set. None if the run is
     unfinished or was written by a version that did not compute them, if there is no global model or was too little
     memory, or if the model was tested at sites that report totals only."""
+    site_scores: Mapping[str, SiteScore] = field(default_factory=dict)
+    """Scores of the final model on each client's held-out samples (`client_test`), or on each site's test part in a
+    federation whose sites report results by class. The keys are the clients' names, or their numbers."""
     warnings: tuple[str, ...] = ()
     """One line for each damaged file in the folder."""
 
@@ -262,6 +266,7 @@ class Result:
             "final": self.evaluation.to_json(),
             **({} if self.scores is None else {"scores": self.scores.to_json()}),
             **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
+            **({"site_scores": {k: v.to_json() for k, v in self.site_scores.items()}} if self.site_scores else {}),
             "diverged": self.diverged,
             **({"sites": self.site_rounds, "tested_by": self.site_tests} if self.sites else {}),
             "compute": self.compute,
@@ -275,6 +280,14 @@ class Result:
         """A pandas DataFrame with one line per round: the recorded values and the metrics of the evaluation."""
         frame: pandas.DataFrame = data_frame([_line(row) for row in self.history], list(_line(RoundRow(0))))
         return frame.set_index("round")
+
+    def site_frame(self) -> pandas.DataFrame:
+        """A pandas DataFrame with one line per site: the scores of the final model on the site's own test samples."""
+        if not self.site_scores:
+            raise UserError(f"{self.name} has no results by site; expected a run with client_test, such as 0.2")
+        records = [{"site": name, **score.to_json()} for name, score in self.site_scores.items()]
+        frame: pandas.DataFrame = data_frame(records)
+        return frame.set_index("site")
 
     def __repr__(self) -> str:
         state = ", stopped early" if self.stopped_early else "" if self.finished else ", unfinished"
@@ -317,6 +330,11 @@ def recorded_scores(summary: Mapping[str, Any]) -> Scores | None:
     if "scores" in summary:
         return Scores.from_json(summary["scores"])
     return Scores(auroc=summary["auroc"]) if summary.get("auroc") is not None else None
+
+
+def recorded_site_scores(summary: Mapping[str, Any]) -> dict[str, SiteScore]:
+    """The scores by site in a `summary.json`. Empty if there are none."""
+    return {name: SiteScore.from_json(score) for name, score in summary.get("site_scores", {}).items()}
 
 
 def _line(row: RoundRow) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fedskew.experiment.overlap import run_overlapping_rounds
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.progress import showing_progress
 from fedskew.experiment.recorder import Recorder
-from fedskew.experiment.result import Result, recorded_scores
+from fedskew.experiment.result import Result, recorded_scores, recorded_site_scores
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.storage.about import about
@@ -166,7 +166,7 @@ def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result
     summary = folder.summary() or {}
     engine = summary.get("engine", server.engine_name)
     stopped = bool(summary.get("stopped_early"))
-    return recorder.result(module, rows, engine, stopped, recorded_scores(summary))
+    return recorder.result(module, rows, engine, stopped, recorded_scores(summary), recorded_site_scores(summary))
 
 
 def _require_space(server: Server, folder: RunFolder, start: RunState, checkpoint: Checkpoint | None) -> None:

@@ -9,7 +9,6 @@ from torch import nn
 from fedskew.engine import ModelState
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.experiment.preparation import positive_class
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.flower.model_message import model_tensors
@@ -25,6 +24,7 @@ from fedskew.methods import Method, Stage, Survey, Tensors
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.metrics.scores import Scores
+from fedskew.metrics.site_scores import SiteScore, score_histograms
 
 
 class FederationServer(Server):
@@ -46,6 +46,7 @@ class FederationServer(Server):
         if settings.privacy != "none":
             refuse_unbounded(settings.privacy, method, config.average, self.network.state().buffers)
         self._surveys: dict[str, Survey] = {}
+        self._final_histograms: dict[str, ScoreHistograms] | None = None
         self.site_evaluation = SiteEvaluation(sites, settings, federation.classes, federation.dataset.task)
 
     @property
@@ -61,12 +62,21 @@ class FederationServer(Server):
         """From the sites' histograms if they test the model and report results by class. None if they report totals."""
         if not self.site_evaluation.by_sites:
             return super().scores(state)
-        frozen = {name: state.models[name].model for name in self._stages.known(state)[-1].concatenates}
-        histograms = self.site_evaluation.histograms(state.model, frozen)
+        histograms = self._histograms(state)
         if not histograms:
             return None
-        positive = positive_class(self._config, self._federation.dataset.classes)
-        return ScoreHistograms.total(histograms.values()).scores(self._config.specificity, positive)
+        return ScoreHistograms.total(histograms.values()).scores(self._config.specificity, self._positive)
+
+    def site_scores(self, state: RunState) -> dict[str, SiteScore]:
+        """Scores on each site's test part, if the sites report results by class."""
+        return {name: score_histograms(found, self._positive) for name, found in self._histograms(state).items()}
+
+    def _histograms(self, state: RunState) -> dict[str, ScoreHistograms]:
+        """The sites' score histograms of the final model. They are requested once."""
+        if self._final_histograms is None:
+            frozen = {name: state.models[name].model for name in self._stages.known(state)[-1].concatenates}
+            self._final_histograms = self.site_evaluation.histograms(state.model, frozen)
+        return self._final_histograms
 
     def client_bytes(self, start: RunState, present: int) -> int:  # noqa: ARG002
         """Zero, because the sites keep their states themselves."""
@@ -123,6 +133,8 @@ def refuse_unfit(method: Method, config: Config) -> None:
             )
         if stage.cohort == "alone":
             raise UserError(f"method {method.name!r} has no common model: each site can train alone without a server")
+    if config.client_test:
+        raise UserError("client_test is for simulations; in a federation, every site has its own test part")
     if config.save_predictions:
         raise UserError("save_predictions is for simulations; a federation's predictions stay at its sites")
     if config.eval_local:

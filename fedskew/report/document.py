@@ -20,6 +20,7 @@ from fedskew.report.sections.race import race_section
 from fedskew.report.sections.results import results
 from fedskew.report.sections.scores import scores
 from fedskew.report.sections.section import Section
+from fedskew.report.sections.sites import sites
 from fedskew.report.sections.timing import timing
 from fedskew.report.verdict import verdict
 from fedskew.results import Comparison, LoadedRuns, MethodRuns, comparisons
@@ -92,6 +93,7 @@ def _chapter(comparison: Comparison, number: int | None, with_features: bool) ->
         classes(comparison),
         federation(comparison),
         local(comparison),
+        sites(comparison),
         scores(comparison),
         confusion(comparison),
         predictions(comparison),

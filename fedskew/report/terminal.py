@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.metrics.confusion import LOST, lost_classes
+from fedskew.metrics.site_scores import fairness
 from fedskew.results import Comparison, MethodRuns, Result
 from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
@@ -51,6 +52,10 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     table.add_row("macro F1", f"{evaluation.macro_f1:.3f}", f"micro {evaluation.micro_f1:.3f}")
     for row in _score_rows(result):
         table.add_row(*row)
+    accuracies = {name: score.accuracy for name, score in result.site_scores.items()}
+    if accuracies and (found := fairness(accuracies)):
+        spread = f"mean {_percent(found.mean)}, deviation {_percent(found.deviation)}"
+        table.add_row("worst site", _percent(found.worst), Text(f"{found.worst_site} ({spread})"))
     if result.diverged:
         table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and were discarded")
     seconds_per_round = result.seconds / max(1, result.rounds)

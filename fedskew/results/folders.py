@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from fedskew.errors import UserError, nearest
-from fedskew.experiment.result import Result, recorded_scores
+from fedskew.experiment.result import Result, recorded_scores, recorded_site_scores
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.results.model import load_model
 from fedskew.results.race import RaceRecord, find_races, load_race
@@ -37,6 +37,7 @@ def load_run(folder: str | Path, model: nn.Module | None = None) -> Result:
         finished=files.finished,
         stopped_early=bool(summary.get("stopped_early")),
         scores=recorded_scores(summary),
+        site_scores=recorded_site_scores(summary),
         warnings=tuple(files.warnings),
     )
 

@@ -95,6 +95,11 @@ def test_sites_tests_add_up(changed: dict[str, object], data: Path, split: Feder
     assert apart.scores.brier == pytest.approx(together.scores.brier, rel=1e-5)
     assert apart.scores.calibration_error == pytest.approx(together.scores.calibration_error, abs=1e-5)
     assert apart.history[-1].sites.keys() == set(here.names)
+    for name, score in apart.site_scores.items():
+        assert score.accuracy == pytest.approx(apart.history[-1].sites[name]["accuracy"])
+        assert score.samples == len(split.dataset.test)
+        assert abs(score.auroc - together.auroc) <= apart.scores.auroc_error + 1e-6
+    assert apart.site_scores.keys() == set(here.names)
     assert_same_model(apart, together)
 
 

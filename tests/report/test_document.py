@@ -25,7 +25,7 @@ from fedskew.report.page.render import charts, packed_plotly, page, plotly_progr
 from fedskew.report.sections.section import Section
 from fedskew.results import LoadedRuns, load_run, load_runs
 
-ALL = ["results", "curves", "classes", "federation", "local", "scores", "confusion", "predictions", "features",
+ALL = ["results", "curves", "classes", "federation", "local", "sites", "scores", "confusion", "predictions", "features",
        "experts", "timing", "circumstances"]  # fmt: skip
 
 

@@ -155,6 +155,9 @@ class Config:
     seed: int = _option(0, integer(0), "random seed")
     eval_every: int = _option(1, integer(1), "evaluate every N rounds")
     eval_local: bool = _option(False, flag, "also evaluate each client's model before and after its update")
+    client_test: float = _option(
+        0.0, real(at_least=0, below=1), "share of each client's samples that it holds out, to test models on (0: none)"
+    )
     positive: str | None = _option(
         None, optional(label), "positive class of data with two classes (default: the second)"
     )
@@ -215,7 +218,7 @@ KEYS: dict[str, Field[Any]] = {
 _CHANGEABLE = ("data_dir", "checkpoint_every", "save_predictions")
 """Keys that may change when a run is resumed. All others identify the run."""
 
-_LATER_KEYS = {"optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto"}
+_LATER_KEYS = {"optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0}
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 
 

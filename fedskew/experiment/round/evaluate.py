@@ -22,7 +22,9 @@ from fedskew.metrics.groups import group_accuracy
 
 if TYPE_CHECKING:
     from fedskew.experiment.round.aggregate import Aggregated
+    from fedskew.experiment.round.client_tests import ClientTests
     from fedskew.experiment.round.plan import RoundPlan
+    from fedskew.experiment.round.runtime import ModelRuntime
 
 Labels = tuple[int, ...] | None
 RowFields = dict[str, Any]
@@ -52,7 +54,7 @@ class RoundEvaluation:
 
     def covers_one_model(self, plan: RoundPlan) -> bool:
         """Whether only the aggregated model is evaluated, and no client's model."""
-        return plan.stage.cohort != "alone" and not self._config.eval_local
+        return plan.stage.cohort != "alone" and not self._config.eval_local and not self._federation.held_out
 
     def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
         """Evaluate the round's models and return the fields for the round's row."""
@@ -60,16 +62,40 @@ class RoundEvaluation:
         if stage.cohort == "alone":
             clients = self._federation.populated.tolist()
             own_model = partial(model_from_state, initial=self._initial, device=self._device)
-            return test_set.measure_own_models(clients, after.clients, stage.model, own_model)
+            fields = test_set.measure_own_models(clients, after.clients, stage.model, own_model)
+            if self._federation.held_out:
+                tests = self.client_tests(plan.runtime)
+                fields["client_tests"] = {"accuracy": tests.measure_own(self.own_model(after, stage.model))}
+            return fields
         fields = test_set.measure(aggregated.model.model, stage.labels)
-        if self._config.eval_local and stage.cohort == "clients":
+        trained = {}
+        if stage.cohort == "clients" and (self._config.eval_local or self._federation.held_out):
             rows = np.flatnonzero(aggregated.report.finite).tolist()
             trained = {int(plan.clients[row]): _client_model(result.trained, row) for row in rows}
+        if self._federation.held_out and stage.model == "global":
+            tests = self.client_tests(plan.runtime)
+            sent = plan.start.model if stage.cohort == "clients" else None
+            fields["client_tests"] = tests.measure(aggregated.model.model, sent, trained)
+        if self._config.eval_local and stage.cohort == "clients":
             ends_stage = after.stage_round == 0
             fields |= test_set.measure_participants(
                 plan.start.model, trained, plan.federation, stage.labels, with_matrices=ends_stage
             )
         return fields
+
+    def client_tests(self, runtime: ModelRuntime) -> ClientTests:
+        """Evaluates models on the clients' held-out samples."""
+        from fedskew.experiment.round.client_tests import ClientTests
+
+        return ClientTests(self._federation, runtime.train_set)
+
+    def own_model(self, state: RunState, model: str) -> Callable[[int], ModelState]:
+        """Returns the model of a client that trains alone."""
+
+        def read(client: int) -> ModelState:
+            return model_from_state(state.clients.read(model, [client])[0], self._initial, self._device)
+
+        return read
 
 
 class TestSet:

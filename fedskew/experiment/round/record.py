@@ -66,6 +66,9 @@ class RoundRow:
     """With `eval_local`: class accuracies of the model that was sent."""
     drift_diversity: float | None = None
     """With `eval_local`: see `metrics.drift`. None if it is infinite."""
+    client_tests: dict[str, list[float | None]] | None = None
+    """With `client_test`: accuracy on each client's held-out samples, of the new global model (`accuracy`), and of the
+    participants' models `before` and `after` local training. None for clients that were not evaluated."""
     sites: dict[str, dict[str, Any]] | None = None
     """On Flower: the evaluation at each site that reports one."""
     time: dict[str, float] = field(default_factory=dict)

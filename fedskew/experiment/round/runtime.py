@@ -31,6 +31,8 @@ class ModelRuntime:
     network: Network
     engine: Engine
     test_set: TestSet
+    train_set: Evaluator
+    """Evaluates models on training samples, without augmentation."""
 
 
 class RuntimeFactory:
@@ -62,7 +64,7 @@ class RuntimeFactory:
             for network, samples in zip(networks, self._train, strict=True)
         ]
         whole = engines[0] if len(engines) == 1 else DevicesEngine(engines, self.devices)
-        return ModelRuntime(networks[0], whole, self._test_set(networks[0]))
+        return ModelRuntime(networks[0], whole, self._test_set(networks[0]), Evaluator(networks[0], self.train))
 
     def _test_set(self, network: Network) -> TestSet:
         def evaluator(samples: Samples) -> Evaluator:

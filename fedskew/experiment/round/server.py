@@ -31,6 +31,7 @@ from fedskew.experiment.round.state import (
 from fedskew.methods import Method, Stage, Survey
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.scores import Scores, score_probabilities
+from fedskew.metrics.site_scores import SiteScore
 from fedskew.models.concatenation import concatenate
 
 
@@ -182,9 +183,26 @@ class Server:
         predicted = self.predict(state)
         if predicted is None:
             return None
+        return score_probabilities(*predicted, self._config.specificity, self._positive)
+
+    def site_scores(self, state: RunState) -> dict[str, SiteScore]:
+        """Scores of the final model on each client's held-out samples, by the client's name. Empty if there are none.
+
+        For methods without a global model, they are the scores of each client's own model.
+        """
+        if not self._federation.held_out:
+            return {}
+        stage = self._stages.known(state)[-1]
+        tests = self.evaluation.client_tests(self.runtime(stage, state))
+        alone = stage.cohort == "alone"
+        model_for = self.evaluation.own_model(state, stage.model) if alone else (lambda _: state.model)
+        return tests.scores(model_for, self._positive)
+
+    @property
+    def _positive(self) -> int | None:
+        """The number of the positive class, if the configuration names it."""
         positive = self._config.positive
-        number = None if positive is None else self._federation.dataset.classes.index(positive)
-        return score_probabilities(*predicted, self._config.specificity, number)
+        return None if positive is None else self._federation.dataset.classes.index(positive)
 
     def predict(self, state: RunState) -> Predictions | None:
         """Predict the test set with the final global model. None if there is no such model, or too little memory."""

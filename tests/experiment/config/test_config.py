@@ -284,7 +284,8 @@ def test_the_hash_follows_what_the_run_is() -> None:
         "local_epochs": 1, "batch_size": 9, "lr": 0.1, "lr_decay": 0.9, "momentum": 0.0, "weight_decay": 0.1,
         "optimizer": "adam", "clip_norm": 5.0, "average": "uniform", "augment": ["crop"], "engine": "plain",
         "device": "cpu", "precision": "bf16", "compile": "never", "seed": 1, "eval_every": 2, "eval_local": True,
-        "mean_last": 5, "positive": "1", "specificity": 0.9, "task": "multi-label",
+        "mean_last": 5, "positive": "1", "specificity": 0.9, "client_test": 0.2,
+        "task": "multi-label",
     }  # fmt: skip
     changed = [with_values(base, {key: value}) for key, value in changes.items()]
     assert len({config_hash(config) for config in [base, *changed]}) == len(changes) + 1

@@ -1,0 +1,72 @@
+"""Evaluation on samples that clients hold out of their own data: the configuration key `client_test`.
+
+After an evaluated round, the new global model is evaluated on every client's held-out samples, and the participants'
+models before and after their local training. After the last round, the final model is scored for every client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedskew.data.federation import Federation
+from fedskew.engine import Evaluator, ModelState
+from fedskew.metrics.site_scores import SiteScore, score_site
+
+ModelFor = Callable[[int], ModelState]
+"""Returns the model to evaluate for a client."""
+
+
+class ClientTests:
+    """Evaluates models on the clients' held-out samples."""
+
+    def __init__(self, federation: Federation, evaluator: Evaluator) -> None:
+        self._federation, self._evaluator = federation, evaluator
+        self._rows = {k: rows for k, rows in enumerate(federation.held_out) if len(rows)}
+
+    def measure(
+        self, model: ModelState, sent: ModelState | None = None, trained: Mapping[int, ModelState] | None = None
+    ) -> dict[str, list[float | None]]:
+        """Accuracies by client: of the new global model, and of participants before and after local training."""
+        fields = {"accuracy": self._accuracies(model, list(self._rows))}
+        if sent is not None and trained is not None:
+            participants = [client for client in trained if client in self._rows]
+            fields["before"] = self._accuracies(sent, participants)
+            fields["after"] = self.measure_own(trained.__getitem__, participants)
+        return fields
+
+    def measure_own(self, model_for: ModelFor, clients: list[int] | None = None) -> list[float | None]:
+        """Accuracies of the clients' own models."""
+        found: list[float | None] = [None] * self._federation.clients
+        for client in self._rows if clients is None else clients:
+            right = self._right(model_for(client), self._rows[client])
+            found[client] = float(right.mean())
+        return found
+
+    def scores(self, model_for: ModelFor, positive: int | None) -> dict[str, SiteScore]:
+        """Score a model for each client that has held-out samples, by the client's name."""
+        names = self._federation.client_labels
+        found = {}
+        for client, rows in self._rows.items():
+            probabilities, true = self._evaluator.probabilities(model_for(client), rows)
+            found[names[client]] = score_site(probabilities.cpu().numpy(), true.cpu().numpy(), positive)
+        return found
+
+    def _accuracies(self, model: ModelState, clients: list[int]) -> list[float | None]:
+        """Evaluate one model for these clients, in one pass."""
+        found: list[float | None] = [None] * self._federation.clients
+        if not clients:
+            return found
+        parts = [self._rows[client] for client in clients]
+        right = self._right(model, np.concatenate(parts))
+        for client, part in zip(clients, np.split(right, np.cumsum([len(rows) for rows in parts])[:-1]), strict=True):
+            found[client] = float(part.mean())
+        return found
+
+    def _right(self, model: ModelState, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        probabilities, true = self._evaluator.probabilities(model, rows)
+        right: npt.NDArray[Any] = (probabilities.argmax(dim=1) == true).cpu().numpy()
+        return right

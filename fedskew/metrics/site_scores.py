@@ -1,0 +1,168 @@
+"""The scores of one site's test samples, with an interval for its AUROC, and how unequal the sites are.
+
+The interval is DeLong's (DeLong, DeLong and Clarke-Pearson, Biometrics 1988), computed on the logit scale so that it
+stays between 0 and 1. For more than two classes, the AUROC is the mean of each class against the rest. DeLong's
+components of a sample are then averaged over the classes, which takes their correlation into account.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fedskew.metrics.score_histograms import SCORE_BINS, ScoreHistograms, auroc_of_counts
+from fedskew.metrics.scores import Floats, Ints, Reliability, brier_sum, positive_of_two, reliability_sums
+
+LEVEL = 0.95
+"""The level of the intervals."""
+_QUANTILE = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
+
+
+@dataclass(frozen=True)
+class SiteScore:
+    """The results of a model on one site's test samples. A value is None if it is not defined there."""
+
+    samples: int
+    accuracy: float
+    auroc: float | None = None
+    auroc_low: float | None = None
+    """Lower end of the 95 % interval. None if the samples do not determine one: if all pairs are in order, or if a
+    class has a single sample."""
+    auroc_high: float | None = None
+    brier: float | None = None
+    calibration_error: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SiteScore:
+        """Read a score of any version. Unknown keys are ignored."""
+        return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
+
+
+def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -> SiteScore:
+    """Score the probabilities [samples, classes] of a site's samples."""
+    accuracy = float((probabilities.argmax(axis=1) == true).mean())
+    if not np.isfinite(probabilities).all():
+        return SiteScore(len(true), accuracy)
+    positive = positive_of_two(probabilities.shape[1], positive)
+    auroc, deviation = _auroc(probabilities, true, _scored_classes(probabilities.shape[1], positive))
+    reliability = Reliability.from_sums(reliability_sums(probabilities, true, positive))
+    brier = brier_sum(probabilities, true) / len(true)
+    low, high = interval(auroc, deviation)
+    return SiteScore(len(true), accuracy, auroc, low, high, brier, reliability.calibration_error)
+
+
+def score_histograms(histograms: ScoreHistograms, positive: int | None = None) -> SiteScore:
+    """Score a site by its histograms. With more than two classes, the interval is conservative.
+
+    Histograms do not tell how the classes' AUROCs are correlated, so full correlation is assumed.
+    """
+    samples, positive = histograms.samples, positive_of_two(len(histograms.own), positive)
+    if positive is None:
+        right = float(histograms.reliability[2].sum())
+    else:
+        own, others = histograms.own[positive], histograms.others[positive]
+        right = float(own[SCORE_BINS // 2 :].sum() + others[: SCORE_BINS // 2].sum())
+    counts = [(histograms.own[c], histograms.others[c]) for c in _scored_classes(len(histograms.own), positive)]
+    counts = [(own, others) for own, others in counts if own.any() and others.any()]
+    areas = [auroc_of_counts(own, others)[0] for own, others in counts]
+    deviations = [_deviation(own, others) for own, others in counts]
+    auroc = math.fsum(areas) / len(areas) if areas else None
+    known = [d for d in deviations if d is not None]
+    deviation = math.fsum(known) / len(known) if known and len(known) == len(areas) else None
+    low, high = interval(auroc, deviation)
+    error = Reliability.from_sums(histograms.reliability).calibration_error
+    return SiteScore(samples, right / samples, auroc, low, high, histograms.brier / samples, error)
+
+
+def _scored_classes(classes: int, positive: int | None) -> Sequence[int]:
+    return range(classes) if positive is None else [positive]
+
+
+def interval(auroc: float | None, deviation: float | None) -> tuple[float | None, float | None]:
+    """The 95 % interval of an AUROC with this standard deviation."""
+    if auroc is None or not deviation or not 0 < auroc < 1:
+        return None, None
+    centre, half = math.log(auroc / (1 - auroc)), _QUANTILE * deviation / (auroc * (1 - auroc))
+    low, high = (1 / (1 + math.exp(-max(-700.0, min(700.0, x)))) for x in (centre - half, centre + half))
+    return low, high
+
+
+def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[float | None, float | None]:
+    """AUROC and its standard deviation: the mean over the classes that have both samples and others."""
+    areas, components = [], np.zeros(len(true))
+    for c in classes:
+        inside = true == c
+        m, n = int(inside.sum()), int((~inside).sum())
+        if not m or not n:
+            continue
+        _, group = np.unique(probabilities[:, c], return_inverse=True)
+        own, others = (np.bincount(group[rows], minlength=int(group.max()) + 1) for rows in (inside, ~inside))
+        area = auroc_of_counts(own, others)[0]
+        of_own, of_others = _components(own, others)
+        areas.append(area)
+        if min(m, n) > 1:
+            components[inside] += (of_own[group[inside]] - area) / math.sqrt(m * (m - 1))
+            components[~inside] += (of_others[group[~inside]] - area) / math.sqrt(n * (n - 1))
+        else:
+            components[:] = math.nan
+    if not areas:
+        return None, None
+    variance = float((components**2).sum()) / len(areas) ** 2
+    return math.fsum(areas) / len(areas), None if math.isnan(variance) else math.sqrt(variance)
+
+
+def _components(own: Ints, others: Ints) -> tuple[Floats, Floats]:
+    """DeLong's components by increasing score: the share of the others below, and of the own samples above."""
+    below = (np.cumsum(others) - others / 2) / others.sum()
+    above = (own.sum() - np.cumsum(own) + own / 2) / own.sum()
+    return below, above
+
+
+def _deviation(own: Ints, others: Ints) -> float | None:
+    """DeLong's standard deviation of an AUROC, from counts by increasing score."""
+    m, n = int(own.sum()), int(others.sum())
+    if min(m, n) < 2:
+        return None
+    area = auroc_of_counts(own, others)[0]
+    of_own, of_others = _components(own, others)
+    first = float(own @ (of_own - area) ** 2) / (m * (m - 1))
+    return math.sqrt(first + float(others @ (of_others - area) ** 2) / (n * (n - 1)))
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """How unequal the sites are in one metric. Every site counts once, whatever its size."""
+
+    sites: int
+    mean: float
+    deviation: float
+    """Standard deviation over the sites (of the population, since all sites are known)."""
+    worst: float
+    worst_site: str
+    worst_decile: float
+    """Mean of the worst tenth of the sites, at least one."""
+
+
+def fairness(values: Mapping[str, float | None]) -> Fairness | None:
+    """Summarise a metric, by the names of the sites. Sites without a value do not count."""
+    known = sorted((value, name) for name, value in values.items() if value is not None)
+    if not known:
+        return None
+    numbers: Sequence[float] = [value for value, _ in known]
+    tenth = max(1, len(known) // 10)
+    return Fairness(
+        sites=len(known),
+        mean=math.fsum(numbers) / len(numbers),
+        deviation=float(np.std(numbers)),
+        worst=numbers[0],
+        worst_site=known[0][1],
+        worst_decile=math.fsum(numbers[:tenth]) / tenth,
+    )
