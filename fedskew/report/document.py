@@ -93,7 +93,7 @@ def _chapter(comparison: Comparison, number: int | None, with_features: bool) ->
         classes(comparison),
         federation(comparison),
         local(comparison),
-        sites(comparison),
+        *([by_site] if (by_site := sites(comparison)) else []),
         scores(comparison),
         confusion(comparison),
         predictions(comparison),

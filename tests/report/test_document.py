@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 import pytest
 from made_up_runs import made_up
 
+import fedskew as fs
 from fedskew.errors import UserError
 from fedskew.experiment.storage.files import write_tensors
 from fedskew.experiment.storage.run_folder import RunFolder
@@ -25,7 +26,7 @@ from fedskew.report.page.render import charts, packed_plotly, page, plotly_progr
 from fedskew.report.sections.section import Section
 from fedskew.results import LoadedRuns, load_run, load_runs
 
-ALL = ["results", "curves", "classes", "federation", "local", "sites", "scores", "confusion", "predictions", "features",
+ALL = ["results", "curves", "classes", "federation", "local", "scores", "confusion", "predictions", "features",
        "experts", "timing", "circumstances"]  # fmt: skip
 
 
@@ -48,6 +49,23 @@ def test_a_report_has_every_section_with_something_in_it(whole: Document) -> Non
     assert [section.key for section in whole.sections] == ALL
     assert all(section.figures or section.tables for section in whole.sections)
     assert missing(whole) == ""
+
+
+def test_results_by_site_have_a_section(tmp_path: Path) -> None:
+    fed = fs.federation("digits", fs.Dirichlet(clients=5, beta=0.3), 0)
+    settings = {"rounds": 2, "local_epochs": 1, "client_test": 0.2}
+    runs = [fs.run(fed, method, out=tmp_path / method, **settings) for method in ("fedavg", "local-only")]
+    section = next(s for s in document(LoadedRuns(runs), with_features=False).sections if s.key == "sites")
+    assert [figure.key for figure in section.figures] == ["site-accuracy", "worst-site"]
+    fair, local, scored = section.tables
+    assert [row[:4] for row in fair.rows if row[0] == "fedavg"] == [
+        ["fedavg", 0, "accuracy", 5],
+        ["fedavg", 0, "AUROC", 5],
+    ]
+    accuracies = [100 * score.accuracy for score in runs[0].site_scores.values()]
+    assert fair.rows[0][4:7] == pytest.approx([np.mean(accuracies), np.std(accuracies), min(accuracies)], abs=0.01)
+    assert [row[0] for row in local.rows] == ["fedavg"], "clients that train alone receive no model"
+    assert [row[1] for row in scored.rows] == ["0", "1", "2", "3", "4"] * 2
 
 
 def test_plotly_takes_every_chart_of_a_report(whole: Document) -> None:

@@ -14,7 +14,6 @@ from fedskew.results import Comparison, MethodRuns, Result
 MAX_BARS = 30
 """With more sites, the bars are left out."""
 MAX_ROWS = 400
-NEEDED = "sites have no test samples of their own; run with --client-test 0.2"
 WORDS = (
     "Each site holds out a part of its own data. The final model is tested on it, and every site counts once, whatever "
     "its size. The worst decile is the mean of the worst tenth of the sites.",
@@ -23,10 +22,11 @@ WORDS = (
 )
 
 
-def sites(comparison: Comparison) -> Section:
+def sites(comparison: Comparison) -> Section | None:
+    """Build the section. Returns None if no run has results by site."""
     methods = [m for m in comparison.methods if any(site_accuracies(run) for run in m.counted)]
     if not methods:
-        return Section("sites", "Sites", missing=[NEEDED])
+        return None
     first = [(m, run) for m in methods if (run := m.first) is not None and site_accuracies(run)]
     names = list(dict.fromkeys(name for _, run in first for name in site_accuracies(run)))
     figures = []
