@@ -175,20 +175,32 @@ def _score_class(column: Floats, inside: npt.NDArray[np.bool_], specificity: flo
     samples, others = int(inside.sum()), int((~inside).sum())
     if not samples or not others:
         return ClassScores(samples)
-    from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve  # takes a second to import
-
-    false_rate, true_rate, thresholds = roc_curve(inside, column, drop_intermediate=False)
+    hits, others_above, thresholds = _counts_above(column, inside)
+    true_rate, false_rate = hits / samples, others_above / others
+    precision = hits[1:] / (hits[1:] + others_above[1:])
     chosen = int(np.flatnonzero(false_rate <= 1 - specificity + 1e-12)[-1])
     above = column >= 0.5
     return ClassScores(
         samples=samples,
-        auroc=float(roc_auc_score(inside, column)),
-        auprc=float(average_precision_score(inside, column)),
+        auroc=float((np.diff(false_rate) * (true_rate[1:] + true_rate[:-1]) / 2).sum()),
+        auprc=float((np.diff(true_rate) * precision).sum()),
         sensitivity=float(above[inside].mean()),
         specificity=float(1 - above[~inside].mean()),
-        threshold=None if math.isinf(thresholds[chosen]) else float(thresholds[chosen]),
+        threshold=float(thresholds[chosen - 1]) if chosen else None,
         sensitivity_at_specificity=float(true_rate[chosen]),
     )
+
+
+def _counts_above(column: Floats, inside: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Floats]:
+    """Count the class's samples and the others at or above each threshold. Both counts start with 0, above them all.
+
+    scikit-learn has the same, but its import takes longer than a short run.
+    """
+    order = np.argsort(-column, kind="stable")
+    sorted_scores = column[order]
+    last_of_equal = np.append(np.flatnonzero(np.diff(sorted_scores)), len(column) - 1)
+    hits = np.cumsum(inside[order])[last_of_equal]
+    return np.append(0, hits), np.append(0, last_of_equal + 1 - hits), sorted_scores[last_of_equal]
 
 
 def brier_sum(probabilities: Floats, true: Ints) -> float:
