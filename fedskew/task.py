@@ -2,6 +2,7 @@
 
 Everything that depends on this is here: the loss, the predictions and their counts, the label counts of clients, and
 the groups by which samples are split. The labels' shape decides: class numbers [n], or a matrix of 0 and 1 [n, labels].
+Losses find the helpers here that they share: masks of padded rows, and of the classes of a batch's rows.
 """
 
 from __future__ import annotations
@@ -75,9 +76,7 @@ class SingleLabel(Task):
     name = "single-label"
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        picked = logits.log_softmax(dim=-1).gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        real = y != IGNORE
-        return torch.where(real, -picked, 0.0).sum() / real.sum().clamp(min=1)
+        return negative_log_likelihood(logits.log_softmax(dim=-1), y)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.softmax(dim=-1)
@@ -166,3 +165,45 @@ TASKS: dict[str, Task] = {task.name: task for task in (SingleLabel(), MultiLabel
 def task_for(y: Tensor | npt.NDArray[np.generic]) -> Task:
     """Return the task of these labels: class numbers [n], or a matrix of 0 and 1 [n, labels]."""
     return TASKS["single-label" if y.ndim == 1 else "multi-label"]
+
+
+# -- targets of a batch, with rows of padding ---------------------------------------------------------------
+
+
+def real_rows(targets: Tensor, axes: int = 1) -> Tensor:
+    """Mark the rows that are samples, not padding: `[B]` booleans, for class numbers [B] or several labels [B, L].
+
+    `axes` is the number of axes of the result. It is 2 for the batches of all clients, [K, B].
+    """
+    real = targets != IGNORE
+    return real if real.dim() == axes else real[..., 0]
+
+
+def class_index(targets: Tensor) -> Tensor:
+    """Make targets usable as class indices. Padded rows get class 0, and `batch_mean` ignores them."""
+    return targets.clamp(min=0)
+
+
+def batch_mean(per_sample: Tensor, targets: Tensor | None) -> Tensor:
+    """Average over the rows that are not padding."""
+    if targets is None:
+        return per_sample.mean()
+    real = real_rows(targets)
+    return torch.where(real, per_sample, 0.0).sum() / real.sum().clamp(min=1)
+
+
+def class_masks(targets: Tensor, classes: int) -> Tensor:
+    """Mark the class of each row: `[B, C]` booleans, all False for padding."""
+    return targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+
+
+def target_mask(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mark the target of each row: `[B, C]` booleans, with class 0 for padding."""
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    return classes == class_index(targets).unsqueeze(-1)
+
+
+def negative_log_likelihood(log_probabilities: Tensor, targets: Tensor) -> Tensor:
+    """Average −log p_y over the batch."""
+    picked = log_probabilities.gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
+    return batch_mean(-picked, targets)

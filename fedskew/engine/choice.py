@@ -29,8 +29,8 @@ _WORTH_STACKING = 4
 _LARGE_ATTENTION = 1e6
 """With at least this many multiplications per sample, a CPU trains a model with attention faster client by client.
 
-Measured for 10 clients with batches of 20 (docs/speed.md): stacked takes 0.7 to 0.9 times as long as plain with 0.4
-million multiplications, 0.9 to 1.4 times with 3 million, and 1.6 to 2.3 times with 25 million.
+`python benchmarks/attention.py` measures it: with fewer multiplications, stacked took 0.8 to 0.9 times as long as
+plain; with more, 0.9 to 2.1 times (docs/speed.md).
 """
 SHORT_RUN = 30.0
 """The estimated seconds below which starting worker processes does not pay off."""

@@ -18,6 +18,7 @@ from fedskew.losses.cross_entropies import (
     batch_class_cross_entropy,
     binary_cross_entropy,
     calibrated_cross_entropy,
+    class_probabilities,
     cross_entropy,
     focal_cross_entropy,
     group_cross_entropy,
@@ -29,11 +30,13 @@ from fedskew.losses.cross_entropies import (
     unbalanced_cross_entropy,
 )
 from fedskew.losses.divergences import (
+    MajorityRule,
     MeanOver,
     TaughtSamples,
     active_experts,
     distillation,
     label_masking_distillation,
+    majority_classes,
     not_true_distillation,
     partial_distillation,
     present_distillation,
@@ -52,15 +55,7 @@ from fedskew.losses.features import (
     prototype_distance,
     prototype_margin,
 )
-from fedskew.losses.masks import (
-    MajorityRule,
-    batch_mean,
-    class_masks,
-    class_probabilities,
-    majority_classes,
-    real_rows,
-)
-from fedskew.task import IGNORE
+from fedskew.task import IGNORE, batch_mean, class_masks, real_rows
 
 __all__ = [
     "IGNORE",

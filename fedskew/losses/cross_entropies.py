@@ -12,17 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedskew.losses.masks import (
-    batch_mean,
-    class_index,
-    class_masks,
-    class_probabilities,
-    group_mask,
-    negative_log_likelihood,
-    real_rows,
-    target_mask,
-)
-from fedskew.task import TASKS
+from fedskew.task import TASKS, batch_mean, class_index, class_masks, negative_log_likelihood, real_rows, target_mask
 
 SuppressVariant = Literal["lade", "paper"]
 """See `logit_suppression`."""
@@ -144,3 +134,18 @@ def logit_suppression(
     terms = torch.where(counted, terms, 0.0)
     per_class = terms.logsumexp(dim=0) - real.sum().clamp(min=1).to(logits.dtype).log()
     return torch.where(counted, p * per_class, 0.0).sum()
+
+
+def class_probabilities(label_counts: Tensor, like: Tensor) -> Tensor:
+    """Return p(c) = n_c/n, in the dtype of `like`."""
+    counts = label_counts.to(like.dtype)
+    return counts / counts.sum()
+
+
+def group_mask(logits: Tensor, group: Sequence[int]) -> Tensor:
+    """Mark the classes of the group: `[C]` booleans.
+
+    Indexing with a list would copy it from the host at every step, which a CUDA graph cannot replay.
+    """
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    return torch.stack([classes == c for c in group]).any(dim=0)

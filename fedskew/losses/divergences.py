@@ -9,17 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedskew.losses.masks import (
-    MajorityRule,
-    batch_mean,
-    class_index,
-    group_mask,
-    majority_classes,
-    real_rows,
-    restricted_kl,
-    target_mask,
-)
-from fedskew.task import IGNORE
+from fedskew.losses.cross_entropies import group_mask
+from fedskew.task import IGNORE, batch_mean, class_index, real_rows, target_mask
+
+MajorityRule = Literal["code", "paper"]
+"""When a class is a majority class: see `majority_classes`."""
 
 
 def vacant_distillation(
@@ -152,3 +146,34 @@ def active_experts(
         predicted = logits.argmax(dim=-1)
         qualifies = qualifies & membership[:, predicted] & (predicted != targets)
     return qualifies & (qualifies.cumsum(dim=0) == 1)
+
+
+def majority_classes(label_counts: Tensor, rule: MajorityRule = "code") -> Tensor:
+    """Mark the client's majority classes: `[C]` booleans.
+
+    `code`: n_c > n/C, as in FedLMD's code; C is the number of all classes. `paper`: n_c ≥ n/C'; C' is the number of
+    classes that the client has.
+    """
+    counts = label_counts.to(torch.float64)
+    if rule == "code":
+        return counts * counts.shape[-1] > counts.sum()
+    present = (counts > 0).sum()
+    return counts * present >= counts.sum()
+
+
+def _log_softmax_over(logits: Tensor, support: Tensor) -> Tensor:
+    """Compute the log-softmax restricted to `support`, and 0 elsewhere.
+
+    Rows with an empty support get the full softmax, which keeps gradients finite. The caller must give them weight 0.
+    """
+    support = support.expand_as(logits)
+    safe = support | ~support.any(dim=-1, keepdim=True)
+    return logits.masked_fill(~safe, -math.inf).log_softmax(dim=-1).masked_fill(~safe, 0.0)
+
+
+def restricted_kl(teacher: Tensor, student: Tensor, teacher_support: Tensor, student_support: Tensor) -> Tensor:
+    """Return KL(teacher ‖ student) per sample, each softmax over its support. It is 0 if the teacher's is empty."""
+    log_p = _log_softmax_over(teacher.detach(), teacher_support)
+    log_q = _log_softmax_over(student, student_support)
+    divergence = torch.where(teacher_support, log_p.exp() * (log_p - log_q), 0.0).sum(dim=-1)
+    return torch.where(teacher_support.any(dim=-1), divergence, 0.0)

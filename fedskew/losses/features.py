@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from fedskew.losses.cross_entropies import cross_entropy
-from fedskew.losses.masks import batch_mean, class_index, class_masks, masked_logsumexp, real_rows
+from fedskew.task import batch_mean, class_index, class_masks, real_rows
 
 
 def model_contrast(
@@ -148,3 +150,10 @@ def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -
             total = total - torch.where(has_attraction, attracted, 0.0).sum()
         total = total - torch.where(has_repulsion, repulsion, 0.0).sum()
     return total
+
+
+def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
+    """Log-sum-exp of the masked values over all axes but the first. It is finite but meaningless for an empty mask."""
+    mask = mask.flatten(1)
+    safe = mask | ~mask.any(dim=1, keepdim=True)
+    return values.flatten(1).masked_fill(~safe, -math.inf).logsumexp(dim=1)
