@@ -76,3 +76,10 @@ def test_the_splits_of_the_race_count_for_the_order_but_not_against_fedavg() -> 
     assert "74.4 % accuracy on validation data, mean of 5 splits" in answer
     early = finalist("fedrs", [0.50, 0.53, 0.50], raced=[0.9, 0.9])
     assert chosen(fedavg, early)[0] == "fedavg"
+
+
+def test_a_choice_from_few_splits_comes_with_a_warning() -> None:
+    few = chosen(finalist("fedavg", [0.5] * 3), finalist("fedvls", [0.7, 0.71, 0.72]))[1]
+    assert "It was tried on 3 splits only. It may fail on others; a larger budget tries more." in few
+    many = chosen(finalist("fedavg", [0.5] * 8), finalist("fedvls", [0.7, 0.71] * 4))[1]
+    assert "only" not in many
