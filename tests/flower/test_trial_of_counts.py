@@ -1,4 +1,4 @@
-"""A trial of named sites: a file of counts decides how many there are, and what they are called."""
+"""A trial of named sites: a file of counts, or a column of the data, decides how many there are, and their names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import yaml
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
+from fedskew.flower.planning import read_app
 from fedskew.flower.site_config import load_site
 from fedskew.flower.trial import plan_trial
 
@@ -37,3 +38,14 @@ def test_names_that_no_folder_can_have_are_numbered(tmp_path: Path) -> None:
 def test_data_with_other_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--data synthetic --set data\.classes=flu,cold"):
         plan_trial(tmp_path / "trial", counted(tmp_path, COUNTS), {})
+
+
+def test_sites_of_a_trial_are_those_in_a_column_of_the_data(tmp_path: Path) -> None:
+    rows = "".join(f"{i / 7:.2f},{'ab'[i % 2]},{('Rome', 'Oslo')[i % 3 > 0]},{i % 2}\n" for i in range(60))
+    (tmp_path / "visits.csv").write_text("age,ward,hospital,y\n" + rows)
+    config = with_values(Config(), {"data": str(tmp_path / "visits.csv"), "partition.column": "hospital", "rounds": 1})
+    trial = plan_trial(tmp_path / "trial", config, {})
+    assert list(trial.sites) == ["Oslo", "Rome"]
+    held = load_site(trial.site_file("Rome")).federation(read_app(trial.app)[1])
+    assert held.dataset.columns == ("age", "ward=a", "ward=b")
+    assert held.sizes.tolist() == [int((held.dataset.train.site == 1).sum())]

@@ -127,7 +127,7 @@ TABLE = np.random.default_rng(3).normal(size=(20, 3))
         ({"x": TABLE, "y": with_value(Y.astype(float), 4, 1.5)}, r"label 1.5 in row 4; expected a whole number"),
         ({"x": TABLE, "y": with_value(Y.astype(float), 4, np.nan)}, r"label nan in row 4"),
         ({"x": TABLE, "y": np.array(["a", " "] * 10)}, r"no label in row 1"),
-        ({"x": TABLE, "y": np.eye(20)}, r"labels have shape \(20, 20\); expected one label per sample"),
+        ({"x": TABLE, "y": np.eye(20)}, r"every row has exactly one 1, so each sample has one class"),
         ({"x": TABLE, "y": 0 * Y}, r"has one class"),
         ({"x": TABLE[:, 0], "y": Y}, r"1 dimensions; expected 2"),
         ({"x": np.array(["a"] * 20)[:, None], "y": Y}, r"values of type <U1; expected numbers"),
