@@ -21,8 +21,26 @@ settings.register_profile(
 settings.load_profile("fedskew")
 
 
-LONGEST_FIRST = ("flower/test_real_processes.py",)
-"""The files that take longest, in the order of what they take. They start first, so that none ends alone."""
+LONGEST_FIRST = (
+    "flower/test_real_processes.py",
+    "flower/test_refused_connections.py",
+    "lab/sweep/test_ray_pool.py",
+    "choose/test_race.py",
+    "engine/test_engine_agreement.py",
+    "engine/stacked/test_slots.py",
+    "lab/sweep/test_pool.py",
+    "report/test_every_moment.py",
+    "engine/parallel/test_pool_engine.py",
+    "test_docs.py",
+    "lab/papers/test_results_page.py",
+    "flower/test_sites_equal_simulation.py",
+    "flower/test_what_leaves_a_site.py",
+    "cli/test_kill_and_resume.py",
+    "cli/test_help_examples.py",
+    "cli/test_compare_command.py",
+    "report/page/test_report_browser.py",
+)
+"""The files that take longest. They start first, so that none runs alone at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_cases import KEEP_MOVES, PARAMS, TOLERANCE, by_kind, only, slow
+from method_cases import JOINED, KEEP_MOVES, PARAMS, TOLERANCE, by_kind, only, slow
 from torch import nn
 from toy_runs import distance, finished, image_federation, linear, norm_and_dropout, server, text_federation
 
@@ -46,8 +46,17 @@ def difference_of_moves(start: RunState, one: RunState, other: RunState) -> floa
     return (difference / length) ** 0.5 if length else difference**0.5
 
 
-@pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize("method", by_kind())
+IN_FLOAT32 = ("fedavg", "fedvls", "scaffold", "fpl", "pkd", JOINED[0])
+"""What `make test` also runs in float32. In float64 it runs one method of each kind."""
+
+
+@pytest.mark.parametrize(
+    ("method", "precision"),
+    [
+        *(pytest.param(*case.values, "float64", marks=case.marks) for case in by_kind()),
+        *only(((method, "float32") for method in IN_FLOAT32), ((m, "float32") for m in (*METHODS, *JOINED))),
+    ],
+)
 def test_every_method(method: str, precision: str) -> None:
     params = PARAMS.get(method)
     lr = 0.07 if any(name in method for name in KEEP_MOVES) else 0.01

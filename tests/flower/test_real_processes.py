@@ -9,43 +9,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from expired_certificates import expire_certificate
-from real_federation import MISBEHAVING, NAMES, Real, plan, processes, worker_of
+from real_federation import MISBEHAVING, NAMES, PATIENCE, Real, plan, processes, until, worker_of
 from safetensors.torch import load_file
 
-from fedskew.cli import main
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.run import run_prepared
-from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation
-from fedskew.flower.processes import Process
 
-PATIENCE = 300.0
 BETWEEN_ATTEMPTS = 10.0
 TOLERANCE = 1e-5
 MEGABYTES_PER_SITE = 150
 """Of a site without work: its SuperNode and the SuperExec that was forked from it."""
-
-
-def until(condition: Callable[[], object], what: str, local: LocalFederation) -> None:
-    """Wait for something that processes do in their own time."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > end:
-            logs = "\n".join(f"== {p.name}\n{_tail(p)}" for p in sorted((local.folder / "logs").iterdir()))
-            pytest.fail(f"waited {PATIENCE:g} s for {what}\n{logs}")
-        time.sleep(0.1)
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
 
 def rounds(folder: Path) -> list[dict[str, Any]]:
@@ -131,57 +111,6 @@ def _assert_as_simulated(real: Real, method: str, config: Config) -> None:
         torch.testing.assert_close(apart[name], tensor, rtol=0, atol=TOLERANCE)
     assert json.loads((folder / "summary.json").read_text())["accuracy"] == together.accuracy
     assert rounds(folder)[-1]["clients"] == list(range(len(real.sites)))
-
-
-def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A site refuses a foreign certificate, the server a foreign key; a certificate that expired ends the site."""
-    real = Real(tmp_path, NAMES[:1], days=10)
-    strangers = make_credentials(tmp_path / "strangers", real.sites)
-    ours, theirs = real.local.keys.node("site-1"), strangers.node("site-1")
-    mixed = tmp_path / "mixed"
-    mixed.mkdir()
-    (mixed / "ca.pem").write_bytes(ours.authority.read_bytes())
-    (mixed / "node.key").write_bytes(theirs.private.read_bytes())
-    (mixed / "node.key").chmod(0o600)
-    superlink = f"localhost:{real.local.port}"
-    app = real.app("checked", real.config("fedavg"))
-
-    command = ["federate", "site", str(real.local.site_file("site-1")), "--check", str(app), "--superlink", superlink]
-
-    def connect(keys: Path, log: Path) -> subprocess.Popen[str]:
-        with log.open("w") as file:
-            whole = [sys.executable, "-m", "fedskew", *command, "--keys", str(keys)]
-            return subprocess.Popen(whole, stdout=file, stderr=file, text=True)
-
-    def refusal(keys: Path) -> str:
-        """What the site says about a certificate, before it starts any process."""
-        assert main([*command, "--keys", str(keys)]) == 2
-        return capsys.readouterr().err
-
-    with real.local as local:
-        local.start_superlink()
-        assert f"the certificate of {superlink} is refused" in refusal(theirs.folder)
-        assert connect(mixed, tmp_path / "mixed.log").wait(PATIENCE) == 2
-        problem = f"error: the server refuses the key {mixed / 'node.key'}: it is not registered there"
-        assert problem in (tmp_path / "mixed.log").read_text()
-
-        local.register()
-        log = tmp_path / "site.log"
-        site = connect(ours.folder, log)
-        until(lambda: "SuperNode ID" in log.read_text(), "the site's connection", local)
-        assert f"warning: the certificate of {superlink} expires on" in log.read_text()
-        expire_certificate(local.keys)
-        assert local.superlink is not None
-        local.superlink.kill()
-        local.superlink = Process("superlink", local.superlink_command(), tmp_path / "expired.log", local.environment)
-        assert site.wait(PATIENCE) == 2
-        ending = log.read_text().splitlines()[-1]
-        assert ending.startswith("error: the SuperNode lost its server and gave up (")
-        assert "certificate has expired" in ending
-        assert f"the certificate of {superlink} is refused (certificate has expired)" in refusal(ours.folder)
-    assert not any("\x1b" in line for line in log.read_text().splitlines())
 
 
 @pytest.mark.slow

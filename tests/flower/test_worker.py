@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ class Running:
     site: Path
     terms: dict[str, Any]
 
+    @property
+    def folder(self) -> Path:
+        return self.site.parent
+
     def connected(self) -> socket.socket:
         path, end = socket_path(self.site, self.guardian.pid), time.monotonic() + PATIENCE
         while True:
@@ -59,16 +64,22 @@ class Running:
             return receive_frame(connection)[0]
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    data = small_data(tmp_path)
-    contract = Contract.from_dataset(load(str(data)))
-    config = resolve_config(with_values(Config(), {"method": "fedavg", "device": "cpu"}), contract, ["a", "b"])
-    site = tmp_path / "site.yaml"
+def write_files(folder: Path) -> Path:
+    """A site's configuration beside its data."""
+    small_data(folder)
+    site = folder / "site.yaml"
     site.write_text("name: a\ndata: digits.npz\ndevice: cpu\nthreads: 1\n")
+    return site
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Running]:
+    site = write_files(folder)
+    contract = Contract.from_dataset(load(str(folder / "digits.npz")))
+    config = resolve_config(with_values(Config(), {"method": "fedavg", "device": "cpu"}), contract, ["a", "b"])
     guardian = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(guardian.pid)]
-    with (tmp_path / "log").open("wb") as log:
+    with (folder / "log").open("wb") as log:
         worker = subprocess.Popen(command, start_new_session=True, stderr=log)
     terms = {"contract": contract.to_json(), "config": config.to_mapping() | {"data": {"name": "federation"}}}
     try:
@@ -77,6 +88,26 @@ def running(tmp_path: Path) -> Iterator[Running]:
         for process in (guardian, worker):
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    """A new worker, for a test that ends it."""
+    with started(tmp_path) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with started(tmp_path_factory.mktemp("site")) as worker:
+        yield worker
+
+
+@pytest.fixture
+def warm(shared: Running) -> Running:
+    """The worker of all tests that leave it running, with the site's files as they were."""
+    write_files(shared.folder)
+    return shared
 
 
 def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(running: Running) -> None:
@@ -114,25 +145,25 @@ def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(runni
     assert not place.exists()
 
 
-def test_what_a_site_s_own_files_say_stays_in_its_own_log(running: Running, tmp_path: Path) -> None:
-    (tmp_path / "patients.csv").write_text("age,diagnosis\nJohn Smith,ill\n4,well\n5,ill\n")
-    running.site.write_text("name: a\ndata: {name: patients.csv, label: diagnosis}\ndevice: cpu\n")
-    told = running.asked()
+def test_what_a_site_s_own_files_say_stays_in_its_own_log(warm: Running) -> None:
+    (warm.folder / "patients.csv").write_text("age,diagnosis\nJohn Smith,ill\n4,well\n5,ill\n")
+    warm.site.write_text("name: a\ndata: {name: patients.csv, label: diagnosis}\ndevice: cpu\n")
+    told = warm.asked()
     assert told == {"refused": "its configuration or data cannot be read; the reason is in its log"}
-    assert "patients.csv" in (tmp_path / "log").read_text()
+    assert "patients.csv" in (warm.folder / "log").read_text()
 
-    running.site.write_text("name: a\ndata: digits.npz\ndevice: cpu\n")
-    told = running.asked(terms={"contract": running.terms["contract"]})
+    warm.site.write_text("name: a\ndata: digits.npz\ndevice: cpu\n")
+    told = warm.asked(terms={"contract": warm.terms["contract"]})
     assert told == {"failed": "KeyError; details are in the site's log"}
-    assert "KeyError: 'config'" in (tmp_path / "log").read_text()
+    assert "KeyError: 'config'" in (warm.folder / "log").read_text()
 
 
-def test_corrected_data_are_read_again(running: Running, tmp_path: Path) -> None:
-    data = dict(np.load(tmp_path / "digits.npz"))
-    np.savez(tmp_path / "digits.npz", **{**data, "classes": np.array([f"wrong {c}" for c in data["classes"]])})
-    assert "are not among" in running.asked()["refused"]
-    np.savez(tmp_path / "digits.npz", **data)
-    assert running.asked()["samples"] == 180
+def test_corrected_data_are_read_again(warm: Running) -> None:
+    data = dict(np.load(warm.folder / "digits.npz"))
+    np.savez(warm.folder / "digits.npz", **{**data, "classes": np.array([f"wrong {c}" for c in data["classes"]])})
+    assert "are not among" in warm.asked()["refused"]
+    np.savez(warm.folder / "digits.npz", **data)
+    assert warm.asked()["samples"] == 180
 
 
 def test_a_state_folder_that_cannot_be_written_is_named_in_the_site_s_log_only(
@@ -152,9 +183,11 @@ def test_a_state_folder_that_cannot_be_written_is_named_in_the_site_s_log_only(
     assert str(folder / "state") in capsys.readouterr().err
 
 
-def test_a_site_that_the_server_does_not_let_in_logs_the_reason(running: Running, tmp_path: Path) -> None:
-    assert running.asked(refused="its key belongs to 'b'\x1b[31m")["samples"] == 180
-    assert "fedskew: the server does not admit this site: its key belongs to 'b' [31m" in (tmp_path / "log").read_text()
+def test_a_site_that_the_server_does_not_let_in_logs_the_reason(warm: Running) -> None:
+    assert warm.asked(refused="its key belongs to 'b'\x1b[31m")["samples"] == 180
+    assert (
+        "fedskew: the server does not admit this site: its key belongs to 'b' [31m" in (warm.folder / "log").read_text()
+    )
 
 
 def test_it_leaves_the_socket_of_a_successor_alone(running: Running) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from in_process import small_data
 
 from fedskew.data import Dirichlet, Federation, federation
@@ -18,6 +20,7 @@ from fedskew.flower.local_federation import LocalFederation, write_site
 from fedskew.flower.planning import make_settings, resolve_config
 
 NAMES = ("site-1", "site-2", "site-3")
+PATIENCE = 300.0
 
 
 class Real:
@@ -61,6 +64,20 @@ class Real:
 
     def run_folder(self, name: str) -> Path:
         return self.folder / "runs" / name
+
+
+def until(condition: Callable[[], object], what: str, local: LocalFederation) -> None:
+    """Wait for something that processes do in their own time."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            logs = "\n".join(f"== {p.name}\n{_tail(p)}" for p in sorted((local.folder / "logs").iterdir()))
+            pytest.fail(f"waited {PATIENCE:g} s for {what}\n{logs}")
+        time.sleep(0.1)
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
 
 def processes(*words: str) -> list[int]:
