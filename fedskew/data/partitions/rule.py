@@ -278,7 +278,7 @@ def deal(counts: IntArray, labels: Labels, seed: int) -> ClientIndices:
     """Give each client its number of samples of each class. The seed shuffles the samples within each class."""
     clients = len(counts)
     owners = np.full(len(labels), -1, np.int64)
-    in_class_order = np.argsort(labels.y, kind="stable")
+    in_class_order = stable_order(labels.y)
     members = np.split(in_class_order, np.cumsum(labels.class_sizes)[:-1])
     for c, indices in enumerate(members):
         takers = np.repeat(np.arange(clients), counts[:, c])
@@ -291,7 +291,20 @@ def group_by_client(owners: IntArray, clients: int) -> ClientIndices:
     """Return each client's samples, given each sample's client (−1 for none)."""
     owned = np.flatnonzero(owners >= 0)
     keys = owners[owned]
-    return ClientIndices(owned[np.argsort(keys, kind="stable")], np.bincount(keys, minlength=clients))
+    return ClientIndices(owned[stable_order(keys)], np.bincount(keys, minlength=clients))
+
+
+def stable_order(keys: IntArray) -> IntArray:
+    """Return `np.argsort(keys, kind="stable")` for numbers from 0, several times faster if there are millions.
+
+    numpy sorts 16-bit numbers by radix, so this sorts by the lowest 16 bits first, then by the next.
+    """
+    order = np.argsort(keys.astype(np.uint16), kind="stable")
+    shift = 16
+    while int(keys.max(initial=0)) >> shift:
+        order = order[np.argsort((keys >> shift).astype(np.uint16)[order], kind="stable")]
+        shift += 16
+    return order
 
 
 def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArray:

@@ -79,8 +79,8 @@ class ScaleMeasurement:
     phases: Mapping[str, float]
     """Seconds of each of `PHASES`. All rounds are one phase."""
     round_seconds: tuple[float, ...]
-    cpu_seconds: float
-    """Processor time of the whole process. On a busy machine, the phases take longer than that."""
+    cpu_seconds: Mapping[str, float]
+    """Processor time of each of `PHASES`. On a busy machine, `phases` are longer."""
     memory: int
     """Peak host memory of the process in bytes, including the pages of the data that were in memory."""
     memory_after: Mapping[str, int]
@@ -145,17 +145,19 @@ def _as_stored(values: npt.NDArray[np.float32], case: ScaleCase) -> npt.NDArray[
 
 
 class _Phases(Callback):
-    """Notes the seconds and the peak memory of each phase."""
+    """Notes the seconds, the processor time and the peak memory of each phase."""
 
     def __init__(self, begun: float) -> None:
-        self._last = begun
+        self._last, self._last_cpu = begun, 0.0
         self.seconds: dict[str, float] = {}
+        self.cpu: dict[str, float] = {}
         self.memory: dict[str, int] = {}
         self.rounds: list[float] = []
 
     def end(self, phase: str) -> None:
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.process_time()
         self.seconds[phase], self._last = self.seconds.get(phase, 0.0) + now - self._last, now
+        self.cpu[phase], self._last_cpu = self.cpu.get(phase, 0.0) + cpu - self._last_cpu, cpu
         self.memory[phase] = _peak_memory()
 
     def on_start(self, prepared: Any, state: Any, rounds_ahead: int) -> None:  # noqa: ARG002
@@ -204,7 +206,7 @@ def main() -> None:
         result.engine,
         phases.seconds,
         tuple(phases.rounds),
-        time.process_time(),
+        phases.cpu,
         _peak_memory(),
         phases.memory,
         size,

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table as RichTable
 
 from fedskew.lab.benchmark.results import BARE, Level, Measurement, Results
-from fedskew.lab.benchmark.scale import PHASES
+from fedskew.lab.benchmark.scale import PHASES, ScaleCase
 from fedskew.lab.benchmark.targets import growth, rounds_rows, steps_rows, targets
 
 Row = tuple[str, ...]
@@ -144,20 +144,23 @@ def _commands(results: Results) -> Table:
 
 
 def _scale(results: Results) -> Table:
-    rows = [
-        (
-            f"{m.case.clients:,} × {m.case.samples}", f"{m.case.model}, {m.case.precision}, {m.engine}",
-            f"{m.case.bytes / 1e9:.1f} GB", *(f"{m.phases[phase]:.1f}" for phase in PHASES),
-            f"{sum(m.phases.values()):.1f}", f"{m.cpu_seconds:.1f}", f"{m.memory / 1e9:.1f} GB",
-            f"{m.folder_bytes / 1e6:.1f} MB",
-        )
-        for m in results.scale
-    ]  # fmt: skip
-    rounds = sorted({(m.case.rounds, m.case.participants) for m in results.scale})
-    of = " and ".join(f"{number} rounds of {participants:,} participants" for number, participants in rounds)
-    headings = ("clients × samples", "model", "data on disk", *(f"{phase}, s" for phase in PHASES), "all, s", "CPU s",
-                "peak host memory", "run folder")  # fmt: skip
-    return Table(f"A run of FedAvg on memory-mapped data: {of}", headings, tuple(rows), 2)
+    rows: list[Row] = []
+    for m in results.scale:
+        case = m.case
+        name = f"{case.clients:,} × {case.samples}, {case.bytes / 1e9:.1f} GB on disk; {case.model}, {case.precision}"
+        rows += [
+            (name, _phase_name(phase, case), f"{m.phases[phase]:.1f}", f"{m.cpu_seconds[phase]:.1f}",
+             f"{m.memory_after[phase] / 1e9:.1f} GB")
+            for phase in PHASES
+        ]  # fmt: skip
+        total = [f"{sum(seconds.values()):.1f}" for seconds in (m.phases, m.cpu_seconds)]
+        rows.append((name, f"whole run ({m.engine})", *total, f"{m.memory / 1e9:.1f} GB"))
+    headings = ("clients × samples", "phase", "s", "CPU s", "peak host memory so far")
+    return Table("A run of FedAvg on data that stay on disk", headings, tuple(rows), 2)
+
+
+def _phase_name(phase: str, case: ScaleCase) -> str:
+    return f"{case.rounds} rounds of {case.participants:,} participants" if phase == "rounds" else phase
 
 
 def _case_name(m: Measurement) -> str:

@@ -27,7 +27,7 @@ from fedskew.data import (
     make_partition,
 )
 from fedskew.data.partitions import dirichlet
-from fedskew.data.partitions.rule import IntArray, Partition, split_hash
+from fedskew.data.partitions.rule import IntArray, Partition, split_hash, stable_order
 from fedskew.data.partitions.saved import write_split
 from fedskew.errors import UserError
 
@@ -323,3 +323,10 @@ def test_a_description_builds_the_rule_again() -> None:
 def test_a_parameter_called_name_is_refused_like_any_other() -> None:
     with pytest.raises(UserError, match="partition 'iid' has no parameter 'name'"):
         make_partition("iid", name="shards", clients=3)
+
+
+@pytest.mark.parametrize("largest", [0, 9, 70_000, 2**40])
+def test_stable_order_is_that_of_numpy(largest: int) -> None:
+    keys = np.random.default_rng(0).integers(0, largest + 1, 5000) // 7 * 7
+    assert (stable_order(keys) == np.argsort(keys, kind="stable")).all()
+    assert len(stable_order(keys[:0])) == 0

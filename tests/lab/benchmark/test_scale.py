@@ -35,7 +35,7 @@ def test_a_run_on_many_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     made = Results({"device": "cpu", "cpu": "a CPU"}, {}, "fedskew bench", "2026-11-16", scale=[measured])
     (tmp_path / "made.json").write_text(json.dumps(made.to_json()))
     assert read_results(str(tmp_path / "made.json")) == made
-    assert "| 20,000 × 50 | dnn, float32, stacked | 0.1 GB |" in markdown(made)
+    assert "| 20,000 × 50, 0.1 GB on disk; dnn, float32 | 2 rounds of 20 participants |" in markdown(made)
     (target,) = targets(made)
     assert (target.what, target.met) == ("20,000 clients: peak host memory, GB", True)
 

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -90,19 +91,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, short, ignore_errors=True)
         log = stack.enter_context((home / "ray.log").open("w"))
-
-        def start(*arguments: str) -> subprocess.Popen[bytes]:
-            ray = str(Path(sys.executable).with_name("ray"))
-            command = [ray, "start", "--block", "--num-cpus=1", "--object-store-memory=80000000", *arguments]
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-            stack.callback(_end_session, process)
-            return process
-
         port = address.rpartition(":")[2]
-        ports = (f"--ray-client-server-port={_free_port()}", "--min-worker-port=0", "--max-worker-port=0")
-        head = start("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={short}", *ports)
+        ports = (f"--port={port}", f"--ray-client-server-port={_free_port()}")
+        head = _start_ray(environment, log, "--head", "--include-dashboard=false", f"--temp-dir={short}", *ports)
+        stack.callback(_end_session, head)
         _wait_for(lambda: _accepts(address), head)
-        node = start(f"--address={address}", "--min-worker-port=0", "--max-worker-port=0")
+        node = _start_ray(environment, log, f"--address={address}")
+        stack.callback(_end_session, node)
         _wait_for(lambda: bool(_children(head.pid, "raylet") and _children(node.pid, "raylet")), node)
         yield Cluster(address, environment, *_children(node.pid, "raylet"))
 
@@ -116,6 +111,26 @@ def test_a_wrong_token_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     (line,) = (output + errors).splitlines()
     assert f"the Ray cluster at '{cluster.address}' refused the token of RAY_AUTH_TOKEN; set RAY_AUTH_TOKEN to" in line
     assert "another-token" not in line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="hides a folder by a mount, as root")
+def test_a_node_without_the_shared_folder_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    hidden = tmp_path / "out"
+    hidden.mkdir()
+    mount = f"mount -t tmpfs none '{hidden}' && exec \"$@\""
+    (tmp_path / "grid.yaml").write_text(GRID)
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "node.log").open("w"))
+        prefix = ("unshare", "-m", "sh", "-c", mount, "sh")
+        node = _start_ray(cluster.environment, log, f"--address={cluster.address}", prefix=prefix)
+        stack.callback(_end_session, node)
+        _wait_for(lambda: bool(_children(node.pid, "raylet")), node)
+        sweep = stack.enter_context(_sweep(tmp_path, cluster.address, cluster.environment, "--out", str(hidden)))
+        _, errors = sweep.communicate()
+    assert sweep.returncode == 0, errors
+    assert f"{hidden} is not shared with node" in errors
+    assert "choose a shared folder with --out" in errors
 
 
 def test_the_job_of_a_dead_node_resumes_elsewhere(
@@ -165,6 +180,16 @@ def test_no_cluster_is_one_line(tmp_path: Path) -> None:
         _, errors = sweep.communicate()
     assert sweep.returncode == 2
     assert "no Ray cluster at '127.0.0.1:1'" in errors.splitlines()[-1]
+
+
+def _start_ray(
+    environment: dict[str, str], log: TextIO, *arguments: str, prefix: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a node with one core. Its processes form a session."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    small = ("--num-cpus=1", "--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0")
+    command = [*prefix, ray, "start", "--block", *small, *arguments]
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
 @contextlib.contextmanager
