@@ -30,6 +30,7 @@ def verdict(comparison: Comparison) -> list[str]:
     return [
         *_unfinished(comparison),
         *answer,
+        *_several_labels(comparison),
         *_bounds(ranking[max(1, len(methods)) :], comparison),
         *_diverged(ranking),
     ]
@@ -79,7 +80,7 @@ def _span(rounds: Sequence[int]) -> str:
 
 
 def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
-    verb = "recognises" if comparison.rank_by == DEFAULT_METRIC else f"has {comparison.metric.label}"
+    verb = "recognises" if _counts_samples(comparison) else f"has {comparison.metric.label}"
     score = _score(comparison.score(method).mean, comparison)
     return [
         f"{method.label} {verb} {score} ({_seeds(method)}){_spread(method, comparison)}.",
@@ -89,7 +90,7 @@ def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
 
 def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) -> str:
     who = f"{best.label} and {equal.label} are equally good here" if equal else f"{best.label} is best here"
-    by = "" if comparison.rank_by == DEFAULT_METRIC else f" by {comparison.metric.label}"
+    by = "" if _counts_samples(comparison) else f" by {comparison.metric.label}"
     score = _score(comparison.score(best).mean, comparison)
     return f"{who}{by}: {score} ({_seeds(best)}){_spread(best, comparison)}."
 
@@ -256,9 +257,24 @@ def signed(points: float, digits: int = 0) -> str:
     return f"{points:+.{digits}f}".replace("-", "−")
 
 
+def _counts_samples(comparison: Comparison) -> bool:
+    """Whether the score is the share of test samples that are predicted correctly."""
+    return comparison.rank_by == DEFAULT_METRIC and not comparison.multi_label
+
+
+def _several_labels(comparison: Comparison) -> list[str]:
+    """Warn that rare labels make the accuracy of any model high."""
+    if not comparison.multi_label or comparison.rank_by != DEFAULT_METRIC:
+        return []
+    return [
+        "Samples have several labels, so accuracy is the share of correct decisions, which is high if labels are rare: "
+        "--rank-by macro-f1 or auroc says more."
+    ]
+
+
 def _score(share: float, comparison: Comparison) -> str:
     text = comparison.metric.text(share)
-    return f"{text} of the test set" if comparison.rank_by == DEFAULT_METRIC else text
+    return f"{text} of the test set" if _counts_samples(comparison) else text
 
 
 def _percent(share: float) -> str:
