@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares these import
     from fedskew.methods import Tensors as Tensors
     from fedskew.methods import Trained as Trained
     from fedskew.methods import Updates as Updates
+    from fedskew.methods import Weighting as Weighting
     from fedskew.methods import make_method as make_method
     from fedskew.methods import method as method
     from fedskew.methods import methods as methods
@@ -87,7 +88,7 @@ _NAMES = {
     "fedskew.experiment.run": "run",
     "fedskew.methods": (
         "Client MethodList Objective Outputs Regulariser Schedule Seen ServerRule Solver Stage Survey Tensors Trained "
-        "Updates make_method method methods pack unpack"
+        "Updates Weighting make_method method methods pack unpack"
     ),
     "fedskew.models": "Classifier ModelAdapter make_model",
     "fedskew.report.writing": "write_report",

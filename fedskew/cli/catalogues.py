@@ -41,7 +41,7 @@ def _methods(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the methods. Combine them with +: one objective, one regulariser, one solver, one server rule."""
+    """List the methods. Combine them with +: at most one objective, regulariser, solver, weighting and server rule."""
     from fedskew.cli.terminal import print_json
     from fedskew.errors import unknown
     from fedskew.methods import METHODS, combined_entry, matching_entries
@@ -79,6 +79,11 @@ def _parameters(entry: Entry, separator: str, equals: str) -> str:
     return separator.join(f"{name}{equals}{value}" for name, value in shown.items())
 
 
+def _revealed(entry: Entry) -> str:
+    """What the server learns about labels. Updates can always reveal something, so it is never simply nothing."""
+    return "nothing besides updates" if entry.reveals == "nothing" else entry.reveals
+
+
 def _show_methods(entries: list[Entry]) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -102,7 +107,7 @@ def _show_methods(entries: list[Entry]) -> None:
         if parameters := _parameters(entry, ", ", "="):
             does.append(f"\n{parameters}", style="cyan")
         what.add_row(name, does)
-        cost.add_row(name, ", ".join(entry.kinds) or "-", entry.sends, entry.reveals, entry.extra_compute)
+        cost.add_row(name, ", ".join(entry.kinds) or "-", entry.sends, _revealed(entry), entry.extra_compute)
     console = stdout()
     console.print(what)
     console.print(cost)
@@ -124,7 +129,7 @@ def _show_method(entry: Entry) -> None:
         "parts": ", ".join(entry.kinds) or "-",
         "paper": entry.paper,
         "sent by clients": entry.sends,
-        "revealed about labels": entry.reveals,
+        "revealed about labels": _revealed(entry),
         "extra compute": entry.extra_compute,
         "parameters": _parameters(entry, "\n", " = ") or "none",
     }

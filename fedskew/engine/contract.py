@@ -23,6 +23,7 @@ from fedskew.methods.parts import (
     Solver,
     Tensors,
     Trained,
+    Weighting,
     collect,
     unpack,
     uses_hook,
@@ -84,11 +85,16 @@ class RoundWork:
     assignments: Sequence[Assignment]
     local: LocalTraining
     key: RoundKey
+    weighting: Weighting | None = None
 
     @property
-    def parts(self) -> tuple[Part, Part, Part]:
-        """The method's parts. A regulariser is a member of the objective."""
-        return self.objective, self.solver, self.server
+    def parts(self) -> tuple[Part, ...]:
+        """The method's parts: objective, solver, server rule, and the weighting if it has one.
+
+        A regulariser is a member of the objective.
+        """
+        parts = self.objective, self.solver, self.server
+        return parts if self.weighting is None else (*parts, self.weighting)
 
     @property
     def members(self) -> list[Part]:

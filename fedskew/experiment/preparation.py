@@ -92,6 +92,10 @@ def prepare(
             f"method {chosen.name!r} requires local SGD, but optimizer is {config.optimizer!r}; "
             f"expected {' or '.join(SGD_OPTIMIZERS)}"
         )
+    if chosen.weighting is not None and config.average != "samples":
+        raise UserError(
+            f"average is {config.average!r}, but method {chosen.name!r} sets the weights itself; expected 'samples'"
+        )
     positive_class(config, fed.dataset.classes)
     if config.save_predictions and find_spec("pyarrow") is None:
         raise UserError("save_predictions needs pyarrow: install fedskew[data]")

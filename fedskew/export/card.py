@@ -326,7 +326,8 @@ def _revealed(run: Result) -> str:
     revealed = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     return (
         f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sent}. "
-        f"What the server learns about its labels: {revealed or 'nothing'}. {_reported_tests(run)}{_private(run)}"
+        f"Besides what updates can reveal, the server learns about its labels: {revealed or 'nothing'}. "
+        f"{_reported_tests(run)}{_private(run)}"
     )
 
 

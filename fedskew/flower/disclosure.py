@@ -38,7 +38,7 @@ def disclosures(settings: FederationSettings, config: Config) -> list[str]:
     return [
         f"{config.method} sends: {', '.join(sends)}{loss}",
         f"tests: {TESTS[settings.site_metrics]}",
-        f"the server learns about its labels: {learned_labels(settings, config)}",
+        f"besides what updates can reveal, the server learns about its labels: {learned_labels(settings, config)}",
         f"privacy: {describe_privacy(settings, config.rounds)}",
     ]
 

@@ -96,6 +96,8 @@ def noise_source() -> torch.Generator:
 
 def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[str, Tensor]) -> None:
     """Refuse methods and models whose releases the accounting does not cover."""
+    if method.weighting is not None:
+        raise UserError(f"method {method.name!r} sets the sites' weights; {kind} privacy needs equal ones")
     if average != "uniform":
         raise UserError(f"average is {average!r}; {kind} privacy needs 'uniform': a large site's weight has no bound")
     extras = [part.sends for part in method.members if part.sends]

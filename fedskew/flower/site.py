@@ -244,6 +244,7 @@ class SiteRun:
             assignments=[Assignment(facts["client"], samples, held.label_counts[0], {})],
             local=LocalTraining(**facts["local"]),
             key=key,
+            weighting=self.method.weighting,
         )
         whole = self.on_device({**collect(work.members, "client_state", work.sent.params), **kept})
         return replace(work, assignments=[replace(work.assignments[0], state=whole)])

@@ -11,6 +11,7 @@ from fedskew.methods import (  # noqa: F401
     fedconcat,
     fedcurv,
     feddecorr,
+    feddisco,
     feddyn,
     fedexp,
     fedgc,
@@ -53,6 +54,7 @@ from fedskew.methods.parts import (
     Tensors,
     Trained,
     Updates,
+    Weighting,
     pack,
     unpack,
 )
@@ -79,6 +81,7 @@ __all__ = [
     "Tensors",
     "Trained",
     "Updates",
+    "Weighting",
     "canonical_name",
     "combined_entry",
     "find",

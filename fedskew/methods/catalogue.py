@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from typing import TypeVar
 
 from fedskew.errors import UserError, expect, unknown
-from fedskew.methods.parts import Objective, Part, ServerRule, Solver
+from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
 from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Schedule
 from fedskew.user_code import import_user_module
@@ -44,7 +44,7 @@ class Entry:
 
     @property
     def reveals(self) -> str:
-        """What the server learns about a client's labels."""
+        """What the server learns about a client's labels, besides what updates can reveal (`UPDATES_REVEAL`)."""
         learned = [item for part in self.parts if part.reveals != "nothing" for item in part.reveals.split(", ")]
         return ", ".join(dict.fromkeys(learned)) or "nothing"
 
@@ -152,14 +152,15 @@ _REQUIRED_HOOKS: tuple[tuple[type[Part], str], ...] = (
     (Objective, "loss"),
     (Schedule, "stages"),
     (Regulariser, "term"),
+    (Weighting, "weigh"),
     (ServerRule, "aggregate"),
 )
 
 
 def check_part(part: type[Part]) -> None:
     """Raise `UserError` unless the class is a kind of part and has the hook that its kind requires."""
-    if not issubclass(part, Objective | Schedule | Regulariser | Solver | ServerRule):
-        kinds = "an Objective, Schedule, Regulariser, Solver or ServerRule"
+    if not issubclass(part, Objective | Schedule | Regulariser | Solver | Weighting | ServerRule):
+        kinds = "an Objective, Schedule, Regulariser, Solver, Weighting or ServerRule"
         raise UserError(f"{part.__name__} is not a part of a method; expected {kinds}")
     for kind, hook in _REQUIRED_HOOKS:
         if issubclass(part, kind) and getattr(part, hook) is getattr(kind, hook):
@@ -179,6 +180,7 @@ KINDS: tuple[tuple[type[Part], str], ...] = (
     (Schedule, "stages"),
     (Regulariser, "regulariser"),
     (Solver, "solver"),
+    (Weighting, "weighting"),
     (ServerRule, "server rule"),
 )
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from fedskew.errors import UserError, did_you_mean, unknown_parameter
 from fedskew.methods.catalogue import METHODS, Entry, check_part, find
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
-from fedskew.methods.parts import Objective, Part, ServerRule, Solver
+from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
 from fedskew.methods.regularisers import Regularised, Regulariser
 from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 
@@ -31,6 +31,8 @@ class Method:
     solver: Solver = field(default_factory=SGD)
     server: ServerRule = field(default_factory=Mean)
     regulariser: Regulariser | None = None
+    weighting: Weighting | None = None
+    """None: the weights are those that the run's `average` names."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
         """Return the stages known so far. A method without a schedule has one stage."""
@@ -49,7 +51,7 @@ class Method:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts in their slots: objective or schedule, regulariser if any, solver, server rule."""
+        """The parts in their slots: objective or schedule, regulariser and weighting if any, solver, server rule."""
         return tuple(getattr(self, slot) for slot, _ in _SLOTS if getattr(self, slot) is not None)
 
     @property
@@ -72,6 +74,7 @@ _SLOTS: tuple[tuple[str, tuple[type[Part], ...]], ...] = (
     ("objective", (Objective, Schedule)),
     ("regulariser", (Regulariser,)),
     ("solver", (Solver,)),
+    ("weighting", (Weighting,)),
     ("server", (ServerRule,)),
 )
 _ORDER = [slot for slot, _ in _SLOTS]
@@ -81,7 +84,7 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     """Make the method that `name` describes, such as `fedvls+fedsam`, with the hyper-parameters `params`.
 
     A hyper-parameter that two parts share is written `METHOD.NAME` or `SLOT.NAME`. The name of the result lists the
-    parts in a fixed order (objective, regulariser, solver, server rule), whatever the order in `name`.
+    parts in a fixed order (objective, regulariser, solver, weighting, server rule), whatever the order in `name`.
     """
     if not isinstance(name, str):
         return _from_object(name, params)

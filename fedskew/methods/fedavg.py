@@ -5,7 +5,7 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
     client   v ← v − η·∇CE(v), for E epochs over its samples, from v = w
     server   w ← Σ a_k·w_k,  a_k = n_k/Σ n (average=samples) or 1/K (average=uniform)
 
-Methods without their own objective, solver or server rule use those of this file.
+Methods without their own objective, solver, weighting or server rule use those of this file.
 
 Sent to the server: the model and the client's number of samples.
 Extra compute: none. Other methods' costs are relative to this one.
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedskew.methods.catalogue import register
-from fedskew.methods.parts import Client, Objective, Outputs, ServerRule, Solver
+from fedskew.methods.parts import Client, Objective, Outputs, ServerRule, Solver, Tensors, Updates, Weighting
 from fedskew.task import task_for
 
 
@@ -39,7 +40,24 @@ class SGD(Solver):
 
 @dataclass(frozen=True)
 class Mean(ServerRule):
-    """w ← Σ a_k·w_k, the default of a server rule. The run's `average` sets a_k = n_k/Σn or 1/K."""
+    """w ← Σ a_k·w_k, the default of a server rule."""
+
+
+@dataclass(frozen=True)
+class SampleWeights(Weighting):
+    """a_k = n_k/Σn, the default of a weighting."""
+
+
+@dataclass(frozen=True)
+class UniformWeights(Weighting):
+    """a_k = 1/K."""
+
+    def weigh(self, sent: Tensors, updates: Updates, state: Tensors) -> Tensor:  # noqa: ARG002
+        return torch.ones_like(updates.weights)
+
+
+AVERAGES: dict[str, Weighting] = {"samples": SampleWeights(), "uniform": UniformWeights()}
+"""The weightings that the run's `average` names, for methods without one of their own."""
 
 
 register(

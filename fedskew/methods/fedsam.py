@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fedskew.errors import expect
 from fedskew.methods.catalogue import method, register
@@ -36,9 +37,18 @@ _PAPER = "Qu et al., ICML 2022"
 
 
 def ascend(params: Tensors, grads: Tensors, rho: float) -> Tensors:
-    """Return the point at distance ρ along the gradient, or the same point if the gradient is zero."""
-    norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt().clamp(min=1e-12)
-    return {name: v + rho * grads[name] / norm for name, v in params.items()}
+    """Return the point at distance ρ along the gradient, or the same point if the gradient is zero.
+
+    A gradient whose norm is at most ε·‖v‖, where ε is the relative precision of a float, consists of rounding errors
+    and counts as zero. Otherwise a step of length ρ would amplify them.
+    """
+    norm, smallest = _norm(grads), _norm(params) * torch.finfo(next(iter(params.values())).dtype).eps
+    length = torch.where(norm <= smallest, torch.inf, norm)
+    return {name: v + rho * grads[name] / length for name, v in params.items()}
+
+
+def _norm(tensors: Tensors) -> Tensor:
+    return torch.stack([t.square().sum() for t in tensors.values()]).sum().sqrt()
 
 
 @method("fedsam", paper=_PAPER)

@@ -60,6 +60,12 @@ def wrong_aggregate(part: object, returned: object, sent: Mapping[str, Tensor]) 
     return wrong_tensors(part, "aggregate", returned[0], sent)
 
 
+def wrong_weights(part: object, returned: object, weights: Tensor) -> UserError:
+    """Make the error for a weighting that does not return one number per participant."""
+    found = _describe(returned)
+    return UserError(f"{_call(part, 'weigh')} returned {found}; expected {len(weights)} numbers, one per participant")
+
+
 def wrong_tally(part: object, returned: Mapping[str, Tensor]) -> UserError:
     """Make the error for a tally that is not one number per name."""
     name, value = next((name, value) for name, value in returned.items() if value.dim())

@@ -1,10 +1,11 @@
 """The parts of a method. Each part is the maths of one client or of one server step.
 
-A method has up to four parts:
+A method has up to five parts:
 
     objective     the local loss of one client on one batch                   `Objective`
     regulariser   a term added to the loss of any objective                   `Regulariser` (regularisers.py)
     solver        the direction in which a client steps                       `Solver`
+    weighting     the participants' weights in the server's mean              `Weighting`
     server rule   how the clients' models become the next global model        `ServerRule`
 
 A method in stages has a `Schedule` (stages.py) in place of the objective.
@@ -20,7 +21,8 @@ The hooks of a part, in the order of a round:
              perturbed, loss, term, tally, direction      local training, batch by batch
              closing                                      a pass of the trained model over the client's data
              uplink, next_state                           what the client sends besides the model, and what it keeps
-    server   aggregate, next_server_state                 the next global model, and what the server keeps
+    server   weigh                                        the participants' weights
+             aggregate, next_server_state                 the next global model, and what the server keeps
 
 State is a flat mapping from names to tensors. `pack` and `unpack` store several model-shaped sets of tensors in one
 mapping.
@@ -29,14 +31,14 @@ mapping.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from fedskew.errors import UserError
-from fedskew.methods.hook_results import named_tensors, wrong_aggregate
+from fedskew.methods.hook_results import named_tensors, wrong_aggregate, wrong_weights
 
 Tensors = dict[str, Tensor]
 """Named tensors: a model's parameters, a state, or a message between client and server."""
@@ -56,7 +58,7 @@ Mode = Literal["eval", "train"]
 """The mode of a model. In `train` mode, BatchNorm uses the batch's statistics instead of its running ones, and dropout
 is on."""
 
-Reveals = Literal["nothing", "label presence", "label counts", "label presence, prototypes", "all labels"]
+Reveals = Literal["nothing", "label skew", "label presence", "label counts", "label presence, prototypes", "all labels"]
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -323,6 +325,19 @@ class Solver(Part):
 
 
 @dataclass(frozen=True)
+class Weighting(Part):
+    """The participants' weights. Every server rule that takes a weighted mean uses them, as do BatchNorm's buffers."""
+
+    def weigh(self, sent: Tensors, updates: Updates, state: Tensors) -> Tensor:  # noqa: ARG002
+        """Return one number ≥ 0 per participant: [K]. The weights are these numbers divided by their sum.
+
+        `updates.weights` are the participants' shares of the round's samples, which is the default. A weighting that
+        users choose must override it. `sent` are the current global parameters, and `state` is the server's state.
+        """
+        return updates.weights
+
+
+@dataclass(frozen=True)
 class ServerRule(Part):
     """How the clients' models become the next global model. BatchNorm's statistics are always averaged."""
 
@@ -363,6 +378,17 @@ def same_form(tensors: object, others: Mapping[str, Tensor]) -> bool:
         isinstance(t := tensors[name], Tensor) and t.shape == other.shape and t.dtype == other.dtype
         for name, other in others.items()
     )
+
+
+def weigh_updates(weighting: Weighting, sent: Tensors, updates: Updates, state: Tensors) -> Updates:
+    """Return the updates with the weights that the weighting gives them."""
+    weights = weighting.weigh(sent, updates, state)
+    if weights is updates.weights:
+        return updates
+    if not isinstance(weights, Tensor) or weights.shape != updates.weights.shape:
+        raise wrong_weights(weighting, weights, updates.weights)
+    weights = weights.to(updates.weights)
+    return replace(updates, weights=weights / weights.sum())
 
 
 def server_step(

@@ -168,6 +168,7 @@ def test_local_noise_is_there_before_anything_leaves(data: Path, split: Federati
         ("scaffold", {}, "sends control variate"),
         ("fedgr", {}, "sends label presence"),
         ("median", {}, "does more than average"),
+        ("feddisco", {"average": "samples"}, "sets the sites' weights"),
         ("fedavg", {"average": "samples"}, "needs 'uniform'"),
         ("fedavg", {"model": "resnet8"}, "averages statistics"),
     ],

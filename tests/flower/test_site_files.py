@@ -87,7 +87,9 @@ def test_the_site_command_says_that_results_by_class_reveal_label_counts(
     assert "this site allows only metrics: total, so the server will not receive its test results" in shown.err
     assert "warning: the noise on a round's mean is" in shown.err
     readme = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")
-    assert "- the server learns about its labels: label counts of its test part" in readme
+    assert (
+        "- besides what updates can reveal, the server learns about its labels: label counts of its test part" in readme
+    )
 
 
 def test_the_newest_state_that_the_server_knows_of_is_kept(tmp_path: Path) -> None:

@@ -84,6 +84,17 @@ def test_fedgr_sends_which_labels_there_are_but_not_how_many(data: Path, split: 
             assert presence.tolist() == (split.label_counts[client] > 0).tolist()
 
 
+def test_feddisco_sends_one_number_about_the_labels(data: Path, split: Federation, tmp_path: Path) -> None:
+    for message in sent_by("feddisco", tmp_path, data, split):
+        client = int(message.site.removeprefix("site-"))
+        assert not _holds(message, split.label_counts[client])
+        if message.kind == "train":
+            beside = {n: t for n, t in from_bytes(message.payload).items() if n.startswith("uplink/")}
+            shares = split.label_counts[client] / split.label_counts[client].sum()
+            apart = sum(p * np.log(p * len(shares)) for p in shares if p > 0)
+            assert {name: float(t) for name, t in beside.items()} == {"uplink/label_distance": pytest.approx(1 + apart)}
+
+
 @pytest.mark.parametrize("method", ["pkd", "fedconcat"])
 def test_methods_that_declare_label_counts_send_them_once(
     method: str, data: Path, split: Federation, tmp_path: Path

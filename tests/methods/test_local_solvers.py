@@ -97,6 +97,16 @@ def test_a_zero_gradient_perturbs_nothing() -> None:
     assert torch.equal(ascend(params, {"w": torch.zeros(2)}, 0.5)["w"], params["w"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_of_rounding_errors_perturbs_nothing(dtype: torch.dtype) -> None:
+    params = {"w": torch.tensor([3.0, 4.0], dtype=dtype)}
+    limit = 5 * torch.finfo(dtype).eps
+    for norm, moved in ((0.9 * limit, 0.0), (1.1 * limit, 0.5)):
+        after = ascend(params, {"w": torch.tensor([norm, 0.0], dtype=dtype)}, 0.5)
+        assert (after["w"] - params["w"]).norm() == pytest.approx(moved, abs=1e-6)
+    assert ascend(params, {"w": torch.tensor([torch.nan, 0.0])}, 0.5)["w"].isnan().all()
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
 def test_mofedsam_mixes_in_the_mean_direction_of_the_last_round(momentum: float) -> None:
     fed, rounds, beta = federation(), 3, 0.4

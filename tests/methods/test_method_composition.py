@@ -64,6 +64,7 @@ def test_parts_of_different_kinds_combine_in_any_order(first: str, second: str) 
         ("pfedme+fedvls", "fedvls+pfedme"),
         ("fedsam+fedmr+pkd", "pkd+fedmr+fedsam"),
         ("fedavg+fedprox", "fedprox"),
+        ("fedavgm+feddisco+fedprox", "fedprox+feddisco+fedavgm"),
         ("fedavg", "fedavg"),
     ],
 )

@@ -132,3 +132,15 @@ def test_scaffold_keeps_the_state_of_a_client_that_takes_no_step() -> None:
     assert rows[-1].clients == [0, 1]
     assert last.models["global"].server_state["control/head.weight"].abs().max() > 0
     assert (last.clients.read("global", [1])[0]["control/head.weight"] == 0).all()
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("method", ["fedvls", "fedvls+fedsam"])
+def test_nothing_trains_a_client_with_a_single_class(method: str, engine: str, precision: str) -> None:
+    """All three terms have no gradient, and FedSAM does not amplify rounding errors."""
+    fed = federation(np.array([[4, 0, 0, 0], [0, 3, 0, 0]]))
+    changed = {"weight_decay": 0.0, "rounds": 3, "batch_size": 2, "engine": engine, "precision": precision}
+    states, _ = played(serve(method, federation=fed, **changed))
+    np.testing.assert_allclose(theta(states[-1]), theta(states[0]), rtol=0, atol=2e-7)
+    assert np.abs(final("fedavg+fedsam", federation=fed, **changed) - theta(states[0])).max() > 1e-3

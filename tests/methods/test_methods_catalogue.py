@@ -56,6 +56,7 @@ BYTES: dict[str, Callable[[int, int], int]] = {
     "label presence": lambda model, classes: classes,
     "control variate (the size of one model)": lambda model, classes: model,
     "local steps (one number)": lambda model, classes: 8,
+    "distance of the label distribution (one number)": lambda model, classes: 8,
     "change of Fisher information (the size of two models)": lambda model, classes: 2 * model,
     "mean feature of each class": lambda model, classes: model - 8 * classes + classes,  # no biases; flags
     "label counts once": lambda model, classes: 0,  # the same
@@ -89,7 +90,11 @@ def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) 
     played(server)
     uplinks = {key for _, result in recording.results for key in result.uplink}
     pooled = any(stage.cohort == "pooled" for stage in server._stages.known(server.start()))
-    told = {"label_presence": "label presence", "prototypes": "label presence, prototypes"}
+    told = {
+        "label_presence": "label presence",
+        "prototypes": "label presence, prototypes",
+        "label_distance": "label skew",
+    }
     sent = next((told[key] for key in uplinks if key in told), "nothing")
     learned = "all labels" if pooled else "label counts" if surveyed else sent
     assert find(name).reveals == learned

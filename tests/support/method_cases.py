@@ -40,6 +40,7 @@ KINDS = {
     "a solver that needs gradients of a closing pass": "fedcurv",
     "server state": "fedavgm",
     "an uplink for the server rule": "fedgr",
+    "a weighting": "feddisco",
     "server state that clients receive": "mofedsam",
     "stages, a survey and experts": "pkd",
     "stages that concatenate encoders": "fedconcat",

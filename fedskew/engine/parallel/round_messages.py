@@ -14,7 +14,7 @@ from fedskew.engine.contract import Assignment, LocalTraining, RoundResult, Roun
 from fedskew.engine.data.batches import RoundKey
 from fedskew.engine.model.network import ModelState
 from fedskew.engine.parallel.messages import Facts
-from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Tensors, pack, unpack
+from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Tensors, Weighting, pack, unpack
 
 
 def work_facts(work: RoundWork) -> Facts:
@@ -45,7 +45,7 @@ def work_tensors(work: RoundWork) -> Mapping[str, Tensor | Sequence[Tensor]]:
 
 def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWork:
     """Return the round's work, with the assignments of only those clients that `facts["share"]` lists."""
-    objective, solver, server = parts
+    objective, solver, server, *weighting = parts
     starts = [0, *facts["ends"]]
     samples, counts = tensors["samples"].numpy(), tensors["label_counts"].numpy()
     states = unpack("state", tensors)
@@ -68,6 +68,7 @@ def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> Roun
         ],
         local=LocalTraining(**facts["local"]),
         key=RoundKey(**facts["key"]),
+        weighting=cast(Weighting, weighting[0]) if weighting else None,
     )
 
 

@@ -19,7 +19,8 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Method, Tensors, Updates
-from fedskew.methods.parts import server_step, weighted_mean
+from fedskew.methods.fedavg import AVERAGES
+from fedskew.methods.parts import server_step, weigh_updates, weighted_mean
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -91,19 +92,18 @@ class Aggregator:
         if plan.stage.cohort == "alone":
             return replace(same, model=self._representative(plan, result, finite))
         sizes = plan.participants.sizes[finite]
-        average = plan.stage.average or self._config.average
-        shares = sizes if average == "samples" else np.ones_like(sizes)
-        weights = to_device(torch.from_numpy(shares / shares.sum()), self._device)
         updates = Updates(
             params=_rows(result.trained.params, finite),
-            weights=weights,
+            weights=to_device(torch.from_numpy(sizes / sizes.sum()), self._device),
             uplink=_rows(result.uplink, finite),
             lr=plan.work.local.lr,
             participation=len(sizes) / plan.participants.population,
         )
         sent, before = plan.start.model, plan.start.server_state
+        weighting = self._method.weighting or AVERAGES[plan.stage.average or self._config.average]
+        updates = weigh_updates(weighting, sent.params, updates, before)
         params, state = server_step(self._method.server, plan.parts, sent.params, updates, before)
-        buffers = _merge_buffers(sent.buffers, _rows(result.trained.buffers, finite), weights)
+        buffers = _merge_buffers(sent.buffers, _rows(result.trained.buffers, finite), updates.weights)
         return replace(same, model=ModelState(params, buffers), server_state=state)
 
     def combine_safely(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> tuple[ServerModel, BoolArray]:

@@ -53,7 +53,9 @@ class RoundPlanner:
 
     def parts(self, stage: Stage) -> tuple[Part, ...]:
         """The method's parts in a stage."""
-        return (*stage.objective.members, *self._method.solver.members, *self._method.server.members)
+        method = self._method
+        others = (part for part in (method.solver, method.weighting, method.server) if part is not None)
+        return (*stage.objective.members, *(member for part in others for member in part.members))
 
     def new_model(self, model: ModelState) -> ServerModel:
         """Add to an untrained model what the method keeps for it on the server."""
@@ -70,6 +72,7 @@ class RoundPlanner:
             objective=stage.objective,
             solver=self._method.solver,
             server=self._method.server,
+            weighting=self._method.weighting,
             sent=start.model,
             downlink=collect(parts, "downlink", start.server_state),
             companions={name: m.model for name, m in state.models.items()},

@@ -111,4 +111,5 @@ class FedskewEngine:
             ],
             local=LocalTraining(config.local_epochs, config.batch_size, config.lr, config.momentum),
             key=RoundKey(config.seed, 0, 0),
+            weighting=self._method.weighting,
         )

@@ -19,7 +19,7 @@ from fedskew.engine import DeviceSamples
 from fedskew.lab.benchmark.arithmetic import autocast, fastest_arithmetic
 from fedskew.lab.benchmark.cases import Case
 from fedskew.methods import Client, Method, Objective, Outputs, Part, Tensors, Trained, Updates, make_method
-from fedskew.methods.parts import weighted_mean
+from fedskew.methods.parts import weigh_updates, weighted_mean
 from fedskew.randomness import fold
 
 STEPS = 10
@@ -216,10 +216,12 @@ class LoopRounds:
         uplink = {name: torch.stack([result.uplink[name] for result in client_results]) for name in extras}
         names = [name for name, _ in self._trainer.model.named_parameters()]
         updates = Updates({name: stacked.pop(name) for name in names}, weights, uplink, self._config.lr, 1.0)
-        rule = self._trainer.method.server
-        params, changed = rule.aggregate({name: sent[name] for name in names}, updates, self._server_state)
+        method, before = self._trainer.method, {name: sent[name] for name in names}
+        if method.weighting is not None:
+            updates = weigh_updates(method.weighting, before, updates, self._server_state)
+        params, changed = method.server.aggregate(before, updates, self._server_state)
         self._server_state |= changed
-        self._trainer.model.load_state_dict({**params, **weighted_mean(stacked, weights)})
+        self._trainer.model.load_state_dict({**params, **weighted_mean(stacked, updates.weights)})
 
     @torch.no_grad()
     def _evaluate(self) -> float:

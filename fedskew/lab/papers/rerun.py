@@ -185,6 +185,8 @@ def rich_table(column: Sequence[CellRerun]) -> Table:
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for one in column:
         table.add_row(*row(one))
+    if any(len(one.values) > 1 for one in column):
+        table.caption = "rerun: mean ± population standard deviation over the seeds, as in the papers' code"
     return table
 
 

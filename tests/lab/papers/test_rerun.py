@@ -10,7 +10,7 @@ import pytest
 from fedskew.experiment.config import Config
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, table_cells
 from fedskew.lab.papers.protocol import Number
-from fedskew.lab.papers.rerun import CellRerun, compare_order, rerun, rerun_json, row, title
+from fedskew.lab.papers.rerun import CellRerun, compare_order, rerun, rerun_json, rich_table, row, title
 from fedskew.lab.sweep.records import Record, Records
 
 
@@ -119,3 +119,10 @@ def test_a_row_tells_mean_difference_and_what_was_shortened() -> None:
     assert row(again("FedNova", None))[1:] == ("illegible", "–", "", "0")
     assert title([again("FedAvg", 33.02)]) == "fedlmd/table3: cifar10 dirichlet:0.05, best (%)"
     assert rerun_json(again("FedAvg", 33.02, 44.0))["difference"] == 44.0 - 33.02
+
+
+def test_a_table_says_which_deviation_it_shows() -> None:
+    assert "± population standard deviation over the seeds" in str(
+        rich_table([again("FedAvg", 33.02, 44.0, 46.0)]).caption
+    )
+    assert rich_table([again("FedAvg", 33.02, 44.0)]).caption is None

@@ -1,0 +1,75 @@
+"""FedDisco: clients whose labels are far from the overall distribution count less in the mean.
+
+Ye et al., "FedDisco: federated learning with discrepancy-aware collaboration", ICML 2023.
+
+    a_k ∝ max(0, n_k/Σn − a·d_k + b),  d_k = KL(p_k ‖ T)/Σ_j KL(p_j ‖ T)
+
+p_k is the client's label distribution and T that of the test population, by default uniform. The sums are over the
+round's participants. With `distance=l2`, d_k = ‖p_k − T‖, which is not divided by the sum. If no participant has a
+positive weight, the weights are n_k/Σn.
+
+Sent to the server: the model and the client's distance, one number, but no label counts.
+Extra compute: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Reveals, Tensors, Trained, Updates, Weighting
+
+
+@method("feddisco", paper="Ye et al., ICML 2023")
+@dataclass(frozen=True)
+class FedDisco(Weighting):
+    """Less weight for clients whose label distribution is far from the overall one."""
+
+    discrepancy_weight: float = 0.5
+    """a."""
+    bias: float = 0.1
+    """b. The larger, the more equal are the weights."""
+    distance: Literal["kl", "l2"] = "kl"
+    """How far two label distributions are apart."""
+    target: tuple[float, ...] = ()
+    """T, the share of each class in the test population; default: all equal."""
+
+    sends = "distance of the label distribution (one number)"
+    reveals: ClassVar[Reveals] = "label skew"
+    multi_label = False  # several labels per sample have no distribution over the classes
+
+    def __post_init__(self) -> None:
+        expect(self.discrepancy_weight >= 0, "discrepancy_weight", self.discrepancy_weight, "a number ≥ 0")
+        valid = not self.target or (min(self.target) > 0 and abs(sum(self.target) - 1) < 1e-6)
+        expect(valid, "target", self.target, "a positive share for each class, with the sum 1")
+
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:  # noqa: ARG002
+        expect(len(self.target) in (0, classes), "target", self.target, f"{classes} shares, one for each class")
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        """Send the distance plus 1.
+
+        A federation compares what its sites send with the median, and discards what is far larger. A median near 0
+        would be no standard.
+        """
+        counts = client.label_counts.double()
+        shares = counts / counts.sum().clamp(min=1)
+        listed = self.target or [1 / len(shares)] * len(shares)
+        target = torch.tensor(listed, dtype=shares.dtype, device=shares.device)
+        if self.distance == "l2":
+            return {"label_distance": 1 + (shares - target).square().sum().sqrt()}
+        return {"label_distance": 1 + torch.xlogy(shares, shares / target).sum()}
+
+    def weigh(self, sent: Tensors, updates: Updates, state: Tensors) -> Tensor:  # noqa: ARG002
+        distances = updates.uplink["label_distance"] - 1
+        if self.distance == "kl":
+            total = distances.sum()
+            distances = torch.where(total > 0, distances / total, 0.0)
+        weights = (updates.weights - self.discrepancy_weight * distances + self.bias).clamp(min=0)
+        return torch.where(weights.sum() > 0, weights, updates.weights)
