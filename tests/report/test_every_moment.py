@@ -31,7 +31,8 @@ WRITTEN_LAST = ("summary.json", "model.safetensors")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs of FedAvg, evaluated in every other round, and of PKD, whose stages train other models."""
     place = tmp_path_factory.mktemp("runs")
-    short: dict[str, Any] = {"local_epochs": 1, "eval_every": 2, "eval_local": True, "device": "cpu"}
+    tested = {"eval_every": 2, "eval_local": True, "client_test": 0.2}
+    short: dict[str, Any] = {"local_epochs": 1, "device": "cpu", **tested}
     found = {}
     for seed in (0, 1):
         federation = fs.federation("digits", fs.Dirichlet(clients=3, beta=0.3), seed=seed)

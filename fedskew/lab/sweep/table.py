@@ -92,7 +92,7 @@ def _mean(place: Place, rows: Sequence[Line], metric: RankingMetric) -> float:
     if None in values:
         at = ", ".join(place)
         raise UserError(
-            f"{at} has no {metric.label}: {_reason_for_gap(metric)}; or repeat the sweep with another --out"
+            f"{at} has no {metric.label}: {_reason_for_gap(metric)}, or repeat the sweep with another --out"
         )
     return math.fsum(values) / len(values)
 

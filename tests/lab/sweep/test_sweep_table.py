@@ -1,0 +1,34 @@
+"""The best points of a sweep, by a metric that some runs may lack."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedskew.errors import UserError
+from fedskew.lab.sweep.table import Line, best_places
+from fedskew.results.ranking import find_metric
+
+
+def line(method: str, **measured: float | None) -> Line:
+    return {"method": method, "seed": 0, "status": "done", "accuracy": 0.5, **measured}
+
+
+def test_the_best_by_auroc() -> None:
+    lines = [line("fedavg", auroc=0.7), line("fedprox", auroc=0.8)]
+    assert best_places(lines, find_metric("auroc")) == {("fedprox",)}
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [
+        ("auroc", "fedprox has no AUROC: a run has it only after its last round, .*; rank by macro-f1, or repeat"),
+        (
+            "balanced-accuracy",
+            "fedprox has no balanced accuracy: an earlier version of fedskew ran it; rank by accuracy",
+        ),
+    ],
+)
+def test_a_missing_value_is_one_line_with_the_possible_reasons(metric: str, reason: str) -> None:
+    lines = [line("fedavg", auroc=0.7, balanced_accuracy=0.6), line("fedprox", auroc=None, balanced_accuracy=None)]
+    with pytest.raises(UserError, match=reason):
+        best_places(lines, find_metric(metric))
