@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fedskew as fs
+from fedskew.methods import METHODS, catalogue
 
 torch.set_num_threads(1)
 # No test depends on how fast the machine is, hence no deadline and no complaint about slow examples.
@@ -61,6 +63,18 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _no_traces_in_the_user_s_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["FEDSKEW_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _forgotten_methods() -> Iterator[None]:
+    """Take the methods that a test adds to the catalogue out again. Other tests run over the whole catalogue."""
+    registries: list[dict[str, Any]] = [METHODS, catalogue._ALIASES]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, content in zip(registries, before, strict=True):
+        if registry.keys() != content.keys():
+            registry.clear()
+            registry.update(content)
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ from fedskew.cli.app import app
 from fedskew.data import PARTITIONS
 from fedskew.data.catalogue import DATASETS
 from fedskew.experiment.config import load_yaml
-from fedskew.methods import METHODS, catalogue, make_method
+from fedskew.methods import METHODS, make_method
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,14 +38,10 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to be in, and a catalogue that forgets what a document enters in it."""
+    """An empty folder to be in. Modules that a document writes are forgotten."""
     before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
-    methods, aliases = dict(METHODS), dict(catalogue._ALIASES)
     yield tmp_path
-    for registry, content in ((METHODS, methods), (catalogue._ALIASES, aliases)):
-        registry.clear()
-        registry.update(content)  # type: ignore[arg-type]
     for name in set(sys.modules) - before:
         if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
             del sys.modules[name]
