@@ -72,12 +72,13 @@ def test_the_initial_model_is_evaluated_as_those_after_it(monkeypatch: pytest.Mo
     ready = prepare(config(precision="float32", batch_size=100), digits, "fedavg", linear(10))
     this = Server(ready.federation, ready.method, ready.model, ready.config)
     seen: list[tuple[bool, bool]] = []
-    real = this._runtime.test_set._evaluators[""].confusion
+    evaluator = this._runtime.test_set._evaluators[""]
+    real = evaluator.begin
 
-    def confusion(*given: Any) -> Any:
+    def begin(*given: Any) -> Any:
         seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic))
         return real(*given)
 
-    monkeypatch.setattr(this._runtime.test_set._evaluators[""], "confusion", confusion)
+    monkeypatch.setattr(evaluator, "begin", begin)
     run_prepared(ready, server=this)
     assert seen == [(False, True)] * 3

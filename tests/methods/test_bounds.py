@@ -156,8 +156,8 @@ def test_local_only_models_are_tested_again_only_if_they_changed(monkeypatch: py
     server = serve("local-only", clients_per_round=1, rounds=4)
     tested = []
     evaluator = server._runtime.test_set._evaluators[""]
-    real = evaluator.confusion
-    monkeypatch.setattr(evaluator, "confusion", lambda *given: tested.append(given) or real(*given))
+    real = evaluator.begin
+    monkeypatch.setattr(evaluator, "begin", lambda *given: tested.append(given) or real(*given))
     played(server)
     assert len(tested) == 4 + 1  # the participants' models, and the initial model once for all others
 

@@ -313,7 +313,7 @@ def test_the_hessian_free_direction_is_the_gradient_of_the_loss_after_the_trial_
 
 def test_the_halves_of_a_batch_are_disjoint_and_complete() -> None:
     y = torch.tensor([[3, 1, 2, 0], [1, 2, IGNORE, IGNORE], [2, IGNORE, IGNORE, IGNORE]])
-    first, second = half_targets(y, "first"), half_targets(y, "second")
+    first, second = half_targets(y, "first", axis=1), half_targets(y, "second", axis=1)
     assert first.tolist() == [[3, IGNORE, 2, IGNORE], [1, *[IGNORE] * 3], [2, *[IGNORE] * 3]]
     assert second.tolist() == [[IGNORE, 1, IGNORE, 0], [IGNORE, 2, IGNORE, IGNORE], [2, *[IGNORE] * 3]]
     assert half_targets(y, None) is y
