@@ -162,13 +162,20 @@ if "fedskew.live.process" in pathlib.Path("/proc/self/cmdline").read_text():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_while_the_page_starts_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_START)
     starting = tmp_path / "starting"
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": paths, "STARTING": str(starting)}
     command = [sys.executable, "-m", "fedskew", "run", "--live", "--rounds", "1", "--out", str(tmp_path / "run")]
-    run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    run = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_interrupts
+    )
     while run.poll() is None and not (starting.exists() and starting.read_text()):
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does
