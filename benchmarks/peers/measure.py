@@ -114,23 +114,20 @@ def _adopting_orphans() -> Iterator[None]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name: state, parent, …"""
+    """The fields of /proc/PID/stat after the name, beginning with the state."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _descendants(root: int) -> set[int]:
     """All descendants of a process, without itself."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError):
-                children.setdefault(int(_stat(int(name))[1]), []).append(int(name))
     found: set[int] = set()
     ahead = [root]
     while ahead:
-        new = [child for child in children.get(ahead.pop(), []) if child not in found]
-        found.update(new)
-        ahead += new
+        for task in Path(f"/proc/{ahead.pop()}/task").glob("*/children"):
+            with suppress(OSError):
+                new = {int(child) for child in task.read_text().split()} - found
+                found |= new
+                ahead += new
     return found
 
 
