@@ -88,11 +88,22 @@ def _steps_ratios(results: Results) -> Table:
     rows = [
         (
             f"{row.model} {row.clients} × {row.batch_size}", row.method, _best(row.ours), _best(row.loop),
-            _best(row.limit), _format_ratio(row.over_loop), _format_ratio(row.share_of_limit),
+            _best(row.limit), _format_ratio(row.over_loop),
+            ", ".join(f"{precision} {ratio:.2f}" for precision, ratio in row.same_format),
+            _format_ratio(row.share_of_limit),
         )
         for row in steps_rows(results.measurements, results.kind)
     ]  # fmt: skip
-    headings = ("model, clients × batch", "method", "fedskew", "loop", "limit", "/ loop", "/ limit")
+    headings = (
+        "model, clients × batch",
+        "method",
+        "fedskew",
+        "loop",
+        "limit",
+        "/ loop",
+        "/ loop in the same format",
+        "/ limit",
+    )
     return Table("Local steps: samples/s, each in its fastest number format", headings, tuple(rows), 2)
 
 

@@ -20,6 +20,8 @@ class StepsRow:
     ours: Measurement | None
     loop: Measurement | None
     limit: Measurement | None
+    same_format: tuple[tuple[str, float], ...] = ()
+    """Number formats, and fedskew's speed relative to the plain loop in that format."""
 
     @property
     def over_loop(self) -> float | None:
@@ -68,10 +70,21 @@ def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]
         here = [m for m in steps if (m.model, m.clients, m.method) == (model, clients, method)]
         ours = [m for m in here if m.contender not in NOT_OURS]
         considered = [m for m in ours if m.asked == "auto"] or ours
-        loop = fastest([m for m in here if m.contender in loops])
+        references = [m for m in here if m.contender in loops]
+        loop = fastest(references)
         limit = fastest([m for m in here if m.contender == LIMIT])
-        rows.append(StepsRow(model, clients, batch_size, method, fastest(considered), loop, limit))
+        same_format = _same_format_ratios(considered, references)
+        rows.append(StepsRow(model, clients, batch_size, method, fastest(considered), loop, limit, same_format))
     return rows
+
+
+def _same_format_ratios(ours: Sequence[Measurement], loops: Sequence[Measurement]) -> tuple[tuple[str, float], ...]:
+    ratios = []
+    for precision in dict.fromkeys(m.precision for m in ours):
+        sides = (fastest([m for m in side if m.precision == precision]) for side in (ours, loops))
+        if ratio := _speed_ratio(*sides):
+            ratios.append((precision, ratio))
+    return tuple(ratios)
 
 
 def rounds_rows(measurements: Sequence[Measurement]) -> list[RoundsRow]:

@@ -55,6 +55,7 @@ def test_each_side_counts_in_its_fastest_format() -> None:
     )
     assert (row.ours.precision, row.loop.contender, row.limit.precision) == ("bf16", "tuned loop", "bf16")
     assert row.over_loop == pytest.approx(16)
+    assert dict(row.same_format) == {"tf32": pytest.approx(8), "bf16": pytest.approx(40)}
     assert row.share_of_limit == pytest.approx(0.8)
 
 
@@ -69,6 +70,7 @@ def test_on_a_cpu_auto_counts_against_the_loop_as_it_comes() -> None:
         "cpu",
     )
     assert row.over_loop == pytest.approx(2)
+    assert row.same_format == (("bf16", pytest.approx(2)),)
     assert row.share_of_limit is None
 
 
@@ -164,7 +166,7 @@ def test_the_page_has_every_table_and_what_is_missing() -> None:
     assert page.startswith("# Benchmark on a GPU\n")
     assert "`fedskew bench`, 2026-11-15" in page
     assert page.count("## ") == 7
-    assert "| cnn 10 × 50 | fedavg | 45,455 bf16 | 3,125 bf16 | 100,000 bf16 | 14.55 | 0.45 |" in page
+    assert "| cnn 10 × 50 | fedavg | 45,455 bf16 | 3,125 bf16 | 100,000 bf16 | 14.55 | bf16 14.55 | 0.45 |" in page
     assert "| cnn, 10 × 50: steps / plain loop | ≥ 15.00 | 14.55 | missed |" in page
     assert "- not measured: limit: resnet18: out of memory" in page
     assert "- stacked: in chunks of 40" in page
