@@ -134,7 +134,9 @@ def _row(peer: str, precision: str, *seconds: float, gpu: float | None = None) -
 def _comparison(*rows: Any, skipped: list[str] | None = None) -> Any:
     from table import Comparison
 
-    return Comparison("a machine", "2026-01-01", "a command", "cpu", "some work", 30, list(rows), skipped or [])
+    return Comparison(
+        "a machine", "2026-01-01", "a command", "cpu", "some work", 30, list(rows), skipped or [], [1.5, 9]
+    )
 
 
 def test_the_table_has_ratios_in_the_same_format_and_best_of_each() -> None:
@@ -153,10 +155,13 @@ def test_the_table_has_ratios_in_the_same_format_and_best_of_each() -> None:
     assert table["JAX vmap", "float32"] == {"s per round": "0.800", "÷ same": "2.00", "÷ best": ""}
     assert table["JAX vmap", "bf16"] == {"s per round": "0.300", "÷ same": "3.00", "÷ best": "3.00"}
     assert table["fluke", "float32"] == {"s per round": "2.00", "÷ same": "5.00", "÷ best": "20.00"}
-    assert rows[0][9:11] == ["30 rounds, s", "÷ same"]
-    assert rows[2][9:] == ["40.0", "1.00", "256"]
+    assert rows[0][6:8] == ["CPU s per round", "÷ same"]
+    assert rows[0][12:14] == ["30 rounds, s", "÷ same"]
+    assert rows[2][12:] == ["40.0", "1.00", "256"]
+    assert rows[4][6:14] == ["1.60", "2.00", "8.00", "2.00", "9.60", "2.00", "80.0", "2.00"]
     assert "- pfl-research: pfl is not installed" in page
     assert "GPU MB" not in page
+    assert "The load average was 1.5 to 9.0." in page
 
 
 def test_the_table_shows_gpu_memory_if_it_was_measured() -> None:

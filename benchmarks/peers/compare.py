@@ -151,6 +151,7 @@ def _measure_all(flags: argparse.Namespace, interpreters: Mapping[Peer, str], co
                     python, str(HERE / peer.script), "--device", flags.device, "--precision", precision,
                     "--rounds", str(flags.rounds), "--size", flags.size,
                 ]  # fmt: skip
+                comparison.load.append(round(os.getloadavg()[0], 1))
                 try:
                     run = measure(command, _environment())
                 except ScriptError as error:

@@ -42,6 +42,8 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     """Why a peer, or a peer in one number format, was not measured."""
+    load: list[float] = field(default_factory=list)
+    """The machine's load average, noted during the comparison."""
 
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {
@@ -67,11 +69,11 @@ def markdown(comparison: Comparison) -> str:
         f"# Peers: {comparison.work}, {comparison.rounds} rounds, {comparison.device}",
         "",
         f"{comparison.machine}; {comparison.date}; `{comparison.command}`. How it is measured: "
-        "[peers/README.md](peers/README.md).",
+        f"[peers/README.md](peers/README.md).{_load(comparison)}",
         "",
-        f"The runs are interleaved. Each figure is the least of {repeats} runs, or of one if a run took more than "
-        "three minutes. “÷ same” divides by fedskew's figure in the same number format. “÷ best” divides the peer's "
-        "fastest format by fedskew's fastest. Above 1, fedskew is faster.",
+        f"The runs are interleaved. Each figure is the least of {repeats} runs, or of fewer if one took more than three "
+        "minutes. “÷ same” divides by fedskew's figure in the same number format. “÷ best” divides the peer's fastest "
+        "format by fedskew's fastest. Above 1, fedskew is better.",
         "",
         *_table(comparison),
     ]
@@ -80,11 +82,21 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _load(comparison: Comparison) -> str:
+    if not comparison.load:
+        return ""
+    least, most = min(comparison.load), max(comparison.load)
+    return (
+        f" The load average was {least:.1f} to {most:.1f}. "
+        "If it is above the number of cores, only CPU seconds can be compared."
+    )
+
+
 def _table(comparison: Comparison) -> Iterator[str]:
     has_gpu = any(row.gpu_memory is not None for row in comparison.rows)
     heads = [
-        "", "version", "format", "s per round", "÷ same", "÷ best", "CPU s per round", "start-up, s", "CPU s",
-        f"{comparison.rounds} rounds, s", "÷ same", "host MB",
+        "", "version", "format", "s per round", "÷ same", "÷ best", "CPU s per round", "÷ same",
+        "start-up, s", "÷ same", "start-up, CPU s", "÷ same", f"{comparison.rounds} rounds, s", "÷ same", "host MB",
     ]  # fmt: skip
     yield _line([*heads, "GPU MB"] if has_gpu else heads)
     yield _line(["---"] * (len(heads) + has_gpu))
@@ -98,8 +110,11 @@ def _table(comparison: Comparison) -> Iterator[str]:
             _ratio(row, same, "seconds_per_round"),
             _best_ratio(comparison.rows, row),
             _seconds(row.fastest("cpu_per_round")),
+            _ratio(row, same, "cpu_per_round"),
             _seconds(row.fastest("start_up")),
+            _ratio(row, same, "start_up"),
             _seconds(row.fastest("start_up_cpu")),
+            _ratio(row, same, "start_up_cpu"),
             _seconds(row.fastest("whole_run")),
             _ratio(row, same, "whole_run"),
             _whole(row.fastest("host_memory")),
