@@ -71,9 +71,9 @@ def markdown(comparison: Comparison) -> str:
         f"{comparison.machine}; {comparison.date}; `{comparison.command}`. How it is measured: "
         f"[peers/README.md](peers/README.md).{_load(comparison)}",
         "",
-        f"The runs are interleaved. Each figure is the least of {repeats} runs, or of fewer if one took more than three "
-        "minutes. “÷ same” divides by fedskew's figure in the same number format. “÷ best” divides the peer's fastest "
-        "format by fedskew's fastest. Above 1, fedskew is better.",
+        f"The runs are interleaved. Each figure is the least of {repeats} runs, or of fewer if one took more than "
+        "three minutes. “÷ same” divides by fedskew's figure in the same number format. “÷ best” divides the peer's "
+        "fastest format by fedskew's fastest. Above 1, fedskew is better.",
         "",
         *_table(comparison),
     ]
