@@ -15,6 +15,7 @@ from fedskew.losses.cross_entropies import (
     GammaMode,
     SuppressVariant,
     VacantMode,
+    balanced_weights,
     batch_class_cross_entropy,
     binary_cross_entropy,
     calibrated_cross_entropy,
@@ -28,6 +29,7 @@ from fedskew.losses.cross_entropies import (
     restricted_softmax_cross_entropy,
     smoothed_cross_entropy,
     unbalanced_cross_entropy,
+    weighted_cross_entropy,
 )
 from fedskew.losses.divergences import (
     MajorityRule,
@@ -66,6 +68,7 @@ __all__ = [
     "TaughtSamples",
     "VacantMode",
     "active_experts",
+    "balanced_weights",
     "batch_class_cross_entropy",
     "batch_mean",
     "binary_cross_entropy",
@@ -100,4 +103,5 @@ __all__ = [
     "teacher_free_not_true",
     "unbalanced_cross_entropy",
     "vacant_distillation",
+    "weighted_cross_entropy",
 ]

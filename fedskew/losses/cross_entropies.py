@@ -45,6 +45,19 @@ def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0) -> 
     return batch_mean(-(wrong**gamma) * log_p, targets)
 
 
+def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The mean of w_y·CE(z, y) over the batch, with one weight per class."""
+    nll = -logits.log_softmax(dim=-1).gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
+    return batch_mean(weights.to(logits.dtype)[class_index(targets)] * nll, targets)
+
+
+def balanced_weights(label_counts: Tensor, like: Tensor) -> Tensor:
+    """n/(C'·n_c) for the C' classes with samples, and 0 for the others: every class has the same total weight."""
+    counts = label_counts.to(like.dtype)
+    present = counts > 0
+    return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 0.0)
+
+
 def calibrated_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
     """CE(z + log p, y), which excludes vacant classes from the softmax (FedVLS Eq. 2)."""
     return cross_entropy(logits + class_probabilities(label_counts, logits).log(), targets)

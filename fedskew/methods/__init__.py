@@ -32,12 +32,14 @@ from fedskew.methods import (  # noqa: F401
     focal_loss,
     fpl,
     label_smoothing,
+    logit_adjustment,
     moon,
     perfedavg,
     pfedme,
     pkd,
     robust,
     scaffold,
+    weighted_ce,
 )
 from fedskew.methods.catalogue import METHODS, Entry, find, is_reference_bound, matching_entries, method, register
 from fedskew.methods.composition import Method, canonical_name, combined_entry, make_method

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from linear_clients import COUNTS, Array, federation, final, linear_model, played, settings
+from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, kl_div, log_softmax, softmax
 
@@ -62,6 +63,20 @@ Formula = Callable[[Seen, Seen, Seen, Tensor, Tensor], Tensor]
 def smoothed(model: Seen, received: Seen, before: Seen, y: Tensor, counts: Tensor) -> Tensor:
     even = -log_softmax(model[0], 1).mean()
     return 0.3 * (even - nn.functional.cross_entropy(model[0], y))
+
+
+def weighted(model: Seen, received: Seen, before: Seen, y: Tensor, counts: Tensor) -> Tensor:
+    weights = torch.tensor([1.0, 0.5, 2.0, 4.0], dtype=torch.float64)
+    return ((weights[y] - 1) * nn.functional.cross_entropy(model[0], y, reduction="none")).mean()
+
+
+def balanced(model: Seen, received: Seen, before: Seen, y: Tensor, counts: Tensor) -> Tensor:
+    """With scikit-learn's weights of the client's labels."""
+    labels = np.repeat(np.arange(len(counts)), counts.long().numpy())
+    present = np.unique(labels)
+    found = dict(zip(present, compute_class_weight("balanced", classes=present, y=labels), strict=True))
+    weights = torch.tensor([found[int(c)] for c in y], dtype=torch.float64)
+    return ((weights - 1) * nn.functional.cross_entropy(model[0], y, reduction="none")).mean()
 
 
 def focal(model: Seen, received: Seen, before: Seen, y: Tensor, counts: Tensor) -> Tensor:
@@ -122,6 +137,8 @@ def decorrelated_by_class(model: Seen, received: Seen, before: Seen, y: Tensor, 
     [
         ("label-smoothing", {"smoothing": 0.3}, smoothed),
         ("focal-loss", {"gamma": 1.5}, focal),
+        ("weighted-ce", {}, balanced),
+        ("weighted-ce", {"weights": [1.0, 0.5, 2.0, 4.0]}, weighted),
         ("fedkd", {"beta": 0.7, "temperature": 2.0}, all_classes),
         ("fedekd", {"beta": 0.7, "temperature": 2.0}, own_classes),
         ("feddkd", {"alpha": 0.6, "beta": 3.0, "temperature": 2.0}, decoupled),
@@ -179,6 +196,8 @@ def last(method: str, params: dict[str, Any], **changed: Any) -> Array:
     ("method", "params", "other", "others_params"),
     [
         ("label-smoothing", {"smoothing": 0.0}, "fedavg", {}),
+        ("weighted-ce", {"weights": [1.0, 1.0, 1.0, 1.0]}, "fedavg", {}),
+        ("logit-adjustment", {"tau": 0.0}, "fedavg", {}),
         ("focal-loss", {"gamma": 0.0}, "fedavg", {}),
         ("fedkd", {"beta": 0.0}, "fedavg", {}),
         ("fedekd", {"beta": 0.0}, "fedavg", {}),
@@ -199,7 +218,20 @@ def test_special_cases_equal_another_method(
 
 
 @pytest.mark.parametrize(
-    "method", ["label-smoothing", "focal-loss", "fedkd", "fedekd", "feddkd", "fedntd-tf", "moon", "feddecorr", "fedmr"]
+    "method",
+    [
+        "weighted-ce",
+        "logit-adjustment",
+        "label-smoothing",
+        "focal-loss",
+        "fedkd",
+        "fedekd",
+        "feddkd",
+        "fedntd-tf",
+        "moon",
+        "feddecorr",
+        "fedmr",
+    ],
 )
 def test_with_its_defaults_it_differs_from_fedavg(method: str) -> None:
     assert np.abs(last(method, {}) - last("fedavg", {})).max() > 1e-7

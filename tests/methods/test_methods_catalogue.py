@@ -21,7 +21,8 @@ def test_the_methods_of_the_papers_are_in_the_catalogue() -> None:
     """Every column of their tables, the bounds, and the usual robust server rules."""
     own = "fedvls feded fedlmd fedlmd-tf fedlmd-switch fedgr fedgr-client fedgr-server pkd"
     objectives = (
-        "moon fedkd fedavg-kd fedekd feddkd fedntd fedntd-tf fedlc fedlf fedrs balancefl label-smoothing focal-loss"
+        "moon fedkd fedavg-kd fedekd feddkd fedntd fedntd-tf fedlc fedlf fedrs balancefl label-smoothing focal-loss "
+        "weighted-ce logit-adjustment"
     )
     regularisers = "fedmr fedmr-inter fpl feddecorr"
     solvers = "fedsam mofedsam fedgf scaffold feddyn fedcurv fedprox perfedavg pfedme"
@@ -54,6 +55,7 @@ def test_every_hyper_parameter_has_a_default_that_is_accepted_back(name: str) ->
 BYTES: dict[str, Callable[[int, int], int]] = {
     "": lambda model, classes: 0,
     "label presence": lambda model, classes: classes,
+    "label counts": lambda model, classes: 8 * classes,
     "control variate (the size of one model)": lambda model, classes: model,
     "local steps (one number)": lambda model, classes: 8,
     "distance of the label distribution (one number)": lambda model, classes: 8,
@@ -91,6 +93,7 @@ def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) 
     uplinks = {key for _, result in recording.results for key in result.uplink}
     pooled = any(stage.cohort == "pooled" for stage in server._stages.known(server.start()))
     told = {
+        "label_counts": "label counts",
         "label_presence": "label presence",
         "prototypes": "label presence, prototypes",
         "label_distance": "label skew",

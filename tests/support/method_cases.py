@@ -30,6 +30,7 @@ KEEP_MOVES = ("scaffold", "fedadagrad", "fedyogi", "fedadam")
 KINDS = {
     "nothing besides FedAvg": "fedavg",
     "an objective": "fedrs",
+    "an objective with an uplink and a downlink": "logit-adjustment",
     "a teacher": "fedvls",
     "a model that the client kept": "moon",
     "an opening pass, and perturbed features": "balancefl",
