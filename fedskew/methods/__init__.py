@@ -8,6 +8,7 @@ from fedskew.methods import (  # noqa: F401
     bounds,
     fedavg,
     fedavgm,
+    fedcm,
     fedconcat,
     fedcurv,
     feddecorr,

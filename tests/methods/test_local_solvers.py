@@ -75,6 +75,8 @@ def test_fedsam_takes_the_gradient_at_the_worst_point_nearby() -> None:
         ("fedsam", {"rho": 0.0}, "fedavg", {}),
         ("mofedsam", {"beta": 1.0, "rho": 0.2}, "fedsam", {"rho": 0.2}),
         ("mofedsam", {"beta": 1.0, "rho": 0.0}, "fedavg", {}),
+        ("fedcm", {"alpha": 1.0}, "fedavg", {}),
+        ("fedcm", {"alpha": 0.3}, "mofedsam", {"beta": 0.3, "rho": 0.0}),
         ("fedgf", {"threshold": 1e9}, "fedsam", {}),
         ("fedgf", {"threshold": 1e9, "rho": 0.0}, "fedavg", {}),
         ("pfedme", {"inner_steps": 1, "pull": 20.0, "personal_lr": 0.05}, "fedavg", {}),
@@ -123,6 +125,24 @@ def test_mofedsam_mixes_in_the_mean_direction_of_the_last_round(momentum: float)
         lr = config.lr * config.lr_decay**t
         mean = averaged(models, at)
         common = (expected - mean) / (path_length(config.local_epochs, momentum) * lr)
+        expected = mean
+        close(theta(states[t + 1]), expected)
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_fedcm_mixes_in_the_mean_direction_of_the_last_round(momentum: float, engine: str) -> None:
+    fed, rounds, alpha = federation(), 3, 0.4
+    changed = {"momentum": momentum, "weight_decay": 0.0, "engine": engine}
+    states, _ = played(serve("fedcm", {"alpha": alpha}, federation=fed, rounds=rounds, **changed))
+    config, at, expected = settings(**changed), sites(fed), theta(states[0])
+    common = np.zeros_like(expected)
+    for t in range(rounds):
+        models = [
+            descend(expected, lambda v, s=s, c=common: alpha * slope(v, s) + (1 - alpha) * c, config, t) for s in at
+        ]
+        mean = averaged(models, at)
+        common = (expected - mean) / (path_length(config.local_epochs, momentum) * config.lr * config.lr_decay**t)
         expected = mean
         close(theta(states[t + 1]), expected)
 
