@@ -24,7 +24,7 @@ own size make it 1e-6."""
 
 JOINED = ("fedlmd+scaffold", "fedvls+fedprox+fedavgm", "fpl+fedvls", "moon+fedcurv")
 
-KEEP_MOVES = ("scaffold", "fedadagrad", "fedyogi", "fedadam")
+KEEP_MOVES = ("scaffold", "fedcm", "fedadagrad", "fedyogi", "fedadam")
 """Methods whose state is a move, or a move over lr: the smaller lr, the larger is rounding beside it."""
 
 KINDS = {
