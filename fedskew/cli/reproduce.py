@@ -142,9 +142,9 @@ def _note_missing_methods(selections: Sequence[Selection]) -> None:
 
 def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
-    from fedskew.lab.papers.rerun import columns, compare_order, rerun, rerun_json, rich_table
+    from fedskew.lab.papers.rerun import collect_rerun, columns, compare_order, rerun_json, rich_table
 
-    reruns = [rerun(cell, range(s.seeds), campaign.known, s.choice) for s in selections for cell in s.cells()]
+    reruns = [collect_rerun(cell, range(s.seeds), campaign.known, s.choice) for s in selections for cell in s.cells()]
     if as_json:
         print_json([rerun_json(one) for one in reruns])
         return

@@ -13,7 +13,7 @@ To change one value for one run: `flwr run . --run-config "rounds=20"`.
 
 ## Keys, once
 
-    fedskew federate certs keys --sites {first},… --host SERVER    # for trials; it prints what to use otherwise
+    fedskew federate certs keys --sites {first},… --host SERVER    # for trials; prints what to use in production
 
 ## On the server
 
@@ -41,18 +41,20 @@ Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then
     fedskew federate run .
 
 If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
-resumes it. The settings must be those of the first start, which `federation.json` in the run's folder has. Otherwise
-the command refuses and names the settings that differ.
-The run's folder (`federation.folder`) is on the server and is a run like any other: `fedskew report`, `export` and
-`compare` read it.
+resumes it. Most settings must be the same as at the first start. The federation's settings are saved in
+`federation.json` in the run's folder. If a setting differs that must not change, the command refuses and names it. The
+settings for how long and for how many sites the server waits may change.
+
+The run's folder (`federation.folder`) is on the server. `fedskew report`, `export` and `compare` read it like the
+folder of any other run.
 """
 
 SITE = """# The configuration of one site. It stays at the site.
-name: {first}                 # as its key was registered
+name: {first}                 # the name under which the site's key is registered
 data: data.npz                # {kind} data with inputs of shape {shape}; any form that `fedskew run --data` takes
 # data: {{name: patients.csv, label: diagnosis}}
 state: state                  # state that methods keep between rounds; back it up with the data
-# metrics: total              # the most that this site reports of its tests: none, total or class
+# metrics: total              # the most detailed test results that this site reports: none, total or class
 # packages: [hospital_models] # packages, besides fedskew and the app, whose methods and models may run here
 # policy: {{methods: [fedavg], reveals: [], rounds: 200, noise: 1.0, clip: 2.0, hours: 20-6}}   # limits; see deploy.md
 # device: cuda

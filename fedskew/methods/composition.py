@@ -32,7 +32,7 @@ class Method:
     server: ServerRule = field(default_factory=Mean)
     regulariser: Regulariser | None = None
     weighting: Weighting | None = None
-    """None: the weights are those that the run's `average` names."""
+    """If None, the `average` of the stage sets the weights, or that of the run if the stage has none."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
         """Return the stages known so far. A method without a schedule has one stage."""
@@ -51,7 +51,7 @@ class Method:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts in their slots: objective or schedule, regulariser and weighting if any, solver, server rule."""
+        """The parts in order: objective or schedule, regulariser (if any), solver, weighting (if any), server rule."""
         return tuple(getattr(self, slot) for slot, _ in _SLOTS if getattr(self, slot) is not None)
 
     @property
@@ -89,7 +89,7 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     if not isinstance(name, str):
         return _from_object(name, params)
     entries = [find(part) for part in name.split("+")]
-    _refuse_combined_bound(entries, name)
+    _check_bounds_stand_alone(entries, name)
     chosen: dict[str, tuple[Entry, Part]] = {}
     for entry in entries:
         for part in entry.parts:
@@ -132,7 +132,7 @@ def combined_entry(name: str) -> Entry:
     )
 
 
-def _refuse_combined_bound(entries: list[Entry], name: str) -> None:
+def _check_bounds_stand_alone(entries: list[Entry], name: str) -> None:
     for entry in entries:
         if entry.stands_alone and len(entries) > 1:
             raise UserError(

@@ -35,10 +35,10 @@ class FedConcat(Schedule):
     """One encoder per cluster of clients with similar labels, and one head on all encoders."""
 
     clusters: int = 5
-    """The number of clusters; at most the number of clients with different label distributions."""
+    """The number of clusters. There are fewer if the clients have fewer distinct label distributions."""
     encoder_rounds: int | None = None
-    """Rounds per cluster; default: the run's rounds. The clusters share a round's number of clients, so all encoders
-    together cost as much as FedAvg."""
+    """Rounds per cluster; default: the run's rounds. Each cluster gets its share of `clients_per_round`, so all
+    encoders together cost as much as FedAvg."""
     head_rounds: int | None = None
     """Rounds of the head; default: the run's rounds. The published code has 50 for the encoders and 1000 for the
     head."""

@@ -2,9 +2,9 @@
 """The Triton programs of a depthwise convolution: each computes one block of a client's result.
 
 Memory, all contiguous: images [K, pixels, C], weights [K, taps, C] with taps = KH·KW in row order, gradients of the
-weights [splits, K, taps, C]. Names in capitals are compiled in. Sizes are not, because each would need a compilation
-per layer. C is `groups` times ALIGNED, the number of values that one load may take. SHIFTS means that all sizes of
-images are powers of two.
+weights [splits, K, taps, C]. Parameters in capitals are compiled in. Sizes are not, because every layer would then need
+a compilation. C is `groups` times ALIGNED. ALIGNED is the number of values that one load may take. SHIFTS means that
+all image sizes are powers of two.
 """
 
 import triton
@@ -107,14 +107,14 @@ def input_gradient_program(
     acc = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
     for i in tl.static_range(KH):
         for j in tl.static_range(KW):
-            up = (top - i) // SH
-            across = (left - j) // SW
-            seen = inside & (top - i >= 0) & (up < ho) & (left - j >= 0) & (across < wo)
+            out_row = (top - i) // SH
+            out_column = (left - j) // SW
+            seen = inside & (top - i >= 0) & (out_row < ho) & (left - j >= 0) & (out_column < wo)
             if SH > 1:
                 seen = seen & ((top - i) % SH == 0)
             if SW > 1:
                 seen = seen & ((left - j) % SW == 0)
-            at = grad + (((sample * ho + up) * wo + across) * C)[:, None] + channel[None, :]
+            at = grad + (((sample * ho + out_row) * wo + out_column) * C)[:, None] + channel[None, :]
             value = tl.load(at, mask=seen[:, None] & known[None, :], other=0.0).to(tl.float32)
             factor = tl.load(weight + (i * KW + j) * C + channel, mask=known, other=0.0).to(tl.float32)
             acc += value * factor[None, :]

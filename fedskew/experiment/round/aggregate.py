@@ -74,6 +74,7 @@ class Aggregated:
     model: ServerModel
     """The aggregated model."""
     after: RunState
+    """The run's state after the round."""
     report: TrainingReport
     """`report.finite` tells which clients' updates the model contains."""
 
@@ -142,7 +143,7 @@ def _rows(stacked: Tensors, rows: BoolArray) -> Tensors:
 
 
 def _merge_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Tensors:
-    """Average BatchNorm's statistics. A constant that no client changed stays the same to the last bit.
+    """Average the buffers, such as BatchNorm's statistics. An entry that no client changed keeps its exact bits.
 
     There are many small buffers, so those of one dtype are merged in one operation.
     """

@@ -86,15 +86,15 @@ class ClientSampler:
         return Participants(federation, np.zeros(1, np.int64), (pool,), 1)
 
 
-def draw_samples(own: IntArray, stage: Stage, model_round: int, client: int, config: Config) -> IntArray:
+def draw_samples(available: IntArray, stage: Stage, model_round: int, client: int, config: Config) -> IntArray:
     """The samples that a client trains on in a round: all of its samples, or some batches, drawn anew each round."""
-    if stage.local_batches is None or len(own) <= stage.local_batches * config.batch_size:
-        return own
+    if stage.local_batches is None or len(available) <= stage.local_batches * config.batch_size:
+        return available
     key = (config.seed, "batches", model_number(stage.model), model_round, client)
-    some: IntArray = own[sample(stage.local_batches * config.batch_size, len(own), *key)]
-    return some
+    drawn: IntArray = available[sample(stage.local_batches * config.batch_size, len(available), *key)]
+    return drawn
 
 
 def model_number(model: str) -> int:
-    """The integer that stands for a model in keys of randomness. The global model has 0 in every method."""
+    """The integer that stands for a model in random-number keys. The global model has 0 in every method."""
     return 0 if model == "global" else zlib.crc32(model.encode())

@@ -103,7 +103,7 @@ class Group:
     title: str
     contenders: tuple[Contender, ...] = ()
     commands: tuple[Command, ...] = ()
-    in_turn: bool = True
+    interleaved: bool = True
     """Time contenders alternately. If False, one after another, because together they would not fit on the device."""
 
 
@@ -149,7 +149,7 @@ def _steps(plan: Plan, case: Case) -> Group:
     return Group(
         f"steps of {case.method} on {case.model}, {case.clients} clients",
         tuple(contenders),
-        in_turn=not _is_large(case),
+        interleaved=not _is_large(case),
     )
 
 
@@ -162,7 +162,7 @@ def _rounds(plan: Plan, case: Case) -> Group:
         contenders.append(_engine_rounds(replace(case, sizes="unequal"), engine))
     contenders.append(_loop_rounds(case))
     title = f"rounds of {case.model}, {case.clients} clients, {case.precision}"
-    return Group(title, tuple(contenders), in_turn=not _is_large(case))
+    return Group(title, tuple(contenders), interleaved=not _is_large(case))
 
 
 def _is_large(case: Case) -> bool:

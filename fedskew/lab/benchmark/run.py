@@ -60,9 +60,9 @@ class Benchmark:
                 self.results.failures.append(Failure.from_error(group.title, error))
             return
         contenders = group.contenders
-        for together in [contenders] if group.in_turn else [(alone,) for alone in contenders]:
+        for batch in [contenders] if group.interleaved else [(contender,) for contender in contenders]:
             try:
-                self.results.measurements += self._timer.measure(together, show)
+                self.results.measurements += self._timer.measure(batch, show)
             except (RuntimeError, UserError) as error:  # out of memory, for example; other groups may fit
                 self.results.failures.append(Failure.from_error(group.title, error))
 

@@ -12,7 +12,7 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.lab.papers.cells import CellChoice, table_cells
 from fedskew.lab.papers.protocol import conditions, protocol
-from fedskew.lab.papers.rerun import BASELINE, CellRerun, columns, rerun
+from fedskew.lab.papers.rerun import BASELINE, CellRerun, collect_rerun, columns
 from fedskew.lab.sweep.records import Records, read_folder
 
 PAPER, TABLE = "fedskew", "map"
@@ -55,7 +55,7 @@ def federation_results(records: Records, seeds: Sequence[int]) -> list[Federatio
     """The federations on which every method was run. On others, the best method is not known."""
     clients = int(protocol(PAPER).settings["partition.clients"])
     cells = table_cells(PAPER, TABLE)
-    by_seed = [columns([rerun(cell, [seed], records, CellChoice()) for cell in cells]) for seed in seeds]
+    by_seed = [columns([collect_rerun(cell, [seed], records, CellChoice()) for cell in cells]) for seed in seeds]
     found = []
     for place in dict.fromkeys(place for one in by_seed for place in one):
         dataset, split, condition, _ = place

@@ -39,7 +39,7 @@ class Number:
 
 @cache
 def numbers(paper: str) -> tuple[Number, ...]:
-    """All printed numbers of a paper, in the order of its tables. Our own comparisons have none."""
+    """All printed numbers of a paper, in the order of its tables. fedskew's own protocol has none."""
     path = FOLDER / f"{paper}.csv"
     if not path.is_file():
         return ()
@@ -82,7 +82,7 @@ class TableSpec:
     partition: str | None
     """A file of label counts that replaces the split."""
     update: Mapping[str, Any] | None
-    """The method that trained the model and the client, if the table shows one update of a trained model."""
+    """If the table shows one update of a trained model: the client, and the method that trained the model."""
     cells: tuple[Mapping[str, Any], ...]
     """The cells, for tables without published numbers."""
     methods: tuple[str, ...]
@@ -98,6 +98,7 @@ class Protocol:
     extends: str | None
     """The protocol that this one extends."""
     reports: str
+    """A phrase that describes the results that the paper reports."""
     settings: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
     splits: Mapping[str, Mapping[str, Any]]
@@ -218,7 +219,7 @@ def papers() -> tuple[str, ...]:
 
 
 def _content(name: str) -> dict[str, Any]:
-    """Read a protocol. One that extends another also has that one's methods."""
+    """Read a protocol. If it extends another, it inherits the keys that it does not set, and all methods."""
     own: dict[str, Any] = parse_yaml((PROTOCOLS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
     if "extends" not in own:
         return own

@@ -46,8 +46,8 @@ class CellRerun:
     def difference(self) -> float | None:
         """Rerun minus paper. None if they are not comparable.
 
-        They are not if a run was stopped or never reached the target. They are not, either, if the metric compares with
-        FedAvg and the runs have fewer rounds than the paper's.
+        They are not comparable if a run was stopped, if a run never reached the target, or if the metric compares with
+        FedAvg and a run has fewer rounds than the paper's.
         """
         printed = self.cell.printed
         incomparable = self.stopped or self.never or (measure(self.cell.metric).compares and self.shortened is not None)
@@ -68,7 +68,7 @@ class CellRerun:
 
 
 def _rounds_that_count(record: Record) -> int:
-    """Rounds of training. For one update of a trained model, the rounds of that model."""
+    """Return the rounds of the run. If the run is one update of a trained model, return that model's rounds."""
     return record.start_rounds or record.rounds
 
 
@@ -93,7 +93,7 @@ class Order:
         return f"{self.agreeing} of {pairs} in the paper's order, {best}"
 
 
-def rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: CellChoice) -> CellRerun:
+def collect_rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: CellChoice) -> CellRerun:
     """Collect the results of a cell from the records."""
     rules = protocol(cell.paper)
     rounds = paper_rounds(cell, rules)
@@ -134,7 +134,10 @@ def columns(reruns: Sequence[CellRerun]) -> dict[tuple[str, str, str, str], list
 
 
 def compare_order(column: Sequence[CellRerun]) -> Order | None:
-    """Compare all pairs of methods with equally many rounds. A tie in the paper agrees with any order."""
+    """Compare all pairs among the methods that have the most common number of rounds.
+
+    A tie in the paper agrees with any order.
+    """
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     most_common = lengths.most_common(1)[0][0] if lengths else None
     known = [
@@ -166,7 +169,7 @@ def row(one: CellRerun) -> tuple[str, str, str, str, str]:
     """Format a rerun as a row, with as many digits as the papers."""
     printed = one.cell.printed
     paper = "–" if printed is None else _number(printed.mean, printed.std) if printed.mean is not None else "illegible"
-    if printed is not None and printed.mean is None and "ailed" in printed.note:
+    if printed is not None and printed.mean is None and "failed" in printed.note.lower():
         paper = "failed"
     mean = one.mean
     spread = mean.std if mean is not None and len(one.values) > 1 else None

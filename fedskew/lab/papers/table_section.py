@@ -9,7 +9,7 @@ from typing import Any
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, table_cells, why_not_runnable
 from fedskew.lab.papers.measures import measure
 from fedskew.lab.papers.protocol import Protocol
-from fedskew.lab.papers.rerun import CellRerun, columns, compare_order, rerun, row
+from fedskew.lab.papers.rerun import CellRerun, collect_rerun, columns, compare_order, row
 from fedskew.lab.sweep.records import Record, Records
 
 
@@ -29,7 +29,7 @@ def table_section(
     choice = CellChoice(variant=variant)
     datasets = {record.config.data for record in records}
     cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
-    found = columns([rerun(cell, seeds, records, choice) for cell in cells])
+    found = columns([collect_rerun(cell, seeds, records, choice) for cell in cells])
     rerun_columns = {place: column for place, column in found.items() if any(one.was_run for one in column)}
     own = [column for column in rerun_columns.values() if any(_is_changed_by_variant(one, choice) for one in column)]
     runs = {record.identity for column in own for one in column for record in one.records}

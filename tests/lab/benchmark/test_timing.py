@@ -102,7 +102,7 @@ def test_the_rows_with_a_target_come_first() -> None:
 
 
 def test_large_contenders_are_not_kept_beside_one_another() -> None:
-    apart = {group.title for group in groups(default_plan("cuda")) if not group.in_turn}
+    apart = {group.title for group in groups(default_plan("cuda")) if not group.interleaved}
     assert "steps of fedavg on resnet18, 100 clients" in apart
     assert not any("cnn" in title or ", 10 clients" in title for title in apart)
 

@@ -10,7 +10,7 @@ import pytest
 from fedskew.experiment.config import Config
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, table_cells
 from fedskew.lab.papers.protocol import Number
-from fedskew.lab.papers.rerun import CellRerun, compare_order, rerun, rerun_json, rich_table, row, title
+from fedskew.lab.papers.rerun import CellRerun, collect_rerun, compare_order, rerun_json, rich_table, row, title
 from fedskew.lab.sweep.records import Record, Records
 
 
@@ -63,7 +63,7 @@ def test_rounds_to_fedavg_know_how_far_both_runs_went(fedavg: list[float], fedgr
     """A run that ended before FedAvg's might have got there; where FedAvg's was short, so was the way."""
     cells = {cell.method: cell for cell in table_cells("fedgr", "table4") if cell.metric == "rounds to FedAvg"}
     done = Records(curve(cells[method], values) for method, values in (("FedAvg", fedavg), ("FedGR", fedgr)))
-    told = rerun(cells["FedGR"], [0], done, CellChoice())
+    told = collect_rerun(cells["FedGR"], [0], done, CellChoice())
     assert row(told)[2] == shown
     assert told.difference is None
 
