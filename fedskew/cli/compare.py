@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "fedavg,fedlmd,fedvls"
 METHOD_PREFIX = "method."
-"""Starts the dotted keys of method parameters."""
+"""The dotted keys of method parameters start with this."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -134,19 +134,24 @@ def read_comparison(
     if content is not None and not isinstance(content, Mapping):
         raise UserError(f"{settings.file}: expected a mapping of keys to values")
     try:
-        file = Config.from_mapping(keys)
+        file_config = Config.from_mapping(keys)
     except UserError as error:
         raise UserError(f"{settings.file}: {error}") from error
     if "method" in settings.values:
         raise UserError("compare takes several methods; expected --methods a,b,c instead of method")
     params = {key: value for key, value in settings.values.items() if key.startswith(METHOD_PREFIX)}
-    base = with_values(file, {key: value for key, value in settings.values.items() if key not in params})
-    chosen = [with_values(base, {"method": method}) for method in _listed(DEFAULT if listed is None else listed)]
-    return Comparison(base, _distinct(_with_parameters(chosen, params)), seed_range(base, seed_count), metric.name)
+    base = with_values(file_config, {key: value for key, value in settings.values.items() if key not in params})
+    chosen = [with_values(base, {"method": method}) for method in _read_methods(DEFAULT if listed is None else listed)]
+    return Comparison(
+        base, _refuse_duplicates(_with_parameters(chosen, params)), seed_range(base, seed_count), metric.name
+    )
 
 
-def _listed(methods: object) -> Sequence[Any]:
-    """The methods in `a,b:NAME=VALUE`, or in a list of such names and mappings: {name: fedvls, distill_weight: 0.5}."""
+def _read_methods(methods: object) -> Sequence[Any]:
+    """Read methods from text, such as `a,b:NAME=VALUE`, or from a list.
+
+    An item of the list may be text or a mapping, such as {name: fedvls, distill_weight: 0.5}.
+    """
     from fedskew.experiment.config import parse_method
     from fedskew.methods import METHODS
 
@@ -159,8 +164,8 @@ def _listed(methods: object) -> Sequence[Any]:
     return [parse_method(method) if isinstance(method, str) else method for method in methods]
 
 
-def _distinct(methods: list[Config]) -> list[Config]:
-    """Refuse a method that is listed twice with the same settings: its rows would look the same."""
+def _refuse_duplicates(methods: list[Config]) -> list[Config]:
+    """Return the methods. Refuse one that is listed twice with the same settings: its rows would look the same."""
     from fedskew.methods import make_method
 
     made = [make_method(config.method, config.method_params) for config in methods]

@@ -79,10 +79,10 @@ class Credentials:
 def make_credentials(
     folder: str | Path, sites: Sequence[str], hosts: Iterable[str] = (), days: int = 365
 ) -> Credentials:
-    """Make the missing files for these sites, and for a server with these names, valid for `days`.
+    """Make the missing files for these sites and for a server with these host names.
 
-    Existing files stay, so a site can be added to a running federation. The server's certificate is replaced if it
-    lacks a name or expires within a month.
+    Existing files stay, so a site can be added to a running federation. The server's certificate is valid for `days`.
+    It is replaced if it lacks a host name or expires within a month.
     """
     _check_sites(sites)
     if days < 1:
@@ -112,7 +112,7 @@ def _check_sites(sites: Sequence[str]) -> None:
 
 
 def _checked_host(host: str) -> str:
-    """The host in the spelling in which certificates are compared."""
+    """Return the host as certificates spell it: an address in its standard form, a name in lower case."""
     if certificates.is_address(host):
         return str(ipaddress.ip_address(host))
     if not _HOST.fullmatch(host):

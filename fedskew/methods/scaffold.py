@@ -67,7 +67,11 @@ class ControlVariates(Solver):
 
 @dataclass(frozen=True)
 class ControlledMean(ServerRule):
-    """A step along the mean update. The server's control variate moves by the mean change of the clients'."""
+    """A step along the mean update.
+
+    The server's control variate moves by the mean change of the clients' control variates, times the share of clients
+    that took part.
+    """
 
     server_lr: float = 1.0
     """η_g."""

@@ -17,12 +17,13 @@ from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 BAR = 30
 MAX_CLASSES = 20
 """The most bars shown. With more classes, those with the lowest accuracy are shown."""
-WIDEST_NAME = 30
+CLASS_TABLE_NAME_WIDTH = 30
 """Longer method names are wrapped in the table of classes."""
 SHOWN = ("accuracy", "macro-f1", "worst-class")
-"""The metrics of the comparison table. Another ranking metric comes first, and then the last of these is left out."""
-NAME_WIDTH = 12
-"""In a narrow terminal, longer method names are wrapped, to leave room for the names of lost classes."""
+"""The metrics of the comparison table. The ranking metric moves to the front. If it is not one of these, the last of
+them is left out."""
+COMPARISON_NAME_WIDTH = 12
+"""In a narrow terminal, longer method names are wrapped in the comparison table, to leave room for lost classes."""
 
 
 def run_summary(result: Result, metric: RankingMetric | None = None) -> RenderableType:
@@ -70,12 +71,12 @@ def _score_rows(result: Result) -> list[tuple[str, str, str]]:
     scores = result.scores
     if scores is None:
         return []
-    whose = (
+    auroc_note = (
         "mean of each class against the rest" if scores.positive is None else f"of {result.classes[scores.positive]}"
     )
     at = f"at specificity {scores.target_specificity:g}"
     rows = [
-        ("AUROC", scores.auroc, whose),
+        ("AUROC", scores.auroc, auroc_note),
         ("AUPRC", scores.auprc, ""),
         ("sensitivity", scores.sensitivity_at_specificity, at),
         ("Brier score", scores.brier, ""),
@@ -102,7 +103,7 @@ def comparison_table(comparison: Comparison) -> Table:
     methods = comparison.methods
     seeds = len(methods[0].runs)
     table = Table(title=_title(comparison, seeds), title_justify="left")
-    table.add_column("method", overflow="fold", no_wrap=all(len(m.label) <= NAME_WIDTH for m in methods))
+    table.add_column("method", overflow="fold", no_wrap=all(len(m.label) <= COMPARISON_NAME_WIDTH for m in methods))
     shown = [METRICS[name] for name in dict.fromkeys((comparison.rank_by, *SHOWN))][: len(SHOWN)]
     for metric in shown:
         table.add_column(metric.heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
@@ -131,7 +132,7 @@ def comparison_table(comparison: Comparison) -> Table:
 def class_accuracy_table(comparison: Comparison, width: int) -> Table:
     """Show methods × classes in percent, as means over the seeds. If not all classes fit, show the worst."""
     methods, classes = comparison.methods, comparison.classes
-    margin = min(WIDEST_NAME, max(len(method.label) for method in methods)) + 4
+    margin = min(CLASS_TABLE_NAME_WIDTH, max(len(method.label) for method in methods)) + 4
     cell = min(9, max(3, *(len(name) for name in classes)))
     room = max(1, (width - margin) // (cell + 2))
     shown, title = list(range(len(classes))), "accuracy by class, %"
@@ -142,7 +143,7 @@ def class_accuracy_table(comparison: Comparison, width: int) -> Table:
     if len(methods[0].runs) > 1:
         title += f", mean of {len(methods[0].runs)} seeds"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
-    table.add_column("method", max_width=WIDEST_NAME, overflow="fold")
+    table.add_column("method", max_width=CLASS_TABLE_NAME_WIDTH, overflow="fold")
     for c in shown:
         table.add_column(Text(classes[c][:cell]), justify="right", no_wrap=True)
     for method in methods:
@@ -162,8 +163,8 @@ def _list_lost_classes(method: MethodRuns, classes: Sequence[str]) -> Text:
     if not names:
         return Text("none", style="green")
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    often = f"{sum(map(len, lost)) / len(lost):.1f} per seed: " if len(lost) > 1 else ""
-    return Text(often + ", ".join(names[:10]) + more, style="red")
+    per_seed = f"{sum(map(len, lost)) / len(lost):.1f} per seed: " if len(lost) > 1 else ""
+    return Text(per_seed + ", ".join(names[:10]) + more, style="red")
 
 
 def colour(accuracy: float) -> str:

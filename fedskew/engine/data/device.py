@@ -84,7 +84,7 @@ class DeviceSamples:
     def some_inputs(self) -> Tensor:
         """Return a few inputs to test a model on, always the same ones, so that a resumed run gets the same answers."""
         rows = torch.linspace(0, len(self) - 1, 8, device=self.y.device)
-        return self.inputs(rows.long().clamp(max=len(self) - 1))  # float32 rounds the last of many rows up
+        return self.inputs(rows.long().clamp(max=len(self) - 1))  # float32 rounds a large last index up
 
     def training_inputs(self, indices: Tensor, epoch_keys: Tensor) -> Tensor:
         """Return augmented inputs. A sample's augmentation depends only on the epoch's key and on the sample."""

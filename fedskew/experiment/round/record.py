@@ -61,14 +61,15 @@ class RoundRow:
     client_accuracy: list[float] | None = None
     """Accuracy of each client's own model, for methods without a global model."""
     local: list[dict[str, Any]] | None = None
-    """With `eval_local`: each participant's model before and after its update."""
+    """With `eval_local`: the accuracies of each participant's model before and after its update."""
     local_before: list[float | None] | None = None
     """With `eval_local`: class accuracies of the model that was sent."""
     drift_diversity: float | None = None
     """With `eval_local`: see `metrics.drift`. None if it is infinite."""
     client_tests: dict[str, list[float | None]] | None = None
-    """With `client_test`: accuracy on each client's held-out samples, of the new global model (`accuracy`), and of the
-    participants' models `before` and `after` local training. None for clients that were not evaluated."""
+    """With `client_test`: accuracies on each client's held-out samples. `accuracy` evaluates the new global model, or
+    the client's own model if there is no global one. `before` and `after` evaluate the participants' models before and
+    after local training. The value is None for a client that was not evaluated."""
     sites: dict[str, dict[str, Any]] | None = None
     """On Flower: the evaluation at each site that reports one."""
     time: dict[str, float] = field(default_factory=dict)
@@ -161,7 +162,7 @@ class RoundRecord:
         """Local computation, in units of a FedAvg round."""
         forwards = plan.stage.objective.extra_forwards(visits, tally) if visits else 0.0
         passes = data_pass_cost(plan.parts) * sum(map(len, plan.participants.samples))
-        # In units of a training step on one sample, of which a forward pass is a third.
+        # The unit is a training step on one sample. A forward pass costs a third of it.
         spent = visits * plan.stage.cost * plan.work.solver.gradients() + forwards / 3 + passes
         return spent / self._fedavg_visits(plan)
 
@@ -181,7 +182,7 @@ def traffic(work: RoundWork, result: RoundResult, frozen: Sequence[str] = ()) ->
     """Count the bytes that all participants receive (`down`) and send (`up`), from the tensors.
 
     Models of earlier stages (PKD's experts, FedConcat's frozen encoders) are sent again in every round, because the
-    server cannot know what a client has kept. The few bytes of label counts and sample numbers are not counted.
+    server cannot know what a client has kept. The few bytes of label counts and numbers of samples are not counted.
     """
     used = [name for name in work.objective.companions() if name in work.companions]
     earlier = [work.companions[name] for name in (*used, *frozen)]

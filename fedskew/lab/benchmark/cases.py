@@ -18,9 +18,10 @@ from fedskew.models import make_model
 
 CLASSES = 10
 LARGEST_DATASET = 50_000
-"""Rows. Larger federations reuse them. All federations that are compared by size use all rows."""
-_ONE_CLASS = 100
-"""Consecutive rows of the same class. They give each client few classes."""
+"""The most rows in a dataset. Federations with more samples use rows more than once. A case that sets
+`federation_clients` always has this many rows, so that federations of different sizes share one dataset."""
+_BLOCK_ROWS = 100
+"""Number of consecutive rows with the same pattern. Clients hold consecutive rows, so each has few classes."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Case:
     """Clients in the federation. If None, it consists of the clients of a round."""
     augmented: bool = True
     compiled: bool = True
-    """Whether to compile stacked steps on a GPU, as long runs do."""
+    """Whether to compile stacked steps on a GPU. Long runs compile them."""
 
     def __post_init__(self) -> None:
         if self.model not in SETTINGS:
@@ -160,7 +161,7 @@ def _dataset(shape: tuple[int, int, int], rows: int, tests: int) -> Dataset:
 
     def samples(count: int) -> Samples:
         row = np.arange(count)
-        kind = row // _ONE_CLASS % CLASSES
+        kind = row // _BLOCK_ROWS % CLASSES
         noise = rng.integers(0, 128, (count // 2 + 1, *shape), dtype=np.uint8)
         return Samples(patterns[kind] + noise[row // 2], (kind + row % 2) % CLASSES)
 

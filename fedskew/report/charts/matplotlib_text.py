@@ -1,4 +1,4 @@
-"""Legends and axis labels of figures for papers, which leave enough room for the drawing."""
+"""Legends and axis labels of figures for papers. They are wrapped or thinned out to leave room for the drawing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NUMBERS = 10
 MAX_INSIDE = 5
 """With more curves than this, the legend goes below the panel."""
 SHARE = 0.8
-"""Approximate share of a panel's width that the axis takes."""
+"""Approximate width of the plotting area, as a share of the panel's width."""
 LETTERS = 15
 """Letters per inch."""
 LINE = 0.13
@@ -32,7 +32,7 @@ def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
     if len(labels) > 1 or alone:
         for axes in named:
             handles, names = axes.get_legend_handles_labels()
-            shown, columns = _legend(names, _panel_inches(axes))
+            shown, columns = _legend(names, _plot_width(axes))
             below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "ncols": columns} if columns else {}
             axes.legend(handles, shown, frameon=False, **below)
         return
@@ -43,30 +43,31 @@ def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
     picture.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def _legend(names: Sequence[str], inches: float) -> tuple[list[str], int]:
-    """Wrap the names, and return the number of columns below the panel; 0 places the legend inside it."""
-    room = LETTERS * inches - 8  # the line sample takes the width of 8 letters
+def _legend(names: Sequence[str], plot_width: float) -> tuple[list[str], int]:
+    """Return the wrapped names and the number of columns of a legend below the panel, or 0 for a legend inside it."""
+    room = LETTERS * plot_width - 8  # the line sample takes the width of 8 letters
     longest = max(map(len, names))
     if len(names) <= MAX_INSIDE and longest <= room / 2:
         return list(names), 0
     return [fill(name, int(room)) for name in names], 2 if longest <= room / 2 else 1
 
 
-def legend_height(chart: Chart, inches: float) -> float:
+def legend_height(chart: Chart, panel_width: float) -> float:
+    """Height in inches of the legend below a panel, or 0 if there is none. `panel_width` is in inches."""
     if not isinstance(chart, Lines) or chart.thin or not 1 < len(chart.lines) <= MAX_LABELS:
         return 0.0
-    shown, columns = _legend([line.name for line in chart.lines], SHARE * inches)
+    shown, columns = _legend([line.name for line in chart.lines], SHARE * panel_width)
     return LINE * sum(name.count("\n") + 1 for name in shown) / columns if columns else 0.0
 
 
 def label_axis(axes: Any, side: str, names: Sequence[str]) -> None:
-    """Label an axis with plain, wrapped or slanted text, the first that fits. If there are many, label only some."""
+    """Label an axis with plain, wrapped or slanted text, the first that fits. If there are many names, show some."""
     numbers = side == "x" and all(map(str.isdigit, names))
     kept = _some(names, MAX_NUMBERS) if len(names) > (MAX_NUMBERS if numbers else MAX_LABELS) else range(len(names))
     shown = [escape_math(names[i]) for i in kept]
     turn: dict[str, Any] = {}
     if side == "x" and shown:
-        inches = max(0.5, _panel_inches(axes) - _y_label_inches(axes))
+        inches = max(0.5, _plot_width(axes) - _y_label_inches(axes))
         room = LETTERS * inches / len(shown)
         if max(map(len, shown)) > room:
             if max((len(word) for name in shown for word in name.split()), default=0) <= room:
@@ -88,7 +89,8 @@ def _y_label_inches(axes: Any) -> float:
     return max((len(label.get_text()) for label in axes.get_yticklabels()), default=0) / LETTERS
 
 
-def _panel_inches(axes: Any) -> float:
+def _plot_width(axes: Any) -> float:
+    """Approximate width in inches of the plotting area."""
     return float(SHARE * axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols)
 
 

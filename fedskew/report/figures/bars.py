@@ -46,12 +46,12 @@ def local_and_aggregated(comparisons: Sequence[Comparison]) -> Figure:
         for method in methods:
             last_local_row(method)  # raises a UserError if the method's local models were not evaluated
         after = [BarSeries(method.label, class_means_after(method), style=method.style) for method in methods]
-        whole = [
-            BarSeries(method.label, _mean(method), style=method.style)
+        aggregated = [
+            BarSeries(method.label, _class_percentages(method), style=method.style)
             for method in comparison.methods
             if method.counted
         ]
-        for key, title, series in (("local", "after local update", after), ("global", "after aggregation", whole)):
+        for key, title, series in (("local", "after local update", after), ("global", "after aggregation", aggregated)):
             panels.append(
                 Bars(
                     f"{key}-{i}",
@@ -66,7 +66,7 @@ def local_and_aggregated(comparisons: Sequence[Comparison]) -> Figure:
     return Figure("local-and-global", "Accuracy by class after local updates and after aggregation", panels, 2)
 
 
-def _mean(method: MethodRuns) -> list[float | None]:
+def _class_percentages(method: MethodRuns) -> list[float | None]:
     return [number(100 * v) for v in method.class_accuracy]
 
 
@@ -126,15 +126,15 @@ def _spread(comparison: Comparison, label: str) -> float | None:
 
 
 def around_mean(comparisons: Sequence[Comparison]) -> Figure:
-    """Show accuracy by class minus the mean, and the gap between the best and the worst class."""
+    """Show accuracy by class minus the mean over classes, and the gap between the best and the worst class."""
     panels = []
     for i, comparison in enumerate(comparisons):
         for method in comparison.methods:
             if not method.counted:
                 continue
-            mean = method.class_accuracy
-            values = [number(100 * v) for v in mean - np.nanmean(mean)]
-            gap = 100 * (np.nanmax(mean) - np.nanmin(mean))
+            by_class = method.class_accuracy
+            values = [number(100 * v) for v in by_class - np.nanmean(by_class)]
+            gap = 100 * (np.nanmax(by_class) - np.nanmin(by_class))
             title = add_setting(f"{method.label}, Δ {gap:.1f}", comparison, comparisons)
             series = [BarSeries(method.label, values, style=method.style)]
             panels.append(

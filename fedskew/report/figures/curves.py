@@ -36,7 +36,10 @@ def worst_by_setting(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def best_and_worst(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw the best and the worst class of each setting's first federated method, or else of its reference bound."""
+    """Draw the best and the worst class of each setting's first federated method.
+
+    If a setting has only reference bounds, the first of them is drawn.
+    """
     panels = []
     for i, comparison in enumerate(comparisons):
         method = next((method for method in comparison.methods if not method.is_reference_bound), comparison.methods[0])
@@ -60,7 +63,7 @@ def confusable_group(comparisons: Sequence[Comparison]) -> Figure:
     panels = []
     for comparison in comparisons:
         for method in comparison.methods:
-            run = _run(method)
+            run = _first_run(method)
             drawn = [
                 Line(comparison.classes[c], sorted(run.evaluations), _class_curve(run, c), style=c) for c in _group(run)
             ]
@@ -90,7 +93,7 @@ def prediction_flow(comparisons: Sequence[Comparison]) -> Figure:
     panels = []
     for comparison in comparisons:
         for method in comparison.methods:
-            run = _run(method)
+            run = _first_run(method)
             rounds = sorted(run.evaluations)
             shares = np.stack([_shares(run, t) for t in rounds])
             drawn = [
@@ -119,13 +122,16 @@ def _shares(run: Result, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.floa
 
 
 def computation(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw accuracy over rounds and over computation (of the global model, of all stages), and expert activations."""
+    """Draw accuracy over rounds and over computation, and expert activations.
+
+    Computation is shown twice, once for the global model only and once for all stages.
+    """
     methods = [method for comparison in comparisons for method in comparison.methods]
     panels = [
         Lines("over-rounds", "rounds", "round", "accuracy %", lines(methods, accuracy)),
-        Lines("over-compute", "computation, global model", "plain local rounds", "accuracy %",
+        Lines("over-compute", "computation, global model", "FedAvg rounds", "accuracy %",
               [_over_compute(method, False) for method in methods]),
-        Lines("over-total", "computation, all stages", "plain local rounds", "accuracy %",
+        Lines("over-total", "computation, all stages", "FedAvg rounds", "accuracy %",
               [_over_compute(method, True) for method in methods]),
     ]  # fmt: skip
     if found := lines(methods, activations):
@@ -142,21 +148,21 @@ def computation(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _over_compute(method: MethodRuns, all_stages: bool) -> Line:
-    run = _run(method)
+    run = _first_run(method)
     if all_stages:
         spent = cost(run, "compute")
     else:
-        own, spent = 0.0, {0: 0.0}
+        total, spent = 0.0, {0: 0.0}
         for row in run.history:
             if row.is_global:
-                own += row.compute
-                spent[row.model_round] = own
+                total += row.compute
+                spent[row.model_round] = total
     rounds = sorted(run.evaluations)
     accuracies = [percent(run.evaluations[t].accuracy) for t in rounds]
     return Line(method.label, [round(spent[t], 4) for t in rounds], accuracies, style=method.style)
 
 
-def _run(method: MethodRuns) -> Result:
+def _first_run(method: MethodRuns) -> Result:
     run = method.first
     if run is None:
         raise UserError(f"{method.label}: no round was evaluated in {method.runs[0].folder}")
