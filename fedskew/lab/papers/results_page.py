@@ -161,8 +161,8 @@ def _choices(folder: Path) -> list[str]:
         return []
     introduction = (
         "What `fedskew choose` chose, and its test accuracy on fresh splits beside that of all methods with their "
-        "default settings (`python tools/check_choose.py`). [docs/choose.md](docs/choose.md) names the federation "
-        "where earlier versions missed, and what these rows leave open.\n"
+        "default settings (`python tools/check_choose.py`). [docs/choose.md](docs/choose.md) says which "
+        "race missed, and what a small budget can do.\n"
     )
     return ["## Does the race choose well?\n", introduction, path.read_text(encoding="utf-8")]
 
