@@ -20,7 +20,7 @@ COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8
 MAX_POINTS = 150
 """A curve with more points is thinned, so that a notebook stays small."""
 MAX_WITH_COUNTS = 12
-"""Up to this number of clients, the map has a column per client with its counts. With more, only shades."""
+"""Up to this number of clients, the map has a column of counts per client. With more, it shows shades only."""
 MAX_CLASSES = 30
 """The map shows at most this many classes."""
 
@@ -43,7 +43,7 @@ class OutputArea:
         self._shown_at = 0.0
 
     def is_due(self) -> bool:
-        """Return whether the last update is long enough ago."""
+        """Return whether enough time has passed since the last update."""
         return time.monotonic() - self._shown_at >= SECONDS_BETWEEN_UPDATES
 
     def show(self, html: str) -> None:
@@ -65,7 +65,7 @@ def bar(done: int, total: int) -> str:
     )
 
 
-def curves(lines: Mapping[str, Sequence[Points]], across: str = "round", up: str = "accuracy, %") -> str:
+def curves(lines: Mapping[str, Sequence[Points]], x_label: str = "round", y_label: str = "accuracy, %") -> str:
     """Return a small chart. All curves under one name have the same colour. Nothing if no curve has two points."""
     drawn = {name: [c for c in group if len(c) > 1] for name, group in lines.items()}
     points = [point for group in drawn.values() for curve in group for point in curve]
@@ -94,8 +94,8 @@ def curves(lines: Mapping[str, Sequence[Points]], across: str = "round", up: str
         f'<text x="{left - 4}" y="{top + 9}" {text} text-anchor="end">{high:.1f}</text>'
         f'<text x="{left - 4}" y="{top + height}" {text} text-anchor="end">{low:.1f}</text>'
         f'<text x="{left}" y="{top + height + 14}" {text}>0</text>'
-        f'<text x="{left + width}" y="{top + height + 14}" {text} text-anchor="end">{across} {right:g}</text>'
-        f'<text x="{left + 6}" y="{top + 12}" {text}>{escape(up)}</text>'
+        f'<text x="{left + width}" y="{top + height + 14}" {text} text-anchor="end">{x_label} {right:g}</text>'
+        f'<text x="{left + 6}" y="{top + 12}" {text}>{escape(y_label)}</text>'
     )
     return f"<svg {size}>{frame}{''.join(shapes)}{labels}</svg><div>{' '.join(legend)}</div>"
 
@@ -106,17 +106,17 @@ def _thinned(curve: Points) -> Points:
 
 
 def label_map(counts: npt.NDArray[np.int64], clients: Sequence[str], classes: Sequence[str]) -> str:
-    """Return the class × client map: a row per class, a column per client, and darker where there are more samples."""
+    """Return the class × client map: a row per class, a column per client. The more samples, the darker."""
     largest = int(counts.max(initial=0))
     with_counts = len(clients) <= MAX_WITH_COUNTS
-    across = [f"<th>{escape(name)}</th>" for name in clients] if with_counts else [f"<th>{len(clients)} clients</th>"]
+    headings = [f"<th>{escape(name)}</th>" for name in clients] if with_counts else [f"<th>{len(clients)} clients</th>"]
     rows = []
     for name, held in zip(classes[:MAX_CLASSES], counts.T, strict=False):
         cells = _count_cells(held, largest) if with_counts else f"<td>{_strip(held, largest)}</td>"
         rows.append(f"<tr><th>{escape(name)}</th>{cells}<td>{int(held.sum())}</td></tr>")
     more = len(classes) - MAX_CLASSES
     note = f"<div>… and {more} more classes</div>" if more > 0 else ""
-    return f"<table><tr><th>class \\ client</th>{''.join(across)}<th>all</th></tr>{''.join(rows)}</table>{note}"
+    return f"<table><tr><th>class \\ client</th>{''.join(headings)}<th>all</th></tr>{''.join(rows)}</table>{note}"
 
 
 def _count_cells(held: npt.NDArray[np.int64], largest: int) -> str:
@@ -129,7 +129,7 @@ def _count_cells(held: npt.NDArray[np.int64], largest: int) -> str:
 
 
 def _strip(held: npt.NDArray[np.int64], largest: int) -> str:
-    """Return an image with a pixel per client, as wide as it is readable. It takes less space than a cell for each."""
+    """Return an image with one pixel per client, stretched to a readable width. It is smaller than a row of cells."""
     shares = held / max(1, largest)
     shades = np.where(held > 0, 210 - 190 * np.sqrt(shares), 255).astype(np.uint8)
     width = min(600, max(4, 400 // len(held)) * len(held))

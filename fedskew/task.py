@@ -2,7 +2,7 @@
 
 Everything that depends on this is here: the loss, the predictions and their counts, the label counts of clients, and
 the groups by which samples are split. The labels' shape decides: class numbers [n], or a matrix of 0 and 1 [n, labels].
-Losses find the helpers here that they share: masks of padded rows, and of the classes of a batch's rows.
+The helpers that losses share are here, too. They mask the rows of padding, and mark the class of each row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Task(ABC):
 
     @abstractmethod
     def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the sum of the predictions' losses, in float64. There are as many as `count` counts."""
+        """Return the sum of the losses of the predictions that `count` counts, in float64."""
 
     @abstractmethod
     def members(self, y: Tensor, label: int) -> Tensor:
@@ -67,7 +67,7 @@ class Task(ABC):
 
     @abstractmethod
     def example_labels(self, classes: int) -> IntArray:
-        """Return labels of one sample per class or label, for a dataset without data."""
+        """Return the labels of one sample per class or label, to stand in for missing data."""
 
 
 class SingleLabel(Task):

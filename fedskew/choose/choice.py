@@ -128,8 +128,8 @@ def choose(
     folder `out`. Several processes (`workers`) run the trials, unless the data are Python objects, which only this
     process has. `rank_by` decides which method is best: accuracy, macro-f1, worst-class or balanced-accuracy.
 
-    `progress` shows the standings of the race: None in a notebook and in a terminal, True always, False never. A
-    `watcher` is called in place of that.
+    `progress` shows the standings of the race: by default in a notebook or a terminal, with True always, with False
+    never. A `watcher` replaces this display.
     """
     base, split = _federation(data, partition, with_values(config or Config(), settings))
     limit = Budget.parse(budget)

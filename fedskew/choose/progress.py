@@ -157,7 +157,8 @@ class NotebookRace(RaceProgress):
 def showing_race(progress: bool | None, config: Config, rank_by: str) -> Iterator[RaceWatcher]:
     """Yield a watcher that shows a race.
 
-    None means: in a notebook, or if standard error is a terminal. True always shows it, and False never.
+    By default (None), it is shown in a notebook, or if standard error is a terminal. True always shows it, and False
+    never.
     """
     if progress is not None and not isinstance(progress, bool):
         raise UserError(f"progress is {progress!r}; expected True, False or None")

@@ -190,7 +190,7 @@ def _up(
             notice(line)
 
     config = settings.config()
-    if config.partition.rule not in ("column", "counts", "saved"):  # whose data or files have the sites
+    if config.partition.rule not in ("column", "counts", "saved"):  # these take the sites from the data or a file
         config = with_values(config, {"partition.clients": sites})
     trial = plan_trial(Path(folder), config, parse_assignments(federation or ()))
     for warning in settings_warnings(*read_app(trial.app)):

@@ -116,7 +116,7 @@ class RunProgress(Callback):
 
 
 class LogLines(RunProgress):
-    """Prints lines for logs: what begins, then one after each tenth of a run, but not too often, and one at its end."""
+    """Prints lines for logs: at the start of a run, after each tenth of it (but not too often), and at its end."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)

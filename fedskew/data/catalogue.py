@@ -71,7 +71,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     """Load a dataset by name, or your own data by path or as a Python object.
 
     An object is a pair of arrays (x, y), a pandas or Polars DataFrame, an Arrow table, a torch Dataset of pairs
-    (input, label), a Hugging Face Dataset or DatasetDict, or a Bunch of scikit-learn. `test` is a test set of the same
+    (input, label), a Hugging Face Dataset or DatasetDict, or a scikit-learn Bunch. `test` is a test set of the same
     form. Without it, a share of each class is held out (`test_fraction`). `hf:owner/name` is a dataset of the Hugging
     Face hub.
 
@@ -85,7 +85,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         name=None: the name of the data, for Python objects
         label=None: the label column of a table. The default is label, labels, class, target or y
         columns=None: the input columns of a table, or the names of an array's features. The default is all
-        drop=None: columns to leave out, such as a patient's number
+        drop=None: columns to leave out, such as a patient ID
         categorical=None: columns of categories that look like numbers, or have more than 100 values
         missing=None: further values that stand for a gap, such as -999
         site=None: the column that says where a row is from. It is not an input

@@ -24,7 +24,7 @@ Index = npt.NDArray[np.int64]
 
 TEST_FRACTION = 0.2
 BLOCK_VALUES = 1 << 24
-"""Numbers of an array that are looked at together."""
+"""The size of a block of an array: how many numbers are processed at a time."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int
 def row_blocks(x: npt.NDArray[np.generic]) -> Iterator[npt.NDArray[np.generic]]:
     """Yield views of consecutive rows, so that temporary arrays stay small even if `x` is larger than the memory.
 
-    The rows of a memory-mapped file leave the memory again.
+    Pages of a memory-mapped file are released after each block.
     """
     rows = max(1, BLOCK_VALUES // max(1, x[:1].size))
     file = getattr(x, "_mmap", None)

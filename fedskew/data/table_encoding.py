@@ -24,7 +24,7 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Strings:
-    """A column of texts: its different values, and the number of each row's value, or −1 for a gap."""
+    """A column of texts: its distinct values, and for each row the index of its value, or −1 for a gap."""
 
     values: tuple[str, ...]
     codes: Index
@@ -89,7 +89,7 @@ class ColumnEncoding:
 
     @property
     def scaling(self) -> tuple[tuple[float, float], ...]:
-        """Mean and standard deviation by which each feature is standardised; 0 and 1 for those that are 0 or 1."""
+        """Mean and standard deviation of each feature. A feature that is 0 or 1 has (0, 1), so it stays as it is."""
         first = (self.mean, self.std) if self.categories is None else (0.0, 1.0)
         return (first, *((0.0, 1.0),) * (len(self.features) - 1)) if self.features else ()
 
@@ -122,7 +122,7 @@ class TableEncoding:
 
     @property
     def only_numbers(self) -> bool:
-        """Whether each column is one standardised number, so that names, means and deviations say everything."""
+        """Whether each column is one standardised number, so that names, means and deviations are enough."""
         return all(column.categories is None and not column.marks_gaps for column in self.columns)
 
     def encode(self, table: RawTable) -> npt.NDArray[np.float32]:
@@ -152,7 +152,7 @@ class TableEncoding:
         return scaled
 
     def unknown_values(self, table: RawTable) -> dict[str, list[str]]:
-        """The values in the table's columns of categories that the encoding does not have, by column."""
+        """The values that are not among the encoding's categories, by column."""
         found = {}
         for column in self.columns:
             if column.categories is not None:
@@ -246,7 +246,9 @@ def _column_from_json(entry: object, where: str) -> ColumnEncoding:
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: mean and std of {name!r} are not numbers") from error
     if not (np.isfinite(mean) and np.isfinite(std) and std > 0):
-        raise UserError(f"{where}: column {name!r} has mean {mean:g} and std {std:g}; expected finite, and std above 0")
+        raise UserError(
+            f"{where}: column {name!r} has mean {mean:g} and std {std:g}; expected finite numbers, and std above 0"
+        )
     values = None if categories is None else tuple(str(value) for value in categories)
     if values is not None and len(set(values)) < len(values):
         raise UserError(f"{where}: a category of {name!r} is listed twice; expected different ones")

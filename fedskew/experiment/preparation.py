@@ -130,13 +130,13 @@ def require_task(task: str, method: Method, dataset: Dataset) -> None:
     if found == "multi-label" and unfit is not None:
         fitting = [entry.name for entry in matching_entries() if all(part.multi_label for part in entry.parts)]
         raise UserError(
-            f"method {_name_of_part(unfit, method)!r} needs one class per sample, because its maths has a softmax over "
+            f"method {_name_of_part(unfit, method)!r} needs one class per sample, because it uses a softmax over "
             f"the classes, but {dataset.name!r} has several labels per sample; expected {', '.join(fitting)}"
         )
 
 
 def _name_of_part(part: Part, method: Method) -> str:
-    """The name of the one of several combined methods that has this part."""
+    """Return the name of the method, among those combined, that this part is from."""
     names = [name for name in method.name.split("+") if name in METHODS and type(part) in METHODS[name].parts]
     return names[0] if names else method.name
 
@@ -171,10 +171,10 @@ def suitable_model(dataset: Dataset) -> str:
 
 
 def positive_class(config: Config, classes: Sequence[str]) -> int | None:
-    """The number of the class that `positive` names. None if it names none."""
+    """The number of the class that `positive` names. None if `positive` is not set."""
     if config.positive is None:
         return None
-    expect(len(classes) == 2, "positive", config.positive, f"none for {len(classes)} classes; only two have one")
+    expect(len(classes) == 2, "positive", config.positive, f"nothing, because the data have {len(classes)} classes")
     if config.positive not in classes:
         raise unknown("positive class", config.positive, classes)
     return classes.index(config.positive)

@@ -64,8 +64,8 @@ class Result:
     """Whether a callback stopped the run before its last round."""
     scores: Scores | None = None
     """AUROC, calibration and other metrics of the final model's probabilities on the test set. None if the run is
-    unfinished or was written by a version that did not compute them, if there is no global model or was too little
-    memory, or if the model was tested at sites that report totals only."""
+    unfinished, has no global model or is from a version that did not compute them, if memory was too small, or if the
+    sites that tested the model report totals only."""
     site_scores: Mapping[str, SiteScore] = field(default_factory=dict)
     """Scores of the final model on each client's held-out samples (`client_test`), or on each site's test part in a
     federation whose sites report results by class. The keys are the clients' names, or their numbers."""

@@ -48,8 +48,8 @@ class Contract:
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     """The inputs of a sample that has several, as in `Dataset.fields`."""
     encoding: TableEncoding | None = None
-    """How a table's columns become inputs, if some hold categories or gaps. Otherwise `columns`, `mean` and `std` say
-    everything."""
+    """How a table's columns become inputs, if some hold categories or gaps. Otherwise `columns`, `mean` and `std` are
+    enough."""
     task: str = "single-label"
     """Whether a sample has one class or any number of labels: a name in `task.TASKS`."""
 
@@ -227,7 +227,7 @@ class Contract:
         if dataset.task.name != self.task:
             found.append(f"labels are {dataset.task.name}, expected {self.task}")
         elif self.task == "multi-label" and (missing := [name for name in self.classes if name not in dataset.classes]):
-            found.append(f"labels {shorten(missing)} are missing: 0 would say that no sample has them")
+            found.append(f"labels {shorten(missing)} are missing; filling in 0 would claim that no sample has them")
         if foreign := [name for name in dataset.classes if name not in self.classes]:
             found.append(f"classes {shorten(foreign)} are not among {shorten(self.classes)}")
         if dataset.input_shape != self.shape:

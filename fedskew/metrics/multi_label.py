@@ -14,7 +14,8 @@ class MultiLabelEvaluation(Evaluation):
     """Results by label. `confusion` is [labels, 2, 2]: whether the sample has the label, whether it was predicted.
 
     `accuracy` is the share of correct decisions, one per sample and label. It is high if labels are rare, so macro F1
-    and AUROC say more. The accuracy of a label is its sensitivity: the share of its samples for which it was predicted.
+    and AUROC are better measures. The accuracy of a label is its sensitivity: the share of its samples for which it
+    was predicted.
     """
 
     _FORM = "labels × 2 × 2"

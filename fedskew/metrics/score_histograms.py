@@ -1,13 +1,13 @@
-"""Scores from histograms, which sites of a federation add up without sending any sample's probability.
+"""Scores from histograms. Sites of a federation send these instead of the probabilities of their samples.
 
 A histogram counts the samples of a class, and the others, by the log-odds of the class's probability. 0.5 is an edge of
 a bin, so sensitivity and specificity at 0.5 are exact. AUROC and AUPRC are not, because the order of samples within a
 bin is unknown. Their error bounds follow from the counts.
 
-- AUROC counts a pair in one bin as one half. It is at least 0 and at most 1, so the error is at most half the share of
-  such pairs.
-- AUPRC takes the precision at the end of each bin. The precision at any threshold within the bin lies between that with
-  all its other samples and none of its own before, and that with all its own samples and none of the others.
+- AUROC counts a pair in one bin as one half. Its true value is 0, 1 or one half, so the error is at most half the
+  share of such pairs.
+- AUPRC takes the precision at the end of each bin. Within a bin, the precision is lowest if the other samples come
+  first. It is at most the precision with all of the class's samples in the bin and none of the others.
 
 Brier score and reliability diagram add up exactly.
 """
@@ -91,7 +91,7 @@ class ScoreHistograms:
         )
 
     def is_consistent(self) -> bool:
-        """Whether these can be the histograms of a test set: every sample is counted once per class and diagram."""
+        """Whether these can be the histograms of a test set: every class counts every sample once."""
         shapes = self.own.ndim == 2 and self.own.shape == self.others.shape == (len(self.own), SCORE_BINS)
         if not shapes or self.reliability.shape != (3, BINS):
             return False
@@ -108,7 +108,7 @@ class ScoreHistograms:
         return bool(counts and bins and same and 0 <= self.brier <= 2 * samples)
 
     def scores(self, specificity: float = SPECIFICITY, positive: int | None = None) -> Scores:
-        """The metrics of these counts, with bounds of their errors."""
+        """The metrics of these counts, with bounds on their errors."""
         classes = len(self.own)
         positive = None if self.multi_label else positive_of_two(classes, positive)
         scored = [_score_class(own, others, specificity) for own, others in zip(self.own, self.others, strict=True)]
@@ -122,7 +122,7 @@ class ScoreHistograms:
 
 
 def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScores, tuple[float, float]]:
-    """The scores of one class, and bounds of the errors of AUROC and AUPRC."""
+    """The scores of one class, and bounds on the errors of its AUROC and AUPRC."""
     samples, rest = int(own.sum()), int(others.sum())
     if not samples or not rest:
         return ClassScores(samples), (0.0, 0.0)
@@ -144,7 +144,7 @@ def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScor
 
 
 def auroc_of_counts(own: Ints, others: Ints) -> tuple[float, float]:
-    """AUROC of counts by increasing score, in which equal scores are ties, and a bound of its error if they are not."""
+    """Return the AUROC of counts by increasing score, with each bin as a tie, and a bound on its error."""
     pairs = int(own.sum()) * int(others.sum())
     below = np.cumsum(others) - others
     ties = int(own @ others)
@@ -152,7 +152,7 @@ def auroc_of_counts(own: Ints, others: Ints) -> tuple[float, float]:
 
 
 def _auprc(own: Ints, others: Ints) -> tuple[float, float]:
-    """Average precision with each bin as a tie, and a bound of its error."""
+    """Return the average precision with each bin as a tie, and a bound on its error."""
     samples = int(own.sum())
     own, others = own[::-1], others[::-1]
     hits, misses = np.cumsum(own), np.cumsum(others)

@@ -1,7 +1,7 @@
 """Metrics of predicted probabilities: AUROC, AUPRC, sensitivity and specificity, Brier score and calibration.
 
 Each class is scored against the rest. With two classes, the metrics are those of the positive class. With more, they
-are means over the classes that have both samples and others.
+are means over the classes that some, but not all, test samples belong to.
 
 In a simulation all probabilities are known, and `score_probabilities` is exact. In a federation they stay at the sites,
 which send histograms: see `score_histograms`.
@@ -28,7 +28,7 @@ SPECIFICITY = 0.95
 
 @dataclass(frozen=True)
 class ClassScores:
-    """One class against the rest. A value is None if there is nothing to compare."""
+    """One class against the rest. A value is None if all test samples, or none, are of the class."""
 
     samples: int
     auroc: float | None = None
@@ -67,7 +67,7 @@ class Reliability:
 
     @property
     def calibration_error(self) -> float | None:
-        """Expected calibration error: the mean distance of probability and frequency, weighted by samples."""
+        """Expected calibration error: the mean distance between probability and frequency, weighted by samples."""
         gaps = [
             n * abs(p - f)
             for n, p, f in zip(self.samples, self.probability, self.frequency, strict=True)
@@ -91,21 +91,21 @@ class Scores:
     calibration_error: float | None = None
     target_specificity: float = SPECIFICITY
     positive: int | None = None
-    """The positive class of two. None for more classes."""
+    """The positive class, if there are two classes. None for more classes."""
     auroc_error: float = 0.0
-    """A bound of the error of `auroc`. It is 0 if all probabilities are known."""
+    """A bound on the error of `auroc`. It is 0 if all probabilities are known."""
     auprc_error: float = 0.0
     classes: tuple[ClassScores, ...] = ()
     reliability: Reliability = field(default_factory=Reliability)
 
     def to_json(self) -> dict[str, Any]:
-        """The scores in types that JSON has."""
+        """Return the scores as JSON values."""
         bins = {name: list(values) for name, values in asdict(self.reliability).items()}
         return asdict(self) | {"classes": [asdict(one) for one in self.classes], "reliability": bins}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scores:
-        """Read the scores of any version. Unknown keys are ignored, and missing ones get their defaults."""
+        """Read scores that any version wrote. Unknown keys are ignored, and missing ones get their defaults."""
         values = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         values["classes"] = tuple(ClassScores(**one) for one in data.get("classes", ()))
         bins = {name: tuple(values) for name, values in data.get("reliability", {}).items()}
@@ -192,9 +192,10 @@ def _score_class(column: Floats, inside: npt.NDArray[np.bool_], specificity: flo
 
 
 def _counts_above(column: Floats, inside: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Floats]:
-    """Count the class's samples and the others at or above each threshold. Both counts start with 0, above them all.
+    """Count the class's samples and the others at or above each threshold.
 
-    scikit-learn has the same, but its import takes longer than a short run.
+    Both counts begin with 0, for a threshold above all samples. It is not among the returned thresholds.
+    scikit-learn can do this, but importing it takes longer than a short run.
     """
     order = np.argsort(-column, kind="stable")
     sorted_scores = column[order]

@@ -42,7 +42,7 @@ class SiteScore:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SiteScore:
-        """Read a score of any version. Unknown keys are ignored."""
+        """Read a score that any version wrote. Unknown keys are ignored."""
         return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
 
 
@@ -62,7 +62,7 @@ def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -
 def score_histograms(histograms: ScoreHistograms, positive: int | None = None) -> SiteScore:
     """Score a site by its histograms. With more than two classes, the interval is conservative.
 
-    Histograms do not tell how the classes' AUROCs are correlated, so full correlation is assumed.
+    Histograms do not show how the classes' AUROCs are correlated, so full correlation is assumed.
     """
     samples, positive = histograms.samples, positive_of_two(len(histograms.own), positive)
     if positive is None:
@@ -96,7 +96,7 @@ def interval(auroc: float | None, deviation: float | None) -> tuple[float | None
 
 
 def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[float | None, float | None]:
-    """AUROC and its standard deviation: the mean over the classes that have both samples and others."""
+    """AUROC and its standard deviation: the mean over the classes that some, but not all, samples belong to."""
     areas, components = [], np.zeros(len(true))
     for c in classes:
         inside = true == c
@@ -106,11 +106,11 @@ def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[f
         _, group = np.unique(probabilities[:, c], return_inverse=True)
         own, others = (np.bincount(group[rows], minlength=int(group.max()) + 1) for rows in (inside, ~inside))
         area = auroc_of_counts(own, others)[0]
-        of_own, of_others = _components(own, others)
+        own_components, other_components = _components(own, others)
         areas.append(area)
         if min(m, n) > 1:
-            components[inside] += (of_own[group[inside]] - area) / math.sqrt(m * (m - 1))
-            components[~inside] += (of_others[group[~inside]] - area) / math.sqrt(n * (n - 1))
+            components[inside] += (own_components[group[inside]] - area) / math.sqrt(m * (m - 1))
+            components[~inside] += (other_components[group[~inside]] - area) / math.sqrt(n * (n - 1))
         else:
             components[:] = math.nan
     if not areas:
@@ -120,7 +120,7 @@ def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[f
 
 
 def _components(own: Ints, others: Ints) -> tuple[Floats, Floats]:
-    """DeLong's components by increasing score: the share of the others below, and of the own samples above."""
+    """DeLong's components by increasing score: the share of other samples below, and of the class's samples above."""
     below = (np.cumsum(others) - others / 2) / others.sum()
     above = (own.sum() - np.cumsum(own) + own / 2) / own.sum()
     return below, above
@@ -132,9 +132,9 @@ def _deviation(own: Ints, others: Ints) -> float | None:
     if min(m, n) < 2:
         return None
     area = auroc_of_counts(own, others)[0]
-    of_own, of_others = _components(own, others)
-    first = float(own @ (of_own - area) ** 2) / (m * (m - 1))
-    return math.sqrt(first + float(others @ (of_others - area) ** 2) / (n * (n - 1)))
+    own_components, other_components = _components(own, others)
+    first = float(own @ (own_components - area) ** 2) / (m * (m - 1))
+    return math.sqrt(first + float(others @ (other_components - area) ** 2) / (n * (n - 1)))
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Fairness:
 
 
 def fairness(values: Mapping[str, float | None]) -> Fairness | None:
-    """Summarise a metric, by the names of the sites. Sites without a value do not count."""
+    """Summarise a metric over the sites. `values` has it by site name, and sites without a value are left out."""
     known = sorted((value, name) for name, value in values.items() if value is not None)
     if not known:
         return None

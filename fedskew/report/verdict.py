@@ -268,7 +268,7 @@ def _several_labels(comparison: Comparison) -> list[str]:
         return []
     return [
         "Samples have several labels, so accuracy is the share of correct decisions, which is high if labels are rare: "
-        "--rank-by macro-f1 or auroc says more."
+        "--rank-by macro-f1 or auroc is a better measure."
     ]
 
 

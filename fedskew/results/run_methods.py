@@ -55,7 +55,8 @@ def compare(
     macro-f1, worst-class, balanced-accuracy, auroc, auprc, kappa, log-loss, brier or ece.
 
     `model` is a model's name or a `torch.nn.Module`, as in `fedskew.run`, and `callbacks` watch all runs. `progress`
-    shows a bar, and in a notebook a live curve: None in a notebook and in a terminal, True always, False never.
+    shows a bar, and in a notebook a live curve: by default in a notebook or a terminal, with True always, with False
+    never.
     """
     metric = find_metric(rank_by)
     chosen = _methods(methods)

@@ -32,7 +32,7 @@ class Part:
     where: str
     """The source, for error messages."""
     sites: Strings | None = None
-    """The site that each sample is from, if the data say so."""
+    """The site of each sample, if the data have sites."""
 
 
 def assemble(
@@ -134,7 +134,7 @@ def _table_dataset(
 def _encoding_notes(
     name: str, encoding: TableEncoding, train: RawTable, test: RawTable, is_fitted: bool
 ) -> tuple[str, ...]:
-    """Say in one line each what was done to gaps, constant columns and unknown categories."""
+    """Return one line each about gaps, constant columns and unknown categories."""
     notes = []
     gaps = dict(zip(train.names, _gap_counts(train) + _gap_counts(test), strict=True))
     if found := [f"{column} {count}" for column, count in gaps.items() if count]:
@@ -145,8 +145,9 @@ def _encoding_notes(
     constant = [c for p, c in enumerate(train.number_names) if _is_constant(train.numbers[:, p])]
     constant += [column for column, strings in train.strings.items() if len(np.unique(strings.codes)) == 1]
     if constant and is_fitted:
+        has, carries = ("has", "it carries") if len(constant) == 1 else ("have", "they carry")
         notes.append(
-            f"{name}: {_shortened(constant)} has only one value in the training part, so it carries no information"
+            f"{name}: {_shortened(constant)} {has} only one value in the training part, so {carries} no information"
         )
     for part in (train, test):
         for column, values in encoding.unknown_values(part).items():

@@ -29,7 +29,7 @@ _DATE = re.compile(
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")
 _FEW_VALUES = 10
-"""So few different texts such as 1st and 2nd may be categories."""
+"""With at most this many different texts, such as 1st and 2nd, a column may hold categories, not a unit."""
 _UNNAMED = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 
 
@@ -137,7 +137,7 @@ class ColumnReader:
     """Further texts and numbers that stand for a gap."""
     categorical: frozenset[str] = frozenset()
     """Columns that hold categories, even if these look like numbers."""
-    wanted: frozenset[str] = frozenset()
+    listed_inputs: frozenset[str] = frozenset()
     """Columns that the user listed as inputs, so they may look like an identifier."""
 
     def read(self, name: str, column: Column, expected: str | None = None) -> Array | Strings:
@@ -234,7 +234,7 @@ class ColumnReader:
                 f"{self.where}: column {name!r} holds numbers with the unit {unit!r}, such as {example}; expected "
                 f"numbers; remove the unit, or {ways}"
             )
-        if len(column.values) == rows >= FEW_ROWS and name not in self.wanted:
+        if len(column.values) == rows >= FEW_ROWS and name not in self.listed_inputs:
             raise UserError(
                 f"{self.where}: column {name!r} has a different text in each row, such as {example}, like an "
                 f"identifier; {ways}"

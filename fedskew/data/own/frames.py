@@ -89,7 +89,7 @@ def _is_number(value: object) -> bool:
 
 
 def _label_column(labels: Any) -> Column:
-    """Read labels that are given beside a table."""
+    """Read labels that are passed separately from the table."""
     values = make_label_array(labels, "y")
     if values.dtype.kind != "O":
         return values

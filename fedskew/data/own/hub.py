@@ -25,7 +25,7 @@ def load_hub(name: str, options: dict[str, Any]) -> Dataset:
         raise UserError(f"{name!r} needs the package datasets: pip install datasets") from error
     place = name.removeprefix(PREFIX)
     if not place.strip("/. "):
-        raise UserError(f"{name!r} is not complete; expected hf:owner/name")
+        raise UserError(f"{name!r} is incomplete; expected hf:owner/name")
     chosen = {"name": options.get("subset"), "revision": options.get("revision")}
     try:
         found = datasets.load_dataset(place, **{key: value for key, value in chosen.items() if value is not None})
@@ -34,4 +34,4 @@ def load_hub(name: str, options: dict[str, Any]) -> Dataset:
         raise UserError(f"{name!r} cannot be loaded: {type(error).__name__}: {reason}") from error
     rest = {key: value for key, value in options.items() if key not in _OPTIONS}
     dataset = load_object(found, {"name": name, **rest})
-    return replace(dataset, in_memory={})  # a configuration names the data, so it can be repeated without the object
+    return replace(dataset, in_memory={})  # the configuration has the name, so a run can be repeated without the object

@@ -16,11 +16,11 @@ IntArray = npt.NDArray[np.int64]
 def read_matrix(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> IntArray:
     """Read a matrix of 0 and 1. Otherwise raise `UserError`, which names the first bad row."""
     if values.ndim != 2:
-        raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample, or one column each")
+        raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample, or a matrix")
     try:
         numbers = values.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: several columns of labels, but not of numbers; expected 0 or 1") from error
+        raise UserError(f"{where}: several columns of labels that are not numbers; expected 0 or 1") from error
     if (gaps := np.flatnonzero(np.isnan(numbers).any(axis=1))).size:
         raise UserError(f"{where}: no label in {row(int(gaps[0]))}; expected 0 or 1 in each column of labels")
     bad = np.flatnonzero(~np.isin(numbers, (0, 1)).all(axis=1))

@@ -46,7 +46,7 @@ def _samples(x: Path, y: Path) -> Samples:
 
 
 def _map(path: Path) -> Array:
-    """Map a file into memory, for reading only."""
+    """Map a file into memory, read-only."""
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:

@@ -28,7 +28,7 @@ from fedskew.errors import UserError
 
 FORMS = (
     "a dataset's name, a path, a pair of arrays (x, y), a pandas or Polars DataFrame, an Arrow table, a torch Dataset, "
-    "a Hugging Face Dataset or a Bunch of scikit-learn"
+    "a Hugging Face Dataset or a scikit-learn Bunch"
 )
 _COMMON_OPTIONS = ("name", "test")
 
@@ -113,7 +113,7 @@ def load_samples(
 
 
 def _unpack_bunch(data: Any, options: dict[str, Any]) -> tuple[tuple[Any, Any], dict[str, Any]]:
-    """Return the pair (x, y) of a Bunch, and the options with the names that the Bunch has."""
+    """Return the pair (x, y) of a Bunch, and the options. The names in the Bunch are the defaults of some options."""
     x, y = data["data"], data["target"]
     known: dict[str, Any] = {"name": "bunch"}
     names = data.get("target_names")
@@ -184,7 +184,7 @@ def _table(data: Any, where: str) -> Table:
 
 
 def _hugging_face_table(data: Any, where: str) -> Table:
-    """Read the rows that the Dataset shows, which may be fewer than it stores."""
+    """Read the selected rows, which may be fewer than the Dataset stores."""
     features = data.features.to_dict() if hasattr(data.features, "to_dict") else {}
     return arrow_table(data.with_format("arrow")[:], where, features)
 

@@ -22,9 +22,9 @@ TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
 def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> Table:
-    """Read a CSV file with a header. The delimiter is a comma, a semicolon or a tab, as in the header, or given.
+    """Read a CSV file with a header. By default, the delimiter is found in the header: a comma, a semicolon or a tab.
 
-    pyarrow, if installed, reads large files fast. Python's own reader is slower, and says in which line a mistake is.
+    pyarrow, if installed, reads large files fast. Python's own reader is slower, but reports the line of a mistake.
     """
     _check_marks(delimiter, decimal)
     delimiter = delimiter or _find_delimiter(path)
@@ -49,7 +49,7 @@ def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> T
 
 @dataclass(frozen=True)
 class _LineNames:
-    """Says in which line of the file a row begins. The file is read again, which only happens for a message."""
+    """Finds the line of the file in which a row begins. It reads the file again, but only for an error message."""
 
     path: Path
     delimiter: str

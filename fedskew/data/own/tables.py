@@ -42,11 +42,11 @@ class Table:
     columns: dict[str, Column]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mistakes: dict[str, str] = field(default_factory=dict)
-    """Why a column cannot be an input. This matters only if it is one."""
+    """For columns that cannot be inputs: why not. Such a column is an error only if it is used as an input."""
 
 
 class OtherColumns(UserError):
-    """A table has other columns than the encoding that it must have. The message names columns only."""
+    """The columns of a table are not those of its encoding. The message has column names, but no values."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def load_tables(
         found = known_classes(classes, tables[0].class_names.get(label))
         return load_fields(name, pairs, test_fraction=test_fraction, classes=found)
     known = None if encoding is None else read_encoding(encoding)
-    listed = frozenset(_listed("categorical", categorical, tables[0])) if categorical is not None else frozenset()
-    wanted = frozenset(_listed("columns", columns, tables[0])) if columns is not None else frozenset()
-    readers = [ColumnReader(table.where, table.row, _markers(missing), listed, wanted) for table in tables]
+    categories = frozenset(_listed("categorical", categorical, tables[0])) if categorical is not None else frozenset()
+    listed_inputs = frozenset(_listed("columns", columns, tables[0])) if columns is not None else frozenset()
+    readers = [ColumnReader(table.where, table.row, _markers(missing), categories, listed_inputs) for table in tables]
     inputs = _choose_inputs(tables[0], own, text, readers[0], known)
     labels = [_labels(table, label) for table in tables]
     sites = [None if site is None else _sites(table, site) for table in tables]
@@ -228,7 +228,7 @@ def _join_labels(table: Table, names: Sequence[str]) -> Table:
     joined = np.stack([_label_values(table, name) for name in names], axis=1)
     others = {name: column for name, column in table.columns.items() if name not in names}
     if _SEVERAL in others:
-        raise UserError(f"{table.where}: column {_SEVERAL!r} is an input beside several labels; expected another name")
+        raise UserError(f"{table.where}: column {_SEVERAL!r} is not a label; expected another name for it")
     return replace(table, columns={**others, _SEVERAL: joined})
 
 
@@ -365,7 +365,7 @@ def _read_inputs(
     rest = [_raw_table(t, r, names, expected) for t, r in zip(tables[1:], readers[1:], strict=True)]
     for raw, table in zip(rest, tables[1:], strict=True):
         if raw.names != first.names:
-            raise UserError(f"{table.where}: lists of another length than in the training data; expected the same")
+            raise UserError(f"{table.where}: lists differ in length from the training data's; expected the same length")
     return [first, *rest]
 
 
@@ -397,5 +397,5 @@ def _refuse_useless(where: str, raw: RawTable, reader: ColumnReader) -> None:
     if empty := [name for name in raw.names if not known[name]]:
         raise UserError(f"{where}: column {empty[0]!r} has no value; leave it out with drop={empty[0]}")
     for place, name in enumerate(raw.number_names):
-        if name not in reader.wanted:
+        if name not in reader.listed_inputs:
             refuse_identifier(where, name, raw.numbers[:, place])

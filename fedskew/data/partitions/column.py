@@ -36,17 +36,17 @@ class Column(Partition):
         site = dataset.train.site
         if site is None:
             given = "" if self.column is None else f"; load it with site={self.column!r}"
-            expected = "the name of a column, partition.column" if self.column is None else "data with such a column"
+            expected = "partition.column to name a column" if self.column is None else "data with such a column"
             raise self.refuse(f"{dataset.name} does not say which site a sample is from{given}; expected {expected}")
         if self.column not in (None, dataset.site_column):
-            raise self.refuse(f"the sites of {dataset.name} are its {dataset.site_column!r}; expected that column")
+            raise self.refuse(f"the sites of {dataset.name} come from {dataset.site_column!r}; expected that column")
         held = np.unique(site)
         names = tuple(dataset.sites[number] for number in held)
         absent = [name for number, name in enumerate(dataset.sites) if number not in set(held.tolist())]
-        notes = (f"{', '.join(absent[:5])}: only test samples, so no client",) if absent else ()
+        notes = (f"not clients, because they have no training samples: {', '.join(absent[:5])}",) if absent else ()
         return Arrangement(dataset, names, notes)
 
-    def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:  # noqa: ARG002 - the data have the whole split
+    def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:  # noqa: ARG002 - the data determine the split
         if labels.site is None:
             raise self.refuse("the labels alone do not say which site a sample is from; split a dataset")
         held, client = np.unique(labels.site, return_inverse=True)

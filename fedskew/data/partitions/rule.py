@@ -242,7 +242,7 @@ def partition_class(name: str) -> type[Partition]:
         found = "nothing" if rule is None else f"a {type(rule).__name__}"
         raise UserError(f"partition {name!r} is {found}; expected a subclass of fedskew.Partition")
     if not dataclasses.is_dataclass(rule) or inspect.isabstract(rule):
-        raise UserError(f"partition {name!r} is not complete; expected a frozen dataclass with a method draw")
+        raise UserError(f"partition {name!r} is incomplete; expected a frozen dataclass with a method draw")
     return rule
 
 

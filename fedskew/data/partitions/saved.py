@@ -48,7 +48,7 @@ def write_split(
         unfinished.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
         unfinished.replace(target)
     except OSError as error:
-        with contextlib.suppress(OSError):  # a read-only disk refuses this, too
+        with contextlib.suppress(OSError):  # this fails, too, on a read-only disk
             unfinished.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror}") from error
 

@@ -114,5 +114,5 @@ def _array(path: Path, name: str) -> npt.NDArray[np.generic]:
         with np.load(path, allow_pickle=False) as file:
             found: npt.NDArray[np.generic] = file[name]
     except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: {name} cannot be read ({error}); expected a file of MedMNIST") from error
+        raise UserError(f"{path}: {name} cannot be read ({error}); expected a MedMNIST file") from error
     return found

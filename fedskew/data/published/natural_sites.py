@@ -69,7 +69,7 @@ def _user_data(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); {_LEAF_FORM}") from error
     if not isinstance(found, dict):
-        raise UserError(f"{path}: user_data is no mapping; {_LEAF_FORM}")
+        raise UserError(f"{path}: user_data is not a mapping; {_LEAF_FORM}")
     return found
 
 
@@ -100,7 +100,7 @@ def _isic_rows(table: Path) -> list[dict[str, str]]:
 
 def _isic_samples(rows: list[dict[str, str]], folder: Path, table: Path, image_size: object) -> Samples:
     if not rows:
-        raise UserError(f"{table}: no rows whose fold is train, or none whose fold is test; expected both")
+        raise UserError(f"{table}: the column fold lacks train or test; expected both")
     paths = [folder / f"{row['image']}.jpg" for row in rows]
     x = decode_all(paths, lambda index: str(paths[index]), parse_size(image_size), colour=True)
     y, site = (np.array([int(row[name]) for row in rows], np.int64) for name in ("target", "center"))

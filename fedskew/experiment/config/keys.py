@@ -114,7 +114,7 @@ class Config:
     task: str = _option(
         "auto",
         choice("auto", *TASK_NAMES),
-        "single-label: one class per sample; multi-label: any number of labels; auto: as the labels are",
+        "single-label: one class per sample; multi-label: any number of labels; auto: whichever the labels are",
     )
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: str = _option("auto", text, "model name, package.module:factory, or auto to choose one for the data")

@@ -205,7 +205,7 @@ def _plain(key: str, value: Any) -> Any:
 
 def _number(value: Any) -> int | float | None:
     """Convert to a number, or return None. true and false are not numbers."""
-    numpy = sys.modules.get("numpy")  # not imported here, because `fedskew --help` does without it
+    numpy = sys.modules.get("numpy")  # not imported here, because `fedskew --help` does not need it
     if numpy is not None and isinstance(value, numpy.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float | str):

@@ -1,7 +1,7 @@
 """Evaluation on samples that clients hold out of their own data: the configuration key `client_test`.
 
-After an evaluated round, the new global model is evaluated on every client's held-out samples, and the participants'
-models before and after their local training. After the last round, the final model is scored for every client.
+After an evaluated round, the new global model is evaluated on every client's held-out samples. The participants' models
+are evaluated before and after their local training. After the last round, the final model is scored for every client.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from fedskew.report.sections.section import Section, percent
 from fedskew.results import Comparison, MethodRuns
 
 MAX_ROWS = 200
-"""With more rows, the table by class is left out. The heat map has its AUROC."""
+"""With more rows, the table by class is left out. The heat map still shows the AUROC of each class."""
 MISSING = "probabilities were not scored: the run is unfinished, from an older version, or its sites report totals only"
 COLUMNS = {
     "AUROC": "auroc",
@@ -61,7 +61,7 @@ def _words(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
     ]
     if errors := [one.auroc_error for c in methods for one in _scores(c) if one.auroc_error]:
         bound = f"The error of AUROC is at most {max(errors):.1g}."
-        words.append(f"AUROC and AUPRC come from histograms that the sites added up. {bound}")
+        words.append(f"AUROC and AUPRC come from the sum of the sites' histograms. {bound}")
     return words
 
 

@@ -78,7 +78,7 @@ X, Y = findings(40)
 def test_other_matrices_and_regression_are_one_line(y: np.ndarray, message: str) -> None:
     if y.dtype.kind == "U":
         y = np.where(y == "1", "yes", "no")
-        message = "several columns of labels, but not of numbers; expected 0 or 1"
+        message = "several columns of labels that are not numbers; expected 0 or 1"
     with pytest.raises(UserError, match=message) as error:
         fs.load((X, y))
     assert "\n" not in str(error.value)

@@ -55,7 +55,7 @@ def test_a_loaded_dataset_knows_its_sites() -> None:
     assert fs.federation(loaded, fs.Column()).hash == fs.federation(loaded, fs.Column("hospital")).hash
     other = fs.federation(loaded, fs.Dirichlet(clients=3, beta=1.0))
     assert other.dataset.columns == ("age", "sex=f", "sex=m")
-    with pytest.raises(fs.UserError, match="the sites of dataframe are its 'hospital'; expected that column"):
+    with pytest.raises(fs.UserError, match="the sites of dataframe come from 'hospital'; expected that column"):
         fs.federation(loaded, fs.Column("clinic"))
     with pytest.raises(fs.UserError, match="does not say which site a sample is from; load it with site='hospital'"):
         fs.federation(fs.load(frame(), label="ill"), fs.Column("hospital"))
@@ -65,7 +65,7 @@ def test_a_site_with_only_test_samples_is_no_client() -> None:
     test = frame(hospital="far away")
     fed = fs.federation(frame(), fs.Column("hospital"), label="ill", test=test)
     assert fed.client_names == ("north", "ward 2", "ward 10")
-    assert fed.notes == ("far away: only test samples, so no client",)
+    assert fed.notes == ("not clients, because they have no training samples: far away",)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_rule_of_ones_own_is_saved_in_the_configuration(own_rule: str, tmp_pat
     [
         ("rules_of_test:Missing", "partition 'rules_of_test:Missing' is nothing; expected a subclass of"),
         ("rules_of_test:np", "is a module; expected a subclass of fedskew.Partition"),
-        ("rules_of_test:Unfinished", "is not complete; expected a frozen dataclass with a method draw"),
+        ("rules_of_test:Unfinished", "is incomplete; expected a frozen dataclass with a method draw"),
         ("no_such_module:Rule", "cannot import 'no_such_module'"),
         ("in-order", "unknown partition 'in-order'"),
     ],

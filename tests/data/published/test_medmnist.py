@@ -58,5 +58,5 @@ def test_another_file_is_refused_in_one_line(changes: dict[str, Any], line: str,
         fs.load("pneumoniamnist", tmp_path)
     assert line in str(caught.value)
     (tmp_path / "pneumoniamnist.npz").write_bytes(b"no archive")
-    with pytest.raises(fs.UserError, match="expected a file of MedMNIST"):
+    with pytest.raises(fs.UserError, match="expected a MedMNIST file"):
         fs.load("pneumoniamnist", tmp_path)

@@ -50,7 +50,7 @@ def test_every_writer_of_femnist_is_a_client(cache: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"user_data": 3}, "user_data is no mapping"),
+        ({"user_data": 3}, "user_data is not a mapping"),
         ({"user_data": {"f1": {"x": [[1.0]], "y": [1]}}}, "the samples of 'f1' cannot be read"),
         ({"user_data": {}}, "no samples; expected LEAF's form"),
     ],
@@ -90,7 +90,7 @@ def test_every_centre_of_isic_is_a_client(cache: Path, tmp_path: Path, capsys: p
         ("image,target,fold\n", "no column 'center'; expected image, target, center, fold"),
         ("image,target,center,fold\na,9,0,train\n", "target is '9' in line 2; expected 0 to 7"),
         ("image,target,center,fold\na,1,6,train\n", "center is '6' in line 2; expected 0 to 5"),
-        ("image,target,center,fold\n", "no rows whose fold is train"),
+        ("image,target,center,fold\n", "the column fold lacks train or test"),
     ],
 )
 def test_another_split_of_isic_is_refused(split: str, line: str, cache: Path, tmp_path: Path) -> None:
