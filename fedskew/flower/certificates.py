@@ -85,12 +85,15 @@ def issue(authority: x509.Certificate, authority_key: Key, hosts: Iterable[str],
 
 
 def certificate_hosts(certificate: bytes) -> tuple[str, ...]:
-    """The names and addresses in a server's certificate; empty if the certificate must be renewed."""
+    """Return the names and addresses in a server's certificate."""
     loaded = x509.load_pem_x509_certificate(certificate)
-    if loaded.not_valid_after_utc - datetime.now(UTC) < _RENEWAL:
-        return ()
     names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
+
+
+def expires_soon(certificate: bytes) -> bool:
+    """Return whether a certificate should be renewed now."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc - datetime.now(UTC) < _RENEWAL
 
 
 def is_address(host: str) -> bool:

@@ -82,7 +82,7 @@ def make_credentials(
     """Make the missing files for these sites and for a server with these host names.
 
     Existing files stay, so a site can be added to a running federation. The server's certificate is valid for `days`.
-    It is replaced if it lacks a host name or expires within a month.
+    It is replaced if it lacks a host name or expires within a month, and keeps the host names that it has.
     """
     _check_sites(sites)
     if days < 1:
@@ -126,10 +126,12 @@ def _checked_host(host: str) -> str:
 def _make_server(credentials: Credentials, hosts: list[str], days: int) -> None:
     authority, authority_key = _authority(credentials)
     known: tuple[str, ...] = ()
+    renew = True
     if credentials.certificate.exists() and credentials.key.exists():
+        old = _read(credentials.certificate)
         with _report_damage(credentials.certificate):
-            known = certificates.certificate_hosts(_read(credentials.certificate))
-    if set(hosts) <= set(known):
+            known, renew = certificates.certificate_hosts(old), certificates.expires_soon(old)
+    if set(hosts) <= set(known) and not renew:
         return
     certificate, key = certificates.issue(authority, authority_key, dict.fromkeys((*known, *hosts)), days)
     _write(credentials.key, key, SECRET)

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedskew.errors import UserError
+from fedskew.flower.certificates import certificate_hosts
 from fedskew.flower.credentials import Credentials, make_credentials
 
 SITES = ["north", "south"]
@@ -125,6 +126,12 @@ def test_a_certificate_in_its_last_month_is_renewed(tmp_path: Path) -> None:
     made = make_credentials(tmp_path, SITES, days=365)
     assert made.certificate.read_bytes() != short
     assert make_credentials(tmp_path, SITES).certificate.read_bytes() == made.certificate.read_bytes()
+
+
+def test_a_renewed_certificate_keeps_its_host_names(tmp_path: Path) -> None:
+    make_credentials(tmp_path, SITES, hosts=["fl.example.org"], days=20)
+    renewed = make_credentials(tmp_path, SITES, days=365)
+    assert "fl.example.org" in certificate_hosts(renewed.certificate.read_bytes())
 
 
 def test_half_an_authority_is_not_replaced(made: Credentials) -> None:

@@ -24,7 +24,7 @@ def curves(comparison: Comparison) -> Section:
     missing = []
     costs = [
         Lines(f"by-{key}", f"accuracy over {what}", f"{what}, {unit}", "accuracy %", found, PERCENT_RANGE)
-        for key, what, unit in (("bytes", "communication", "MB"), ("compute", "computation", "plain local rounds"))
+        for key, what, unit in (("bytes", "communication", "MB"), ("compute", "computation", "FedAvg rounds"))
         if (found := [line for method in methods if (line := _by_cost(method, key))])
     ]
     if costs:
