@@ -140,7 +140,7 @@ def _kill(pids: set[int]) -> None:
 
 
 class _Monitor(threading.Thread):
-    """Adds up CPU time and memory of this process's descendants, but for some others, several times per second."""
+    """Adds up CPU time and memory of this process's descendants, except `others`, several times per second."""
 
     def __init__(self, others: set[int]) -> None:
         super().__init__(daemon=True)

@@ -20,7 +20,7 @@ class Row:
     repeats: list[Measurement]
 
     def fastest(self, figure: str) -> float | None:
-        """The least value over the repeats. Other programs on the machine can only add to it."""
+        """The lowest value over the repeats. Other programs on the machine can only add to it."""
         values = [getattr(repeat, figure) for repeat in self.repeats]
         return None if None in values else min(values)
 
@@ -71,9 +71,9 @@ def markdown(comparison: Comparison) -> str:
         f"{comparison.machine}; {comparison.date}; `{comparison.command}`. How it is measured: "
         f"[peers/README.md](peers/README.md).{_load(comparison)}",
         "",
-        f"The runs are interleaved. Each figure is the least of {repeats} runs, or of fewer if one took more than "
+        f"The runs are interleaved. Each figure is the lowest of {repeats} runs, or of fewer if one took more than "
         "three minutes. “÷ same” divides by fedskew's figure in the same number format. “÷ best” divides the peer's "
-        "fastest format by fedskew's fastest. Above 1, fedskew is better.",
+        "fastest format by fedskew's fastest. Values above 1 mean that fedskew is better.",
         "",
         *_table(comparison),
     ]

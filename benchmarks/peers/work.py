@@ -1,8 +1,8 @@
 """The work that every peer does, the flags of its script, and the line of JSON that it prints.
 
 FedAvg trains a small CNN on random images. In each round, some clients are drawn, each trains the received model on its
-images by SGD with momentum 0.9 and learning rate 0.01, and the server takes the mean of their models. Nobody augments
-images. Nobody tests the model, but for fedskew, which tests it once, on 100 images, after the last round.
+images by SGD with momentum 0.9 and learning rate 0.01, and the server takes the mean of their models. No peer augments
+images. No peer tests the model except fedskew, which tests it once, on 100 images, after the last round.
 
 The CNN takes images of 3 × 32 × 32:
     convolution 5×5 without padding, 3 → 32 channels; ReLU; max-pooling 2×2     (32 × 14 × 14)

@@ -93,7 +93,7 @@ def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.dev
 
     `sample` is one input of the model.
 
-    A run on a CPU that is long, judged by the estimate `seconds`, keeps `auto` in its configuration. `cpu_engine`
+    A long run on a CPU (by the estimate `seconds`) keeps `auto` in its configuration. `cpu_engine`
     resolves it at the start, because that choice depends on the machine, and the run may be resumed on another one.
     """
     if name.startswith("pool") and (device.type != "cpu" or sys.platform != "linux"):
@@ -151,7 +151,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, or torch imports its compiler, which takes a second and is not used here."""
+        """Return False. Otherwise, torch would import its compiler, which takes a second and is not used here."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -36,7 +36,7 @@ class LocalOptimiser(ABC):
     counts_steps: ClassVar[bool] = False
     """Whether its state has `STEPS`."""
     has_kernel: ClassVar[bool] = False
-    """Whether a kernel takes the step of one parameter of all clients on a GPU (`kernels.sgd`)."""
+    """Whether a kernel can update one parameter of all clients on a GPU (`kernels.sgd`)."""
 
     @property
     def state_names(self) -> tuple[str, ...]:

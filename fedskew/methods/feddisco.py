@@ -34,7 +34,7 @@ class FedDisco(Weighting):
     discrepancy_weight: float = 0.5
     """a."""
     bias: float = 0.1
-    """b. The larger, the more equal are the weights."""
+    """b. The larger it is, the more equal the weights are."""
     distance: Literal["kl", "l2"] = "kl"
     """How far two label distributions are apart."""
     target: tuple[float, ...] = ()
@@ -55,8 +55,8 @@ class FedDisco(Weighting):
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         """Send the distance plus 1.
 
-        A federation compares what its sites send with the median, and discards what is far larger. A median near 0
-        would be no standard.
+        The server of a federation discards updates whose tensors are far larger than the median. With a median near 0,
+        it would discard normal updates.
         """
         counts = client.label_counts.double()
         shares = counts / counts.sum().clamp(min=1)

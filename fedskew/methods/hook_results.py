@@ -73,13 +73,13 @@ def wrong_tally(part: object, returned: Mapping[str, Tensor]) -> UserError:
 
 
 def wrong_perturbation(part: object, returned: object, features: Tensor) -> UserError:
-    """Make the error for perturbed features that are not features."""
+    """Make the error for perturbed features whose form is not that of the features."""
     what, expected = _call(part, "perturbed"), _describe(features)
     return UserError(f"{what} returned {_describe(returned)}; expected {expected}, like the features")
 
 
 def undeclared_state(part: object, name: str) -> UserError:
-    """Make the error for a client that keeps a tensor which it did not have before its first round."""
+    """Make the error for a client that keeps a tensor that `client_state` does not declare."""
     return UserError(f"{_call(part, 'next_state')} returned {name!r}; expected only names that client_state() returns")
 
 

@@ -109,7 +109,7 @@ def _inputs_on(device: torch.device, x: npt.NDArray[np.generic]) -> Tensor:
     if not isinstance(x, np.memmap):
         return torch.tensor(x, device=device)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to the inputs
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # the inputs are never written to
         mapped = torch.from_numpy(x)
     if device.type == "cpu":
         return mapped

@@ -97,7 +97,7 @@ def _cut(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
 def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
     """Return a tensor [K, C] with contiguous rows, and their stride.
 
-    If the tensor is missing, the images take its place. The program does not read them there.
+    If the tensor is missing, the images stand in for it. The program does not read them as such.
     """
     if values is None:
         return x, 0

@@ -231,7 +231,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool,
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], tf32: bool
 ) -> Tensor:
-    """Convolve images [K, B, H, W, C] with weights [K, O, C, kh, kw]. The images may have more channels, of zeros."""
+    """Convolve images [K, B, H, W, C] with weights [K, O, C, kh, kw]. The images may have added channels of zeros."""
     shape = Geometry.from_shapes(x.shape, weight.shape[1], weight.shape[3:], stride, padding)
     tiling = product_tiling(shape.o, shape.c, shape.taps, x.dtype, tf32)
     return launch_forward(x, packed_weights(weight, shape.c, x.dtype), bias, shape, tf32, tiling)

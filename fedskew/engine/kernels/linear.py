@@ -1,4 +1,4 @@
-"""Linear layers of stacked clients, whose gradients come in the layout and the format of the parameters.
+"""Linear layers of stacked clients. Their gradients have the layout and the format of the parameters.
 
 PyTorch's gradient of a product with transposed weights is itself transposed, and under autocast it has 16 bits. Both
 would cost a pass over memory. The largest layers of small networks are linear, so these passes would be long.
@@ -54,7 +54,7 @@ class _StackedLinear(torch.autograd.Function):
 
 
 def _product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
-    """Return the products in this format, from the same sums. Older versions of PyTorch round them on the way."""
+    """Return the matrix products in this format. Older versions of PyTorch first round them to the format of `a`."""
     if a.dtype != dtype and a.device.type == "cuda" and hasattr(torch.ops.aten.bmm, "dtype"):
         return torch.bmm(a, b, out_dtype=dtype)
     return torch.bmm(a, b).to(dtype)

@@ -1,7 +1,7 @@
 """Max-pooling of images whose channels are last in memory, with the ReLU before it.
 
-It is bound by memory. PyTorch's kernels read and write several times as much: the ReLU makes a pass of its own, and the
-places of the largest values are stored as 64-bit integers. Here, the backward pass finds the places again.
+It is memory-bound. PyTorch's kernels read and write several times as much: the ReLU makes a pass of its own, and the
+positions of the largest values are stored as 64-bit integers. Here, the backward pass finds the positions again.
 """
 
 from __future__ import annotations

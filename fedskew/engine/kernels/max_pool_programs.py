@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def largest(best, at, value, here):
-    """Return the larger value and its place. As in PyTorch, the first of equal values counts, and NaN is largest."""
+    """Return the larger value and its position. As in PyTorch, the first of equal values counts, and NaN is largest."""
     better = (value > best) | (value != value)
     return tl.where(better, value, best), tl.where(better, here, at)
 

@@ -1,4 +1,4 @@
-"""Makes PyTorch operations of the kernels, so that autograd, `make_fx` and `torch.compile` can handle them.
+"""Registers the kernels as PyTorch operations, so that autograd, `make_fx` and `torch.compile` can handle them.
 
 `torch.library.custom_op` does the same, but the first call of such an operation imports PyTorch's compiler, which takes
 three seconds.

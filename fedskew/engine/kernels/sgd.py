@@ -1,6 +1,6 @@
-"""An SGD step of one parameter of all clients, in one pass over memory.
+"""An SGD step of one parameter for all clients, in one pass over memory.
 
-The gradient is read as the backward pass wrote it, also in 16 bits. PyTorch's fused step needs all gradients in one
+The gradient is read as the backward pass wrote it, even in 16 bits. PyTorch's fused step needs all gradients in one
 array, and copying them there takes as long as the step.
 """
 

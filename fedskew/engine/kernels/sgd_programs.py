@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The Triton program of an SGD step of one parameter of all clients. Each client's values are contiguous."""
+"""The Triton program of an SGD step of one parameter for all clients. Each client's values are contiguous."""
 
 import triton
 import triton.language as tl

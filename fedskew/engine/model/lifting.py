@@ -135,7 +135,7 @@ _ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", F.rel
 def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node, Activation], set[fx.Node]]:
     """Find the layers that can apply the activation beside them, and the nodes of these activations.
 
-    They are BatchNorm layers that feed only an activation, and max-pooling that alone is fed by a ReLU.
+    They are BatchNorm layers whose only user is an activation, and max-pooling layers that are the only user of a ReLU.
     """
     found: dict[fx.Node, Activation] = {}
     done: set[fx.Node] = set()

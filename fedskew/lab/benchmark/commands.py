@@ -117,7 +117,7 @@ def _time_once(command: Command) -> tuple[float, float]:
 
 
 def _cpu_seconds(process: int) -> float:
-    """CPU seconds of a process so far. 0 if the system does not tell."""
+    """CPU seconds of a process so far. 0 if the system does not report them."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -40,7 +40,7 @@ class Plan:
     federations: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     participants: tuple[int, ...] = (1, 10, 50, 100, 500)
     levels: tuple[str, ...] = LEVELS
-    """Of `LEVELS` and `SCALE`."""
+    """What to measure: names from `LEVELS`, and `SCALE`."""
     scale_clients: int = 1_000_000
     """Clients of the federation on which `SCALE` is measured."""
     compiled_limit: bool = True

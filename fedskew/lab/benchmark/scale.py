@@ -62,7 +62,7 @@ class ScaleCase:
 def scale_case(device: str, clients: int) -> ScaleCase:
     """The case for a device: a small dense network on a CPU, and a convolutional network on a GPU.
 
-    One client in 1,000 takes part in a round, and at least 10.
+    One client in 1,000 takes part in each round, but at least 10 do.
     """
     participants = min(clients, max(10, clients // 1_000))
     if device.startswith("cuda"):
@@ -145,7 +145,7 @@ def _as_stored(values: npt.NDArray[np.float32], case: ScaleCase) -> npt.NDArray[
 
 
 class _Phases(Callback):
-    """Notes the seconds, the processor time and the peak memory of each phase."""
+    """Records the seconds, the processor time and the peak memory of each phase."""
 
     def __init__(self, begun: float) -> None:
         self._last, self._last_cpu = begun, 0.0

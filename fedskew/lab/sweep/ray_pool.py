@@ -1,9 +1,9 @@
 """Run jobs on a Ray cluster. fedskew must be installed on every machine.
 
-If a node dies, its jobs move to other nodes. They resume from their run folders, so the parent of these must be a
-folder that all nodes share. Ray Train and Ray Tune require the same of their results. Ray's object store is no
-alternative: it loses what a dead node held, and the states of all clients would travel with every checkpoint. Each
-node is checked for the folder. Without it, a job that moves starts over.
+If a node dies, its jobs move to other nodes. They resume from their run folders, so these must be in a folder that all
+nodes share. Ray Train and Ray Tune also need one for their results. Ray's object store is no alternative: it loses what
+a dead node held, and every checkpoint would send the states of all clients over the network. The pool checks whether
+each node sees the folder. Without a shared folder, a job that moves starts over.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class _Attempt:
 class _RayJobs:
     """The jobs of a sweep on a cluster.
 
-    Ray reports that a process died, but not that its machine was cut off: then it waits minutes for the connection.
-    So the processes report where they run, and the nodes are watched.
+    Ray reports that a process died, but if its machine is cut off, Ray waits minutes for the connection. So each
+    process reports its node, and the pool watches the nodes.
     """
 
     def __init__(self, ray: Any, terms: Terms, marker: Path | None, watcher: Watcher) -> None:
@@ -136,7 +136,7 @@ class _RayJobs:
         self._start(moved)
 
     def _stop_if_late(self) -> None:
-        """Cancel what still runs well after the deadline. Jobs stop by themselves if their nodes respond."""
+        """Cancel jobs that still run well after the deadline. Jobs stop by themselves if their nodes respond."""
         if self._terms.deadline is None or time.time() <= self._terms.deadline + GRACE:
             return
         for reference, attempt in self._running.items():
@@ -233,7 +233,7 @@ def _marked(folder: str | None) -> Iterator[Path | None]:
 
 
 def _deaths(ray: Any) -> tuple[type[Exception], ...]:
-    """What Ray raises if a process or its node died. Which of them it raises for a dead node depends on timing."""
+    """The errors that Ray raises if a process or its node died. Timing decides which one a dead node causes."""
     names = ("NodeDiedError", "WorkerCrashedError", "LocalRayletDiedError", "OutOfMemoryError", "ObjectLostError")
     return tuple(getattr(ray.exceptions, name) for name in names)
 
@@ -265,7 +265,7 @@ def _connection(address: str) -> Iterator[Any]:
 
 def _connect(address: str) -> Any:
     if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray ignores the token of an explicit address otherwise
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # otherwise, Ray sends no token to an explicit address
     try:
         import ray
     except ImportError as error:

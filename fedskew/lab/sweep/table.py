@@ -101,8 +101,8 @@ def _reason_for_gap(metric: RankingMetric) -> str:
     if metric.measure is not None:
         return "an earlier version of fedskew ran it; rank by accuracy"
     return (
-        "a run has it only after its last round, and only with a global model, and this one was trained for more "
-        "rounds, has no global model, or was made by an earlier version of fedskew; rank by macro-f1"
+        "it is computed for a global model after a run's last round; this run was trained for more rounds, has no "
+        "global model, or is from an earlier version of fedskew; rank by macro-f1"
     )
 
 

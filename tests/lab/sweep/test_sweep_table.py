@@ -21,7 +21,7 @@ def test_the_best_by_auroc() -> None:
 @pytest.mark.parametrize(
     ("metric", "reason"),
     [
-        ("auroc", "fedprox has no AUROC: a run has it only after its last round, .*; rank by macro-f1, or repeat"),
+        ("auroc", "fedprox has no AUROC: it is computed for a global model .*; rank by macro-f1, or repeat"),
         (
             "balanced-accuracy",
             "fedprox has no balanced accuracy: an earlier version of fedskew ran it; rank by accuracy",
