@@ -44,6 +44,6 @@ def expect(ok: bool, name: str, value: object, expected: str) -> None:
 
 
 def shorten(names: Sequence[str], most: int = 8) -> str:
-    """List names in quotes, the first `most` of them."""
+    """List the first `most` names in quotes, and count the rest."""
     shown = ", ".join(map(repr, names[:most]))
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -66,10 +66,10 @@ def score_histograms(histograms: ScoreHistograms, positive: int | None = None) -
     """
     samples, positive = histograms.samples, positive_of_two(len(histograms.own), positive)
     if positive is None:
-        right = float(histograms.reliability[2].sum())
+        correct = float(histograms.reliability[2].sum())
     else:
         own, others = histograms.own[positive], histograms.others[positive]
-        right = float(own[SCORE_BINS // 2 :].sum() + others[: SCORE_BINS // 2].sum())
+        correct = float(own[SCORE_BINS // 2 :].sum() + others[: SCORE_BINS // 2].sum())
     counts = [(histograms.own[c], histograms.others[c]) for c in _scored_classes(len(histograms.own), positive)]
     counts = [(own, others) for own, others in counts if own.any() and others.any()]
     areas = [auroc_of_counts(own, others)[0] for own, others in counts]
@@ -79,7 +79,7 @@ def score_histograms(histograms: ScoreHistograms, positive: int | None = None) -
     deviation = math.fsum(known) / len(known) if known and len(known) == len(areas) else None
     low, high = interval(auroc, deviation)
     error = Reliability.from_sums(histograms.reliability).calibration_error
-    return SiteScore(samples, right / samples, auroc, low, high, histograms.brier / samples, error)
+    return SiteScore(samples, correct / samples, auroc, low, high, histograms.brier / samples, error)
 
 
 def _scored_classes(classes: int, positive: int | None) -> Sequence[int]:

@@ -55,20 +55,20 @@ def assemble(
         if len(part.x) != len(part.labels):
             raise UserError(f"{part.where}: {len(part.x)} inputs but {len(part.labels)} labels; expected equal lengths")
     names, numbers = encode_labels([part.labels for part in parts], classes)
-    halves = _train_and_test(parts, numbers, test_fraction)
-    dataset = _dataset(name, kind, names, halves, (length, vocabulary), encoding)
+    splits = _train_and_test(parts, numbers, test_fraction)
+    dataset = _dataset(name, kind, names, splits, (length, vocabulary), encoding)
     if site is None:
         return dataset
-    sites = tuple(sorted({value for half in halves for value in _used(half.sites)}, key=_natural_order))
+    sites = tuple(sorted({value for split in splits for value in _used(split.sites)}, key=_natural_order))
     train, test = (
-        replace(s, site=_numbered(half.sites, sites))
-        for s, half in zip((dataset.train, dataset.test), halves, strict=True)
+        replace(s, site=_numbered(split.sites, sites))
+        for s, split in zip((dataset.train, dataset.test), splits, strict=True)
     )
     return replace(dataset, train=train, test=test, sites=sites, site_column=site)
 
 
 @dataclass(frozen=True)
-class _Half:
+class _Split:
     """The training or the test part."""
 
     x: Inputs
@@ -81,17 +81,17 @@ def _dataset(
     name: str,
     kind: Kind,
     classes: tuple[str, ...],
-    halves: tuple[_Half, _Half],
+    splits: tuple[_Split, _Split],
     text_form: tuple[int, int],
     encoding: TableEncoding | None,
 ) -> Dataset:
-    train, test = halves
+    train, test = splits
     if kind == "text":
-        texts = [(list(half.x), half.y) for half in halves]  # type: ignore[arg-type]
+        texts = [(list(split.x), split.y) for split in splits]  # type: ignore[arg-type]
         return text_dataset(name, classes, texts[0], texts[1], *text_form)
     if isinstance(train.x, RawTable):
-        return _table_dataset(name, classes, halves, encoding)
-    x = [np.asarray(half.x) for half in halves]
+        return _table_dataset(name, classes, splits, encoding)
+    x = [np.asarray(split.x) for split in splits]
     if x[0].shape[1:] != x[1].shape[1:]:
         raise UserError(
             f"{name}: train inputs have shape {x[0].shape[1:]}, test inputs {x[1].shape[1:]}; expected the same"
@@ -101,9 +101,9 @@ def _dataset(
 
 
 def _table_dataset(
-    name: str, classes: tuple[str, ...], halves: tuple[_Half, _Half], encoding: TableEncoding | None
+    name: str, classes: tuple[str, ...], splits: tuple[_Split, _Split], encoding: TableEncoding | None
 ) -> Dataset:
-    train, test = (half.x for half in halves)
+    train, test = (split.x for split in splits)
     assert isinstance(train, RawTable)
     assert isinstance(test, RawTable)
     fitted = fit_encoding(train) if encoding is None else encoding
@@ -111,13 +111,13 @@ def _table_dataset(
         if not (math.isfinite(column.mean) and math.isfinite(column.std)):
             raise UserError(f"{name}: the values in column {column.name!r} are too large to be standardised")
     samples = []
-    for raw, half in ((train, halves[0]), (test, halves[1])):
+    for raw, split in ((train, splits[0]), (test, splits[1])):
         x = fitted.encode(raw)
         bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
         if len(bad):
             feature = fitted.features[int(np.argmin(np.isfinite(x[bad[0]])))]
-            raise UserError(f"{half.where}: a value in column {feature!r} is too large to be standardised")
-        samples.append(Samples(x, half.y))
+            raise UserError(f"{split.where}: a value in column {feature!r} is too large to be standardised")
+        samples.append(Samples(x, split.y))
     return Dataset(
         name,
         "table",
@@ -172,18 +172,20 @@ def _shortened(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _train_and_test(parts: Sequence[Part], numbers: Sequence[IntArray], fraction: float | None) -> tuple[_Half, _Half]:
+def _train_and_test(
+    parts: Sequence[Part], numbers: Sequence[IntArray], fraction: float | None
+) -> tuple[_Split, _Split]:
     if len(parts) == 2:
         if fraction is not None:
             raise UserError(f"{parts[1].where} is the test set; leave out test_fraction")
-        train, test = (_Half(part.x, y, part.where, part.sites) for part, y in zip(parts, numbers, strict=True))
+        train, test = (_Split(part.x, y, part.where, part.sites) for part, y in zip(parts, numbers, strict=True))
         return train, test
     part, y = parts[0], numbers[0]
     if not len(y):
         raise UserError(f"{part.where}: no samples")
     rows = stratified_holdout(y, TEST_FRACTION if fraction is None else fraction, part.where)
     train, test = (
-        _Half(_take(part.x, r), y[r], part.where, None if part.sites is None else part.sites.take(r)) for r in rows
+        _Split(_take(part.x, r), y[r], part.where, None if part.sites is None else part.sites.take(r)) for r in rows
     )
     return train, test
 

@@ -80,7 +80,7 @@ def _(grad: Tensor, x: Tensor, side: int, relu: bool) -> Tensor:  # noqa: ARG001
     return x.new_empty(x.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     x, ctx.side, ctx.relu = inputs
     ctx.save_for_backward(x)
 
@@ -90,4 +90,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return _gradient(grad.contiguous(), x, ctx.side, ctx.relu), None, None
 
 
-_forward.register_autograd(_backward, setup_context=_keep)
+_forward.register_autograd(_backward, setup_context=_save_for_backward)

@@ -17,7 +17,11 @@ _SIZE = 1024
 
 def can_step(param: Tensor, grad: Tensor) -> bool:
     """Return whether the kernel can update this parameter [K, …], whose rows may lie apart in memory."""
-    return supported(grad, grad) and param.dtype == torch.float32 and (param.numel() == 0 or _row(param) is not None)
+    return (
+        supported(grad, grad)
+        and param.dtype == torch.float32
+        and (param.numel() == 0 or _client_stride(param) is not None)
+    )
 
 
 def stacked_sgd_step(
@@ -33,6 +37,6 @@ def stacked_sgd_step(
     )  # fmt: skip
 
 
-def _row(param: Tensor) -> int | None:
+def _client_stride(param: Tensor) -> int | None:
     """Return the distance between clients, or None if a client's values are not contiguous."""
     return param.stride(0) if param[0].is_contiguous() else None

@@ -42,8 +42,8 @@ class ClientTests:
         """Accuracies of the clients' own models."""
         found: list[float | None] = [None] * self._federation.clients
         for client in self._rows if clients is None else clients:
-            right = self._right(model_for(client), self._rows[client])
-            found[client] = float(right.mean())
+            correct = self._are_correct(model_for(client), self._rows[client])
+            found[client] = float(correct.mean())
         return found
 
     def scores(self, model_for: ModelFor, positive: int | None) -> dict[str, SiteScore]:
@@ -61,12 +61,12 @@ class ClientTests:
         if not clients:
             return found
         parts = [self._rows[client] for client in clients]
-        right = self._right(model, np.concatenate(parts))
-        for client, part in zip(clients, np.split(right, np.cumsum([len(rows) for rows in parts])[:-1]), strict=True):
+        correct = self._are_correct(model, np.concatenate(parts))
+        for client, part in zip(clients, np.split(correct, np.cumsum([len(rows) for rows in parts])[:-1]), strict=True):
             found[client] = float(part.mean())
         return found
 
-    def _right(self, model: ModelState, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _are_correct(self, model: ModelState, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         probabilities, true = self._evaluator.probabilities(model, rows)
-        right: npt.NDArray[Any] = (probabilities.argmax(dim=1) == true).cpu().numpy()
-        return right
+        correct: npt.NDArray[Any] = (probabilities.argmax(dim=1) == true).cpu().numpy()
+        return correct

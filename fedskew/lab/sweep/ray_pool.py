@@ -47,7 +47,7 @@ _HOW_TO_AUTHENTICATE = (
 
 def run_jobs_on_ray(jobs: Sequence[Job], terms: Terms, address: str, watcher: Watcher) -> None:
     """Run all jobs. They start in order, and several share a GPU."""
-    with _connection(address) as ray, _marked(terms.folder) as marker:
+    with _connection(address) as ray, _with_marker(terms.folder) as marker:
         _RayJobs(ray, replace(terms, alone=False), marker, watcher).run(jobs)
 
 
@@ -70,9 +70,9 @@ class _RayJobs:
     def __init__(self, ray: Any, terms: Terms, marker: Path | None, watcher: Watcher) -> None:
         self._ray, self._terms, self._watcher = ray, terms, watcher
         here = _pinned_to(ray.get_runtime_context().get_node_id())
-        self._board = ray.remote(num_cpus=0, **here)(_Board).remote()
+        self._board = ray.remote(num_cpus=0, **here)(_StatusBoard).remote()
         self._is_shared = marker is not None and self._is_seen_by_all(marker)
-        self._task = ray.remote(max_retries=0, **_share(ray))(_execute)
+        self._task = ray.remote(max_retries=0, **_run_resources(ray))(_execute)
         self._running: dict[Any, _Attempt] = {}
         self._has_warned = False
 
@@ -84,7 +84,7 @@ class _RayJobs:
             for reference in done:
                 self._receive(reference)
             if not done:
-                self._look_at_nodes()
+                self._check_nodes()
                 self._stop_if_late()
 
     def _start(self, attempt: _Attempt) -> None:
@@ -97,13 +97,13 @@ class _RayJobs:
         try:
             outcome = Outcome.from_json(json.loads(self._ray.get(reference)))
         except Exception as error:  # the process or its node died, or fedskew is not installed there
-            if isinstance(error, _deaths(self._ray)):
+            if isinstance(error, _death_errors(self._ray)):
                 self._move(attempt, _describe_death(error))
                 return
             outcome = Outcome("failed", reason=" ".join(f"{type(error).__name__}: {error}".split())[:300])
         self._watcher.on_outcome(attempt.job, outcome)
 
-    def _look_at_nodes(self) -> None:
+    def _check_nodes(self) -> None:
         """Show the progress of jobs, and move those whose node died."""
         try:
             reports = self._ray.get(self._board.read.remote(), timeout=_TIMEOUT)
@@ -146,7 +146,7 @@ class _RayJobs:
 
     def _is_seen_by_all(self, marker: Path) -> bool:
         """Whether all nodes see the folder with the marker. If not, inform the user."""
-        see = self._ray.remote(num_cpus=0, max_retries=0)(_sees)
+        see = self._ray.remote(num_cpus=0, max_retries=0)(_sees_marker)
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         if len(nodes) < 2:
             return True
@@ -175,7 +175,7 @@ AttemptKey = tuple[str, int]
 """Identity of the job, and how often it has moved."""
 
 
-class _Board:
+class _StatusBoard:
     """Holds the last report of each attempt: its node and its progress. It runs in a process of its own."""
 
     def __init__(self) -> None:
@@ -214,12 +214,12 @@ def _pinned_to(node: str) -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
-def _sees(marker: str) -> bool:
+def _sees_marker(marker: str) -> bool:
     return Path(marker).exists()
 
 
 @contextlib.contextmanager
-def _marked(folder: str | None) -> Iterator[Path | None]:
+def _with_marker(folder: str | None) -> Iterator[Path | None]:
     """Put a file with a unique name into the folder, by which other nodes recognise it."""
     if folder is None:
         yield None
@@ -232,7 +232,7 @@ def _marked(folder: str | None) -> Iterator[Path | None]:
         marker.unlink(missing_ok=True)
 
 
-def _deaths(ray: Any) -> tuple[type[Exception], ...]:
+def _death_errors(ray: Any) -> tuple[type[Exception], ...]:
     """The errors that Ray raises if a process or its node died. Timing decides which one a dead node causes."""
     names = ("NodeDiedError", "WorkerCrashedError", "LocalRayletDiedError", "OutOfMemoryError", "ObjectLostError")
     return tuple(getattr(ray.exceptions, name) for name in names)
@@ -243,7 +243,7 @@ def _describe_death(error: Exception) -> str:
     return f"node {node[1]} died" if node else f"its process died ({type(error).__name__})"
 
 
-def _share(ray: Any) -> dict[str, float]:
+def _run_resources(ray: Any) -> dict[str, float]:
     """The resources of one run: a CPU core and, if there are GPUs, a fraction of one."""
     gpus = ray.cluster_resources().get("GPU", 0)
     return {"num_cpus": 1, **({"num_gpus": 1 / GPU_WORKERS} if gpus else {})}

@@ -79,7 +79,7 @@ def _fairness_table(methods: Sequence[MethodRuns]) -> Table:
             aurocs = {name: score.auroc for name, score in run.site_scores.items()}
             for metric, values in (("accuracy", site_accuracies(run)), ("AUROC", aurocs)):
                 rows += _fairness_rows(method, run, metric, values)
-    columns = ["method", "seed", "metric", "sites", "mean %", "standard deviation", "worst site %", "which"]
+    columns = ["method", "seed", "metric", "sites", "mean %", "standard deviation", "worst %", "worst site"]
     return Table("fairness", "How equal the sites are", [*columns, "worst decile %"], rows)
 
 
@@ -110,7 +110,17 @@ def _local_tables(methods: Sequence[MethodRuns]) -> list[Table]:
 
 def _scores_table(first: Sequence[tuple[MethodRuns, Result]]) -> Table:
     rows = [_score_row(method, name, score) for method, run in first for name, score in run.site_scores.items()]
-    columns = ["method", "site", "samples", "accuracy %", "AUROC", "from", "to", "Brier score", "calibration error"]
+    columns = [
+        "method",
+        "site",
+        "samples",
+        "accuracy %",
+        "AUROC",
+        "95 % from",
+        "95 % to",
+        "Brier score",
+        "calibration error",
+    ]
     return Table(
         "site-scores", "The final model on each site's own test samples, one seed of each method", columns, rows
     )
