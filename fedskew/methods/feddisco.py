@@ -32,11 +32,11 @@ class FedDisco(Weighting):
     """Less weight for clients whose label distribution is far from the overall one."""
 
     discrepancy_weight: float = 0.5
-    """a."""
+    """a, the weight of the distance."""
     bias: float = 0.1
     """b. The larger it is, the more equal the weights are."""
     distance: Literal["kl", "l2"] = "kl"
-    """How far two label distributions are apart."""
+    """How the distance between two label distributions is computed."""
     target: tuple[float, ...] = ()
     """T, the share of each class in the test population; default: all equal."""
 

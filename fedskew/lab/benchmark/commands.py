@@ -21,7 +21,7 @@ Until = Literal["first line", "end"]
 
 @dataclass(frozen=True)
 class Command:
-    """A command of fedskew. It runs in an empty folder."""
+    """A fedskew command, which runs in an empty folder."""
 
     arguments: tuple[str, ...]
     until: Until
@@ -39,7 +39,7 @@ START_UP = (
         ("run", "--data", "digits", "--method", "fedavg", "--rounds", "2", "--device", "cpu"), "first line", bound=2.5
     ),
 )
-"""How long a user waits for a first answer."""
+"""Commands that show how long a user waits for the first output."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CommandTime:
     until: Until
     seconds: tuple[float, ...]
     cpu_seconds: tuple[float, ...]
-    """CPU time, which other programs on the machine do not add to."""
+    """CPU time, which does not include that of other programs."""
     bound: float | None = None
 
     @property

@@ -154,13 +154,13 @@ class _RayJobs:
             see.options(**_pinned_to(node["NodeID"])).remote(str(marker)): node["NodeManagerAddress"] for node in nodes
         }
         self._ray.wait(list(probes), num_returns=len(probes), timeout=_PROBE_TIMEOUT)
-        blind = [address for probe, address in probes.items() if not self._probe_result(probe)]
-        if blind:
+        without_folder = [address for probe, address in probes.items() if not self._probe_result(probe)]
+        if without_folder:
             self._watcher.on_notice(
-                f"{marker.parent} is not shared with node {', '.join(blind)}: if a node dies, its runs start over; "
-                "choose a shared folder with --out to let them resume"
+                f"{marker.parent} is not shared with node {', '.join(without_folder)}: if a node dies, its runs start "
+                "over; choose a shared folder with --out to let them resume"
             )
-        return not blind
+        return not without_folder
 
     def _probe_result(self, probe: Any) -> bool:
         try:
