@@ -174,7 +174,9 @@ def positive_class(config: Config, classes: Sequence[str]) -> int | None:
     """The number of the class that `positive` names. None if `positive` is not set."""
     if config.positive is None:
         return None
-    expect(len(classes) == 2, "positive", config.positive, f"nothing, because the data have {len(classes)} classes")
+    expect(
+        len(classes) == 2, "positive", config.positive, f"no value, because the data have {len(classes)} classes, not 2"
+    )
     if config.positive not in classes:
         raise unknown("positive class", config.positive, classes)
     return classes.index(config.positive)
