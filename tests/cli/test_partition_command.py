@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def test_a_read_only_disk_is_one_line(tmp_path: Path, kind: str) -> None:
     mount = f"mount -t tmpfs -o ro none {tmp_path}"
     if shutil.which("unshare") is None or subprocess.run([*READ_ONLY, mount], capture_output=True).returncode:
         pytest.skip("this machine does not let users mount a file system")
-    command = f"{sys.executable} -m fedskew partition --save {tmp_path}/split.{kind}"
+    command = f"{shlex.quote(sys.executable)} -m fedskew partition --save {tmp_path}/split.{kind}"
     done = subprocess.run([*READ_ONLY, f"{mount} && {command}"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == f"error: cannot write {tmp_path}/split.{kind}: Read-only file system\n"

@@ -133,7 +133,7 @@ def test_methods_that_count_steps_of_sgd_refuse_another_optimiser() -> None:
     fed = federation("digits", Dirichlet(clients=3), seed=0)
     for method in METHODS:
         needs_sgd = any(member.needs_sgd for part in make_method(method).parts for member in part.members)
-        assert needs_sgd == (method in ("scaffold", "fednova", "mofedsam", "fedgf")), method
+        assert needs_sgd == (method in ("scaffold", "fednova", "mofedsam", "fedcm", "fedgf")), method
         config = with_values(Config(), {"method": method, "optimizer": "adam"})
         if needs_sgd:
             expected = f"method '{method}' requires local SGD, but optimizer is 'adam'; expected sgd or nes"

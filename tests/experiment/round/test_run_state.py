@@ -30,6 +30,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedyogi": {},
     "feddyn": {},
     "mofedsam": {},
+    "fedcm": {},
+    "logit-adjustment": {},
     "fedgf": {"threshold": 0.0, "window": 2},
     "moon+scaffold": {"mu": 1.0},
     "fedlmd+fedcurv+fedavgm": {},

@@ -186,9 +186,12 @@ def _start_ray(
     environment: dict[str, str], log: TextIO, *arguments: str, prefix: Sequence[str] = ()
 ) -> subprocess.Popen[bytes]:
     """Start a node with one core. Its processes form a session."""
-    ray = str(Path(sys.executable).with_name("ray"))
+    python = Path(environment["HOME"]) / "python"  # Ray does not start if the path of Python has a space
+    if not python.exists():
+        python.symlink_to(sys.prefix)
+    ray = (str(python / "bin" / Path(sys.executable).name), "-m", "ray.scripts.scripts")
     small = ("--num-cpus=1", "--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0")
-    command = [*prefix, ray, "start", "--block", *small, *arguments]
+    command = [*prefix, *ray, "start", "--block", *small, *arguments]
     return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
