@@ -120,5 +120,5 @@ def test_a_sweep_of_an_older_version_has_no_auroc(cli, grid: Path) -> None:
     outcome = cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--rank-by", "auroc")
     assert outcome.status == 2
     assert "has no AUROC: " in outcome.err
-    assert "was made by an earlier version of fedskew; rank by macro-f1" in outcome.err
+    assert "is from an earlier version of fedskew; rank by macro-f1" in outcome.err
     assert cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--rank-by", "macro-f1").status == 0
