@@ -37,6 +37,7 @@ LONGEST_FIRST = (
     "lab/papers/test_results_page.py",
     "flower/test_sites_equal_simulation.py",
     "flower/test_what_leaves_a_site.py",
+    "test_examples.py",
     "cli/test_kill_and_resume.py",
     "cli/test_help_examples.py",
     "cli/test_compare_command.py",

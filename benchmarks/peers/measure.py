@@ -65,7 +65,7 @@ def measure(command: Sequence[str], environment: Mapping[str, str], timeout: flo
         try:
             printed, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            _kill(_descendants(process.pid))
+            _kill(_descendants(process.pid) | {process.pid})
             process.communicate()
             raise ScriptError(f"did not end within {timeout:.0f} s") from None
         finally:
