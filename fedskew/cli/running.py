@@ -18,7 +18,7 @@ from fedskew.cli.commands import INTERRUPTED
 from fedskew.cli.terminal import notice, print_json, stderr, stdout
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
-from fedskew.experiment.config import Config, run_folder
+from fedskew.experiment.config import Config, changed_settings, run_folder
 from fedskew.experiment.preparation import Prepared, default_threads
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
@@ -93,7 +93,7 @@ class RunProgress(Callback):
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
         config = prepared.config
-        self.status = RunStatus(f"{config.method} seed {config.seed}", prepared.federation.dataset.classes)
+        self.status = RunStatus(_run_label(config), prepared.federation.dataset.classes)
         for row in RunFolder(self._folder_of(prepared)).rounds():
             self.status.update(row, state.round + rounds_ahead - row.round)
         if state.round:
@@ -113,6 +113,12 @@ class RunProgress(Callback):
 
     def show(self, status: RunStatus) -> None:
         """Display the status of the current run."""
+
+
+def _run_label(config: Config) -> str:
+    """Name a run by its method and seed. Settings of the method that are not its defaults tell its runs apart."""
+    settings = ", ".join(f"{name}={value}" for name, value in changed_settings(config).items())
+    return f"{config.method}{f' ({settings})' if settings else ''} seed {config.seed}"
 
 
 class LogLines(RunProgress):

@@ -118,7 +118,10 @@ def test_the_verdict_follows_the_table(cli):
 
 
 def test_one_method_with_several_settings_has_clear_names(cli):
-    told = cli(*TINY, "--methods", "fedavg", "--methods", "fedprox:mu=0.01,fedprox:mu=1", "--json").json
+    given = (*TINY, "--methods", "fedavg", "--methods", "fedprox:mu=0.01,fedprox:mu=1")
+    logged = cli(*given)
+    assert "fedprox (mu=1.0) seed 0: round" in logged.out + logged.err, "the lines of a log tell settings apart, too"
+    told = cli(*given, "--json").json
     assert [method["method"] for method in told["methods"]] == ["fedavg", "fedprox (mu=0.01)", "fedprox (mu=1.0)"]
     folders = [Path(folder).name for method in told["methods"] for folder in method["folders"]]
     assert [re.sub(r"-s0-\w+$", "", name) for name in folders] == [

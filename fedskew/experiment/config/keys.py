@@ -313,7 +313,7 @@ def run_folder(parent: str | Path, config: Config) -> Path:
     Folders of older versions have no settings in their names, and stay in use.
     """
     older = Path(parent) / run_name(config)
-    settings = "_".join(f"{name}{value}" for name, value in _changed_settings(config).items())
+    settings = "_".join(f"{name}{value}" for name, value in changed_settings(config).items())
     if not settings or older.exists():
         return older
     return Path(parent) / run_name(config, settings[:_LONGEST_SETTINGS])
@@ -323,7 +323,7 @@ _LONGEST_SETTINGS = 60
 """The most characters that a method's settings take up in the name of a folder."""
 
 
-def _changed_settings(config: Config) -> dict[str, Any]:
+def changed_settings(config: Config) -> dict[str, Any]:
     """The method's parameters that are not its defaults; none for a method that was given as an object."""
     if not config.method_params:
         return {}
