@@ -87,7 +87,7 @@ def require_declared(request: str, method: Method) -> None:
 def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None:
     """Refuse to report more of the site's tests than the site agreed to."""
     detail = tests["detail"]
-    if detail not in DETAILS or DETAILS.index(detail) > DETAILS.index(site.metrics):
+    if detail not in DETAILS[1 : DETAILS.index(site.metrics) + 1]:
         raise UserError(
             f"the server requests test results by {detail!r}; this site allows metrics: {site.metrics} (site.yaml)"
         )

@@ -155,9 +155,9 @@ class Site:
         require_agreed_tests(test_request, run.method, self.config)
         test_set = run.runtime(test_request["frozen"], tensors).test_set
         confusion, log_loss = test_set.test(read_model("sent", tensors), test_request["labels"])
-        if test_request["detail"] == "total":
-            return {"right": correct(confusion), "tested": int(confusion.sum())}
-        return {"confusion": confusion.tolist(), "log_loss": log_loss}
+        if test_request["detail"] == "class":
+            return {"confusion": confusion.tolist(), "log_loss": log_loss}
+        return {"right": correct(confusion), "tested": int(confusion.sum())}
 
     def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> bytes:
         """Histograms of the received model's probabilities on the site's test part."""

@@ -210,6 +210,7 @@ def _fedavg(**changed: object) -> Config:
         ({"kind": "census", "labels": [0]}, "sends a census of labels, which reveals label counts"),
         ({"kind": "evaluate", "labels": [0], "detail": "total", "frozen": []}, "requests test results of some labels"),
         ({"kind": "evaluate", "labels": None, "detail": "class", "frozen": []}, "this site allows metrics: total"),
+        ({"kind": "evaluate", "labels": None, "detail": "none", "frozen": []}, "requests test results by 'none'"),
         (
             {"kind": "evaluate", "labels": None, "detail": "class", "frozen": [], "scores": True},
             "this site allows metrics: total",
