@@ -55,7 +55,7 @@ def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
     """The names of the settings in which a request differs from an approved app."""
     terms = facts["terms"]
     found = differing_keys(Config.from_mapping(approved["config"]), Config.from_mapping(terms["config"]))
-    if terms["contract"] != approved["contract"]:
+    if Contract.from_json(terms["contract"]) != Contract.from_json(approved["contract"]):
         found.append("the contract")
     found += [key for key in ("share_loss", "noise") if key in facts and facts[key] != approved[key]]
     tests = facts if facts["kind"] == "evaluate" else facts.get("tests")

@@ -20,6 +20,7 @@ from fedskew.flower import node
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.app_review import build_archive, make_approval
 from fedskew.flower.approved_apps import NAME, Approval, add_approval, file_hashes, read_approvals, refusal
+from fedskew.flower.contract import Contract
 from fedskew.flower.planning import resolve_config
 from fedskew.flower.request_checks import approved_settings
 from fedskew.flower.server_app import run_federation
@@ -138,7 +139,13 @@ def _config(**changed: Any) -> Config:
 
 @pytest.mark.parametrize(
     ("changed", "difference"),
-    [({}, None), ({"lr": 0.3}, "lr"), ({"rounds": 5}, "rounds"), ({"share_loss": False}, "share_loss")],
+    [
+        ({}, None),
+        ({"lr": 0.3}, "lr"),
+        ({"rounds": 5}, "rounds"),
+        ({"share_loss": False}, "share_loss"),
+        ({"contract": Contract("image", ("a", "b"), (1, 8, 8), (0.5,), (0.5,)).to_json()}, "the contract"),
+    ],
 )
 def test_a_server_cannot_use_other_settings_than_the_approved_app(
     changed: dict[str, Any], difference: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -158,6 +165,18 @@ def test_a_server_cannot_use_other_settings_than_the_approved_app(
     reason = f"the server's request differs from every app that this site approved: {difference}"
     assert (reason in caplog.text) == (difference is not None)
     assert result.site_rounds == {"site-0": 1, "site-1": 1 if difference is None else 0, "site-2": 1}
+
+
+def test_an_approval_from_before_the_contract_had_tasks_still_counts(tmp_path: Path) -> None:
+    """The contract's newer keys have their defaults."""
+    split, data = _split(tmp_path)
+    made = case(tmp_path, split, data, _config(), minimum=2)
+    settings, contract, config = read_settings(dict(made.context.run_config))
+    approved = approved_settings(settings, contract, resolve_config(config, contract, settings.sites))
+    del approved["contract"]["task"], approved["contract"]["fields"]
+    (tmp_path / "site-1").mkdir()
+    add_approval(tmp_path / "site-1", Approval("app", "hash", "Ada", "today", {}, json.loads(json.dumps(approved))))
+    assert run_federation(made.grid, made.context).site_rounds["site-1"] == 1
 
 
 SPYING = """
