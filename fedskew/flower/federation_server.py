@@ -24,7 +24,7 @@ from fedskew.methods import Method, Stage, Survey, Tensors
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.metrics.scores import Scores
-from fedskew.metrics.site_scores import SiteScore, score_histograms
+from fedskew.metrics.site_scores import SiteScore, score_site_histograms
 
 
 class FederationServer(Server):
@@ -69,7 +69,7 @@ class FederationServer(Server):
 
     def site_scores(self, state: RunState) -> dict[str, SiteScore]:
         """Scores on each site's test part, if the sites report results by class."""
-        return {name: score_histograms(found, self._positive) for name, found in self._histograms(state).items()}
+        return {name: score_site_histograms(found, self._positive) for name, found in self._histograms(state).items()}
 
     def _histograms(self, state: RunState) -> dict[str, ScoreHistograms]:
         """The sites' score histograms of the final model. They are requested once."""

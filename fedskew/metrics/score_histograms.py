@@ -126,7 +126,7 @@ def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScor
     samples, rest = int(own.sum()), int(others.sum())
     if not samples or not rest:
         return ClassScores(samples), (0.0, 0.0)
-    auroc, auroc_error = auroc_of_counts(own, others)
+    auroc, auroc_error = auroc_from_counts(own, others)
     auprc, auprc_error = _auprc(own, others)
     below = np.concatenate([[0], np.cumsum(others)])  # other samples below each edge
     chosen = int(np.flatnonzero(below >= specificity * rest - 1e-9)[0])
@@ -143,7 +143,7 @@ def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScor
     return found, (auroc_error, auprc_error)
 
 
-def auroc_of_counts(own: Ints, others: Ints) -> tuple[float, float]:
+def auroc_from_counts(own: Ints, others: Ints) -> tuple[float, float]:
     """Return the AUROC of counts by increasing score, with each bin as a tie, and a bound on its error."""
     pairs = int(own.sum()) * int(others.sum())
     below = np.cumsum(others) - others

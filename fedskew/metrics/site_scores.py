@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.metrics.score_histograms import SCORE_BINS, ScoreHistograms, auroc_of_counts
+from fedskew.metrics.score_histograms import SCORE_BINS, ScoreHistograms, auroc_from_counts
 from fedskew.metrics.scores import Floats, Ints, Reliability, brier_sum, positive_of_two, reliability_sums
 
-LEVEL = 0.95
-"""The level of the intervals."""
 _QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 
@@ -59,27 +57,38 @@ def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -
     return SiteScore(len(true), accuracy, auroc, low, high, brier, reliability.calibration_error)
 
 
-def score_histograms(histograms: ScoreHistograms, positive: int | None = None) -> SiteScore:
+def score_site_histograms(histograms: ScoreHistograms, positive: int | None = None) -> SiteScore:
     """Score a site by its histograms. With more than two classes, the interval is conservative.
 
     Histograms do not show how the classes' AUROCs are correlated, so full correlation is assumed.
     """
-    samples, positive = histograms.samples, positive_of_two(len(histograms.own), positive)
-    if positive is None:
-        correct = float(histograms.reliability[2].sum())
-    else:
-        own, others = histograms.own[positive], histograms.others[positive]
-        correct = float(own[SCORE_BINS // 2 :].sum() + others[: SCORE_BINS // 2].sum())
-    counts = [(histograms.own[c], histograms.others[c]) for c in _scored_classes(len(histograms.own), positive)]
+    classes = len(histograms.own)
+    positive = None if histograms.multi_label else positive_of_two(classes, positive)
+    counts = [(histograms.own[c], histograms.others[c]) for c in _scored_classes(classes, positive)]
+    accuracy = _accuracy(histograms, counts)
     counts = [(own, others) for own, others in counts if own.any() and others.any()]
-    areas = [auroc_of_counts(own, others)[0] for own, others in counts]
+    areas = [auroc_from_counts(own, others)[0] for own, others in counts]
     deviations = [_deviation(own, others) for own, others in counts]
     auroc = math.fsum(areas) / len(areas) if areas else None
     known = [d for d in deviations if d is not None]
     deviation = math.fsum(known) / len(known) if known and len(known) == len(areas) else None
     low, high = interval(auroc, deviation)
     error = Reliability.from_sums(histograms.reliability).calibration_error
-    return SiteScore(samples, correct / samples, auroc, low, high, histograms.brier / samples, error)
+    samples = histograms.samples
+    return SiteScore(samples, accuracy, auroc, low, high, histograms.brier / samples, error)
+
+
+def _accuracy(histograms: ScoreHistograms, counts: Sequence[tuple[Ints, Ints]]) -> float:
+    """The share of samples predicted correctly. With several labels per sample, every label counts as a decision.
+
+    `counts` has the samples of each scored class, and the others. With more than two classes, the predicted class may
+    have a probability below 0.5, so the reliability diagram's number of correct predictions is used.
+    """
+    if len(counts) > 1 and not histograms.multi_label:
+        return float(histograms.reliability[2].sum()) / histograms.samples
+    middle = SCORE_BINS // 2  # the bin from 0.5
+    correct = sum(int(own[middle:].sum() + others[:middle].sum()) for own, others in counts)
+    return correct / (histograms.samples * len(counts))
 
 
 def _scored_classes(classes: int, positive: int | None) -> Sequence[int]:
@@ -105,7 +114,7 @@ def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[f
             continue
         _, group = np.unique(probabilities[:, c], return_inverse=True)
         own, others = (np.bincount(group[rows], minlength=int(group.max()) + 1) for rows in (inside, ~inside))
-        area = auroc_of_counts(own, others)[0]
+        area = auroc_from_counts(own, others)[0]
         own_components, other_components = _components(own, others)
         areas.append(area)
         if min(m, n) > 1:
@@ -131,7 +140,7 @@ def _deviation(own: Ints, others: Ints) -> float | None:
     m, n = int(own.sum()), int(others.sum())
     if min(m, n) < 2:
         return None
-    area = auroc_of_counts(own, others)[0]
+    area = auroc_from_counts(own, others)[0]
     own_components, other_components = _components(own, others)
     first = float(own @ (own_components - area) ** 2) / (m * (m - 1))
     return math.sqrt(first + float(others @ (other_components - area) ** 2) / (n * (n - 1)))

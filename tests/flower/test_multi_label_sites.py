@@ -45,6 +45,9 @@ def test_sites_come_to_the_simulated_model(method: str, evaluation: str, tmp_pat
         assert some.auroc == pytest.approx(other.auroc, abs=max(apart.scores.auroc_error * 4, 1e-9))
         assert some.sensitivity == pytest.approx(other.sensitivity)
     assert apart.scores.brier == pytest.approx(together.scores.brier)
+    for name, score in apart.site_scores.items():
+        assert score.accuracy == pytest.approx(apart.history[-1].sites[name]["accuracy"])
+    assert bool(apart.site_scores) == (evaluation == "sites")
 
 
 def test_sites_that_report_totals_only(tmp_path: Path) -> None:

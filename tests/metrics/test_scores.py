@@ -93,6 +93,12 @@ def test_the_calibration_error_of_two_classes_is_that_of_the_positive_class() ->
     assert found.calibration_error == pytest.approx(sum(gaps) / 2000)
 
 
+def test_a_probability_on_the_edge_of_two_bins_is_in_the_lower_one() -> None:
+    column = np.array([0.0, 0.2, 0.4, 1.0])  # 0.2 and 0.4 are three and six fifteenths
+    sums = reliability_sums(np.stack([1 - column, column], axis=1), np.array([0, 0, 1, 1]), 1)
+    assert np.flatnonzero(sums[0]).tolist() == [0, 2, 5, 14]
+
+
 def test_a_class_without_samples_does_not_count() -> None:
     shares = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.8, 0.2, 0.0]])
     found = score_probabilities(shares, np.array([0, 1, 0]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from fedskew.metrics.score_histograms import ScoreHistograms
-from fedskew.metrics.site_scores import SiteScore, _auroc, fairness, interval, score_histograms, score_site
+from fedskew.metrics.site_scores import SiteScore, _auroc, fairness, interval, score_site, score_site_histograms
 
 
 def binary(seed: int, samples: int, digits: int = 12) -> tuple[np.ndarray, np.ndarray]:
@@ -68,13 +68,22 @@ def test_a_single_sample_of_a_class_has_an_auroc_but_no_interval() -> None:
     assert interval(None, None) == (None, None)
 
 
+def test_histograms_have_no_interval_either_if_one_of_three_classes_has_a_single_sample() -> None:
+    rng = np.random.default_rng(3)
+    shares, true = rng.dirichlet(np.ones(3), 31), np.append(np.arange(30) % 2, 2)
+    found = score_site_histograms(ScoreHistograms.from_probabilities(shares, true))
+    assert found.auroc == pytest.approx(score_site(shares, true).auroc, abs=1e-2)
+    assert (found.auroc_low, found.auroc_high) == (None, None)
+    assert score_site(shares, true).auroc_low is None
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_histograms_give_nearly_the_same(classes: int) -> None:
     rng = np.random.default_rng(1)
     true = rng.integers(0, classes, 600)
     logits = 2 * rng.normal(size=(600, classes)) + 2 * np.eye(classes)[true]
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    exact, found = score_site(shares, true), score_histograms(ScoreHistograms.from_probabilities(shares, true))
+    exact, found = score_site(shares, true), score_site_histograms(ScoreHistograms.from_probabilities(shares, true))
     assert (found.samples, found.accuracy) == (600, pytest.approx(exact.accuracy))
     assert found.auroc == pytest.approx(exact.auroc, abs=1e-3)
     assert found.brier == pytest.approx(exact.brier)
@@ -82,6 +91,18 @@ def test_histograms_give_nearly_the_same(classes: int) -> None:
     assert found.auroc_low <= exact.auroc_low + 1e-3, "conservative for more than two classes"
     if classes == 2:
         assert found.auroc_high == pytest.approx(exact.auroc_high, abs=1e-3)
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+def test_with_several_labels_per_sample_every_label_counts(labels: int) -> None:
+    rng = np.random.default_rng(2)
+    shares = rng.uniform(size=(80, labels))
+    true = (rng.uniform(size=(80, labels)) < shares).astype(np.int64)
+    found = score_site_histograms(ScoreHistograms.from_probabilities(shares, true))
+    assert found.samples == 80
+    assert found.accuracy == pytest.approx(((shares >= 0.5) == true).mean())
+    assert found.auroc == pytest.approx(roc_auc_score(true, shares, average="macro"), abs=5e-3)
+    assert found.brier == pytest.approx(((shares - true) ** 2).mean())
 
 
 def test_fairness_is_over_sites() -> None:
