@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedskew.errors import expect
@@ -43,6 +44,9 @@ class WeightedCrossEntropy(Objective):
         expect(known, "weights", self.weights, f"{classes} numbers, one per class, or none to balance each client")
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        given = out.logits.new_tensor(self.weights)
-        weights = given if self.weights else balanced_weights(client.label_counts, out.logits)
+        weights = self._given(out.logits) if self.weights else balanced_weights(client.label_counts, out.logits)
         return weighted_cross_entropy(out.logits, y, weights)
+
+    def _given(self, logits: Tensor) -> Tensor:
+        """Fill in the weights one by one. A CUDA graph cannot replay the copy of a list from the host."""
+        return torch.stack([logits.new_full((), weight) for weight in self.weights])

@@ -244,6 +244,14 @@ def test_no_method_makes_tensors_from_numbers_on_the_host(
     assert_no_tensors_from_the_host(recorded_steps)
 
 
+def test_given_class_weights_are_not_copied_from_the_host(recorded_steps: list[torch.fx.GraphModule]) -> None:
+    weights = {"weights": [1.0, 0.5, 2.0, 4.0]}
+    this = server(image_federation(), "weighted-ce", linear(), weights, rounds=1)
+    use_engine(this, StackedEngine(this.network, this._runtimes.train, 2))
+    finished(this)
+    assert_no_tensors_from_the_host(recorded_steps)
+
+
 def test_a_step_that_makes_tensors_from_numbers_on_the_host_is_not_compiled() -> None:
     def step(memory: execution.Memory) -> None:
         memory["params"]["x"].mul_(torch.tensor([2.0, 3.0]))
