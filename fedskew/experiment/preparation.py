@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from typing import Any
@@ -96,7 +96,7 @@ def prepare(
         raise UserError(
             f"average is {config.average!r}, but method {chosen.name!r} sets the weights itself; expected 'samples'"
         )
-    positive_class(config, fed.dataset.classes)
+    positive_class(config, fed.dataset)
     if config.save_predictions and find_spec("pyarrow") is None:
         raise UserError("save_predictions needs pyarrow: install fedskew[data]")
     needs_features = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in chosen.parts)
@@ -170,13 +170,13 @@ def suitable_model(dataset: Dataset) -> str:
     return "dnn"
 
 
-def positive_class(config: Config, classes: Sequence[str]) -> int | None:
+def positive_class(config: Config, dataset: Dataset) -> int | None:
     """The number of the class that `positive` names. None if `positive` is not set."""
     if config.positive is None:
         return None
-    expect(
-        len(classes) == 2, "positive", config.positive, f"no value, because the data have {len(classes)} classes, not 2"
-    )
+    classes, several = dataset.classes, dataset.task.name == "multi-label"
+    found = "several labels per sample" if several else f"{len(classes)} classes, not 2"
+    expect(len(classes) == 2 and not several, "positive", config.positive, f"no value, because the data have {found}")
     if config.positive not in classes:
         raise unknown("positive class", config.positive, classes)
     return classes.index(config.positive)

@@ -113,7 +113,8 @@ class NotebookProgress(Callback):
         before = len(self._lines) - len(listed)
         rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line.cells()) + "</tr>" for line in listed)
         count = f"<div>run {len(self._lines)} of {self._runs}</div>" if self._runs > 1 else ""
-        earlier = f"<div>{before} earlier runs are finished</div>" if before else ""
+        noun = "run is" if before == 1 else "runs are"
+        earlier = f"<div>{before} earlier {noun} finished</div>" if before else ""
         by_method: dict[str, list[list[tuple[float, float]]]] = {}
         for line in self._lines[-MAX_CURVES:]:
             by_method.setdefault(line.method, []).append(line.curve)

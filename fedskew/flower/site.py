@@ -166,7 +166,7 @@ class Site:
         probabilities, true = test_set.predict(read_model("sent", tensors))
         if not np.isfinite(probabilities).all():
             raise UserError("the model's probabilities are not finite")
-        positive = positive_class(run.config, run.held(None).dataset.classes)
+        positive = positive_class(run.config, run.held(None).dataset)
         found = ScoreHistograms.from_probabilities(probabilities, true, positive)
         sums = {"reliability": torch.from_numpy(found.reliability), "brier": torch.tensor(found.brier).double()}
         return to_bytes({"own": torch.from_numpy(found.own), "others": torch.from_numpy(found.others), **sums})

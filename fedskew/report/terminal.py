@@ -71,9 +71,8 @@ def _score_rows(result: Result) -> list[tuple[str, str, str]]:
     scores = result.scores
     if scores is None:
         return []
-    auroc_note = (
-        "mean of each class against the rest" if scores.positive is None else f"of {result.classes[scores.positive]}"
-    )
+    several = "mean over the labels" if result.config.task == "multi-label" else "mean of each class against the rest"
+    auroc_note = several if scores.positive is None else f"of {result.classes[scores.positive]}"
     at = f"at specificity {scores.target_specificity:g}"
     rows = [
         ("AUROC", scores.auroc, auroc_note),

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-LATER_METRICS = ("auroc", "auprc", "kappa", "log_loss", "brier", "ece")
-"""Metrics that were added to the JSON and to `to_frame` after the first version."""
+SCORE_KEYS = ("auroc", "auprc", "kappa", "log_loss", "brier", "ece")
+"""Keys of the JSON, of `to_frame` and of sweeps' tables that are names of ranking metrics, in Python's spelling."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class MethodRuns:
             "macro_f1": pair(lambda r: r.evaluation.macro_f1),
             "worst_class": pair(lambda r: r.evaluation.worst_class),
             "balanced_accuracy": pair(lambda r: r.evaluation.mean_class),
-            **{name: pair(find_metric(name).value) for name in LATER_METRICS},
+            **{name: pair(find_metric(name).value) for name in SCORE_KEYS},
             "class_gap": pair(lambda r: r.evaluation.class_gap),
             "class_accuracy": [None if np.isnan(a) else float(a) for a in self.class_accuracy],
             "seconds": pair(lambda r: r.seconds),
@@ -254,7 +254,7 @@ class Comparison:
                 "macro_f1": run.evaluation.macro_f1,
                 "worst_class": run.evaluation.worst_class,
                 "balanced_accuracy": run.evaluation.mean_class,
-                **{name: find_metric(name).value(run) for name in LATER_METRICS},
+                **{name: find_metric(name).value(run) for name in SCORE_KEYS},
                 "class_gap": run.evaluation.class_gap,
                 "compute": run.compute,
                 "bytes": run.bytes_moved,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from findings import FINDINGS, findings, findings_federation, findings_file
-from sklearn.metrics import f1_score, roc_auc_score
+from sklearn.metrics import cohen_kappa_score, f1_score, roc_auc_score
 from torch import Tensor
 
 import fedskew as fs
@@ -70,6 +70,8 @@ def test_metrics_are_scikit_learns() -> None:
     assert evaluation.accuracy == pytest.approx((predicted == test.y).mean())
     assert evaluation.macro_f1 == pytest.approx(f1_score(test.y, predicted, average="macro"))
     assert evaluation.micro_f1 == pytest.approx(f1_score(test.y, predicted, average="micro"))
+    kappas = [cohen_kappa_score(test.y[:, c], predicted[:, c]) for c in range(4)]
+    assert evaluation.kappa == pytest.approx(np.mean(kappas))
     sensitivity = [predicted[test.y[:, c] == 1, c].mean() for c in range(4)]
     assert evaluation.class_accuracy == pytest.approx(sensitivity)
     assert evaluation.class_samples == tuple(test.y.sum(axis=0))
@@ -167,6 +169,13 @@ def test_the_task_may_be_stated_and_must_be_right() -> None:
     assert fs.run(digits, "fedavg", task="single-label", **SETTINGS).config.task == "auto"
 
 
+def test_there_is_no_positive_class() -> None:
+    x, y = findings()
+    two = fs.federation((x, y[:, :2]), fs.IID(clients=2), classes=FINDINGS[:2])
+    with pytest.raises(UserError, match="positive is 'fever'; expected no value, because the data have several labels"):
+        fs.run(two, "fedavg", positive="fever", **SETTINGS)
+
+
 def test_a_run_is_saved_loaded_and_resumed(tmp_path: Path) -> None:
     federation = findings_federation()
     whole = fs.run(federation, "scaffold", out=tmp_path / "run", save_predictions=True, eval_local=True, **SETTINGS)
@@ -198,6 +207,10 @@ def test_the_command_line_compares_and_reports(tmp_path: Path, monkeypatch: pyte
     page = (tmp_path / "report.html").read_text()
     assert "samples have several labels" in page
     assert "AUROC" in page
+    assert "Each label is scored by itself" in page
+    capsys.readouterr()
+    assert main(["run", "--method", "fedavg", *data, *short]) == 0
+    assert "mean over the labels" in capsys.readouterr().out
     assert main(["run", "--method", "fedvls", *data, *short]) == 2
     assert "needs one class per sample" in capsys.readouterr().err
 

@@ -70,6 +70,8 @@ def test_many_runs_of_a_notebook_are_counted_not_listed() -> None:
     assert "3 earlier runs are finished" in html
     assert "3 s left" in html
     assert html.count("<polyline") == 9
+    shown._lines = shown._lines[: MAX_LISTED + 1]
+    assert "1 earlier run is finished" in shown.html()
 
 
 def test_a_resumed_run_keeps_its_curve(federation: fs.Federation, tmp_path) -> None:

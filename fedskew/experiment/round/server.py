@@ -12,6 +12,7 @@ from torch import nn
 from fedskew.data.federation import Federation
 from fedskew.engine import ENGINES, Engine, ModelState, RoundResult, cpu_engine, survey, worth_compiling
 from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import positive_class
 from fedskew.experiment.round.aggregate import Aggregated, Aggregator, TrainingReport
 from fedskew.experiment.round.evaluate import Predictions, RoundEvaluation, RowFields
 from fedskew.experiment.round.plan import RoundPlan, RoundPlanner
@@ -201,8 +202,7 @@ class Server:
     @property
     def _positive(self) -> int | None:
         """The number of the positive class, if the configuration names it."""
-        positive = self._config.positive
-        return None if positive is None else self._federation.dataset.classes.index(positive)
+        return positive_class(self._config, self._federation.dataset)
 
     def predict(self, state: RunState) -> Predictions | None:
         """Predict the test set with the final global model. None if there is no such model, or too little memory."""

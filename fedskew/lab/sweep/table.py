@@ -14,7 +14,7 @@ from fedskew.experiment.storage.files import replace_file
 from fedskew.lab.sweep.records import Record, until
 from fedskew.methods import is_reference_bound
 from fedskew.metrics.summary import CurveSummary
-from fedskew.results.comparison import LATER_METRICS
+from fedskew.results.comparison import SCORE_KEYS
 from fedskew.results.ranking import RankingMetric
 
 Line = dict[str, Any]
@@ -28,7 +28,7 @@ def line(place: Mapping[str, Any], rounds: int, record: Record | None, status: s
 
 _MEASURED = (
     "rounds", "accuracy", "best", "best_round", "mean_last", "macro_f1", "worst_class", "diverged", "compute",
-    "seconds", "experiment", "split", "device", "balanced_accuracy", *LATER_METRICS,
+    "seconds", "experiment", "split", "device", "balanced_accuracy", *SCORE_KEYS,
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def _measured(record: Record, rounds: int) -> Line:
         until(record.f1_curve, rounds)[-1][1], until(record.worst_curve, rounds)[-1][1], record.content["diverged"],
         record.content["compute"][len(curve) - 1], record.seconds, record.identity, record.content["split"],
         record.content["machine"].get("gpu", record.content["machine"]["cpu"]),
-        record.value_after("balanced_accuracy", rounds), *(record.value_after(name, rounds) for name in LATER_METRICS),
+        record.value_after("balanced_accuracy", rounds), *(record.value_after(name, rounds) for name in SCORE_KEYS),
     )  # fmt: skip
     return dict(zip(_MEASURED, values, strict=True))
 

@@ -48,7 +48,10 @@ def _scores(method: MethodRuns) -> list[Scores]:
 
 def _words(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
     first = _scores(methods[0])[0]
-    if first.positive is None:
+    if comparison.multi_label:
+        what = "Each label is scored by itself, and the first table has the means over the labels."
+        binned = "the probability of each label with how often the sample has it"
+    elif first.positive is None:
         what = "Each class is scored against the rest, and the first table has the means over the classes."
         binned = "the probability of the predicted class with how often the prediction is right"
     else:
