@@ -81,5 +81,7 @@ def test_the_splits_of_the_race_count_for_the_order_but_not_against_fedavg() -> 
 def test_a_choice_from_few_splits_comes_with_a_warning() -> None:
     few = chosen(finalist("fedavg", [0.5] * 3), finalist("fedvls", [0.7, 0.71, 0.72]))[1]
     assert "It was tried on 3 splits only. It may fail on others; a larger budget tries more." in few
+    seven = chosen(finalist("fedavg", [0.5] * 6, raced=[0.5]), finalist("fedvls", [0.7, 0.71] * 3, raced=[0.7]))[1]
+    assert "It was tried on 7 splits only." in seven
     many = chosen(finalist("fedavg", [0.5] * 8), finalist("fedvls", [0.7, 0.71] * 4))[1]
     assert "only" not in many

@@ -49,6 +49,18 @@ def activated_norms() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten())
 
 
+class SharedActivation(nn.Module):
+    """The ReLU before the pooling has another user, so the pooling must not apply it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.pool = nn.Conv2d(2, 4, 3), nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.convolution(x))
+        return torch.cat([self.pool(y).flatten(1), y.flatten(1)], dim=1)
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     model[0].weight.requires_grad_(False)
@@ -83,6 +95,11 @@ MODELS = {
         IMAGE,
     ),
     "pooling": (lambda: nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()), IMAGE),
+    "activation before pooling": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        IMAGE,
+    ),
+    "activation with two users": (SharedActivation, IMAGE),
     "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Flatten()), IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Dropout2d(0.4), nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Flatten()), IMAGE),
     "sequence": (lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Flatten()), IMAGE),

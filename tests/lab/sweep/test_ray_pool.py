@@ -56,6 +56,15 @@ class Held(fs.ServerRule):
         while state["rounds"] >= 2 and os.path.exists(os.environ["HOLD"]):
             time.sleep(0.05)
         return updates.mean(), {"rounds": state["rounds"] + 1}
+
+
+@fs.method("dying")
+@dataclass(frozen=True)
+class Dying(fs.ServerRule):
+    """Its process dies in the first round, as if memory ran out."""
+
+    def aggregate(self, sent, updates, state):
+        os._exit(1)
 '''
 
 
@@ -131,6 +140,18 @@ def test_a_node_without_the_shared_folder_is_named(cluster: Cluster, tmp_path: P
     assert sweep.returncode == 0, errors
     assert f"{hidden} is not shared with node" in errors
     assert "choose a shared folder with --out" in errors
+
+
+@pytest.mark.slow
+def test_a_job_that_dies_everywhere_fails_after_three_moves(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text("method: held:Dying" + GRID.replace("0.01, 0.02", "0.01"))
+    with _sweep(tmp_path, cluster.address, cluster.environment) as sweep:
+        errors = _read_until(sweep, "(move 4")
+        if "(move 4" in errors:
+            sweep.kill()
+    assert sweep.returncode == 1, errors
+    assert errors.count("the run moves to another node and resumes from its last checkpoint") == 3
+    assert "its process died (WorkerCrashedError), after 3 moves to other nodes" in errors
 
 
 def test_the_job_of_a_dead_node_resumes_elsewhere(
