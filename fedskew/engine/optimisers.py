@@ -49,11 +49,11 @@ class LocalOptimiser(ABC):
         direction: Sequence[Tensor],
         state: State,
         lr: float | Tensor,
-        fused: bool = False,
+        use_kernel: bool = False,
     ) -> None:
         """Change parameters and state in place. On a GPU, `lr` is a tensor, whose value a captured step reads anew.
 
-        `fused` allows our kernels, which a compiler cannot combine with other operations.
+        `use_kernel` allows the kernel, which a compiler cannot combine with other operations.
         """
 
     def new_state(self, params: Sequence[Tensor]) -> State:
@@ -79,14 +79,14 @@ class SGD(LocalOptimiser):
         direction: Sequence[Tensor],
         state: State,
         lr: float | Tensor,
-        fused: bool = False,
+        use_kernel: bool = False,
     ) -> None:
         velocity = state["velocity"]
         if isinstance(lr, float):
             self._foreach_step(list(params), list(direction), list(velocity), lr)
             return
         for p, g, v in zip(params, direction, velocity, strict=True):
-            if fused and kernels.can_step(p, g):
+            if use_kernel and kernels.can_step(p, g):
                 kernels.stacked_sgd_step(p, g, v, lr, self.momentum, self.weight_decay, self.nesterov)
             else:
                 self._device_step(p, g, v, lr)
@@ -130,7 +130,7 @@ class Adam(LocalOptimiser):
         direction: Sequence[Tensor],
         state: State,
         lr: float | Tensor,
-        fused: bool = False,  # noqa: ARG002
+        use_kernel: bool = False,  # noqa: ARG002
     ) -> None:
         (steps,) = state[STEPS]
         steps.add_(1)

@@ -61,9 +61,9 @@ def test_steps_are_those_of_torch(name: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("use_kernel", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_gpu_s_form_of_the_step_is_the_same(name: str, fused: bool, dtype: torch.dtype) -> None:
+def test_a_gpu_s_form_of_the_step_is_the_same(name: str, use_kernel: bool, dtype: torch.dtype) -> None:
     """There the learning rate is a tensor, and clients of one stack are at different steps."""
     optimiser, grads = OPTIMISERS[name](MOMENTUM, DECAY), gradients(6, (2, 5))
     stack = [torch.ones(2, 5, dtype=dtype)]
@@ -74,7 +74,7 @@ def test_a_gpu_s_form_of_the_step_is_the_same(name: str, fused: bool, dtype: tor
             stack[0][1] = 1
             for tensors in state.values():
                 tensors[0][1] = 0
-        optimiser.step(stack, [grad.to(dtype)], state, torch.tensor(LR, dtype=dtype), fused)
+        optimiser.step(stack, [grad.to(dtype)], state, torch.tensor(LR, dtype=dtype), use_kernel)
     ones = torch.ones(5, dtype=torch.float64)
     expected = torch.stack([by_torch(name, ones, grads[:, 0]), by_torch(name, ones, grads[2:, 1])])
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5

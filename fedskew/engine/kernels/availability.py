@@ -18,7 +18,7 @@ def _triton_is_installed() -> bool:
 
 
 def supported(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the kernels can convolve these tensors: on CUDA, or anywhere in Triton's interpreter."""
+    """Return whether the kernels can process these tensors: on CUDA, or anywhere in Triton's interpreter."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     reachable = x.device == weight.device and (x.device.type == "cuda" or interpreted)
     return reachable and x.dtype in _FORMATS and weight.dtype in _FORMATS and _triton_is_installed()

@@ -57,7 +57,7 @@ class Tiling:
 
 
 def _precision(dtype: torch.dtype, tf32: bool) -> str:
-    """Return how blocks are multiplied. Float32 without TF32 takes three TF32 products, which are as exact."""
+    """Return how blocks are multiplied. Float32 without TF32 takes three TF32 products, which are nearly as exact."""
     return "tf32" if tf32 or dtype != torch.float32 else "tf32x3"
 
 

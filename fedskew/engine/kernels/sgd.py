@@ -16,12 +16,8 @@ _SIZE = 1024
 
 
 def can_step(param: Tensor, grad: Tensor) -> bool:
-    """Return whether the kernel can update this parameter [K, …], whose rows may lie apart in memory."""
-    return (
-        supported(grad, grad)
-        and param.dtype == torch.float32
-        and (param.numel() == 0 or _client_stride(param) is not None)
-    )
+    """Return whether the kernel can update this parameter [K, …], whose clients may lie apart in memory."""
+    return supported(grad, grad) and param.dtype == torch.float32 and (param.numel() == 0 or param[0].is_contiguous())
 
 
 def stacked_sgd_step(
@@ -35,8 +31,3 @@ def stacked_sgd_step(
         param, grad.contiguous(), velocity, lr, size, param.stride(0), velocity.stride(0), momentum, weight_decay,
         HAS_MOMENTUM=momentum != 0, NESTEROV=nesterov, SIZE=_SIZE, num_warps=4,
     )  # fmt: skip
-
-
-def _client_stride(param: Tensor) -> int | None:
-    """Return the distance between clients, or None if a client's values are not contiguous."""
-    return param.stride(0) if param[0].is_contiguous() else None

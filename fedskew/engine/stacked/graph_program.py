@@ -96,7 +96,7 @@ class GraphProgram(Program):
             except Exception as error:  # a compiler may fail in any way
                 self._notice("cannot be compiled, so it runs uncompiled", error)
         try:
-            return captured(replace(step, fused=True), self.memory, self._pools.steps)
+            return captured(replace(step, use_kernel=True), self.memory, self._pools.steps)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

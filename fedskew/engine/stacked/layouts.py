@@ -1,7 +1,7 @@
 """The memory layout of the stacked engine: the named tensors of several clients, with one row per client.
 
-A row holds all tensors of a client, so one copy moves the client into or out of a slot. On a GPU, an optimiser's step
-is one operation on all rows.
+A row holds all tensors of a client, so one copy moves the client into or out of a slot. On a GPU, optimisers without a
+kernel, and compiled steps, update whole rows at once.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class SlotStep:
     full: bool
     """Whether no batch is padded."""
     channels_last: bool
-    fused: bool
+    use_kernel: bool
     """Whether the optimiser may use its kernel, if it has one. Without it, a compiler can fuse more operations."""
 
     def __call__(self, memory: Memory) -> None:
@@ -267,7 +267,7 @@ class SlotStep:
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
         """Update the parameters: one by one on a CPU and with a kernel, otherwise whole rows of memory at once."""
         layout, optimiser = self.layouts.params, self.work.local.local_optimiser
-        by_tensor = isinstance(lr, float) or (self.fused and optimiser.has_kernel)
+        by_tensor = isinstance(lr, float) or (self.use_kernel and optimiser.has_kernel)
         flat_direction = direction if by_tensor else layout.flat(direction)
         names = list(flat_direction)
 
@@ -278,7 +278,7 @@ class SlotStep:
         state = {kind: tensors(kind) for kind in optimiser.shaped_state}
         if optimiser.counts_steps:
             state[STEPS] = [memory[STEPS][""]]
-        optimiser.step(tensors("params"), [flat_direction[name] for name in names], state, lr, self.fused)
+        optimiser.step(tensors("params"), [flat_direction[name] for name in names], state, lr, self.use_kernel)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule
     monkeypatch.setattr(torch, "compile", take)
 
     def ready(self: Any, step: Any) -> Callable[[int], None]:
-        run = execution.compiled(replace(step, fused=False), self.memory)
+        run = execution.compiled(replace(step, use_kernel=False), self.memory)
         return lambda _: run(self.memory)  # memory itself says which batch is next
 
     monkeypatch.setattr(Program, "_prepare_step", ready)
