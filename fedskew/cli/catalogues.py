@@ -190,12 +190,12 @@ def _datasets(
         what.append(f"\nlicence: {row['licence']}", style="dim")
         if row["options"]:
             what.append(f"\noptions: {', '.join(row['options'])}", style="cyan")
-        where = Text(
-            row["where"] or "not on this machine; downloaded on first use", style="" if row["where"] else "dim"
-        )
+        source = "downloaded on first use" if row["downloaded"] else "made by its publisher's scripts"
+        where = Text(row["where"] or f"not on this machine; {source}", style="" if row["where"] else "dim")
         if row["bytes"]:
             where.append(f"\n{_size(row['bytes'])}", style="dim")
-        size = f"{row['classes']} classes\n{row['train']} train\n{row['test']} test"
+        parts = f"{row['train']} train\n{row['test']} test" if row["test"] else f"{row['train']} samples"
+        size = f"{row['classes']} classes\n{parts}"
         table.add_row(row["name"], what, size, where)
     console = stdout()
     console.print(table)
@@ -208,7 +208,8 @@ def _datasets(
 def _dataset_json(entry: DatasetEntry, data_dir: str | None) -> dict[str, Any]:
     where, size = _location(entry, data_dir)
     keys = ("name", "kind", "description", "classes", "train", "test", "licence", "citation", "options", "sources")
-    return {key: getattr(entry, key) for key in keys} | {"where": where, "bytes": size}
+    downloaded = bool(entry.made_of or (entry.published and entry.published.files))
+    return {key: getattr(entry, key) for key in keys} | {"where": where, "bytes": size, "downloaded": downloaded}
 
 
 def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, int | None]:

@@ -52,6 +52,7 @@ class DatasetEntry:
     classes: int
     train: int
     test: int
+    """0 if the user decides how many of the `train` samples are for testing."""
     sources: tuple[str, ...]
     licence: str
     citation: str
@@ -494,7 +495,7 @@ _WITH_SITES = (
     DatasetEntry(
         name="femnist",
         kind="image",
-        description="handwritten digits and letters by 3,550 writers, 28×28 grey; 805,263 with the test part",
+        description="handwritten digits and letters by 3,550 writers, 28×28 grey; LEAF's script makes the test part",
         classes=62,
         train=805_263,
         test=0,

@@ -92,6 +92,15 @@ def test_datasets_that_are_here_say_where(cli, tmp_path):
     assert told["mnist"]["bytes"] > 0
     assert told["cifar10"]["where"] is None
     assert told["digits"]["where"] == "part of scikit-learn"
+    assert [told[name]["downloaded"] for name in ("cifar10", "digits-domains", "digits", "femnist")] == [1, 1, 0, 0]
+
+
+def test_datasets_without_a_download_say_so(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = cli("datasets").out.splitlines()
+    made = [line.split()[1] for line in lines if "not on this machine; made by its publisher's scripts" in line]
+    assert made == ["femnist", "fed-isic2019"]
+    assert any("805263 samples" in line for line in lines)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

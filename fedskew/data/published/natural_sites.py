@@ -1,4 +1,4 @@
-"""Datasets whose samples come from sites: FEMNIST by writer (LEAF), and Fed-ISIC2019 by hospital (FLamby).
+"""Datasets whose samples come from sites: FEMNIST by writer (LEAF), and Fed-ISIC2019 by centre (FLamby).
 
 Their publishers offer scripts rather than files, so nothing is downloaded. `--partition column` splits them by site.
 """
@@ -19,14 +19,16 @@ from fedskew.data.published.text import read_csv
 from fedskew.errors import UserError
 
 FEMNIST_LAYOUT = (("train/all_data*.json",), ("test/all_data*.json",))
-FEMNIST_HELP = "run LEAF's data/femnist/preprocess.sh and put its folders train and test there"
+FEMNIST_HELP = "run LEAF's data/femnist/preprocess.sh -t sample, and put its folders train and test there"
 ISIC_LAYOUT = (("train_test_split",), ("ISIC_2019_Training_Input_preprocessed",))
-ISIC_HELP = "run FLamby's scripts for fed_isic2019, and put train_test_split and the preprocessed images there"
+ISIC_HELP = "run FLamby's scripts for fed_isic2019, and put the preprocessed images and FLamby's train_test_split there"
 
 _FEMNIST_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _SIDE = 28
 _ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+"""In the order of the numbers in the column `target` of train_test_split."""
 _ISIC_SITES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
+"""In the order of the numbers in the column `center` (FLamby's README)."""
 _ISIC_COLUMNS = ("image", "target", "center", "fold")
 
 
