@@ -1,4 +1,4 @@
-"""Decode image files into one uint8 array (n, channels, height, width)."""
+"""Images as one uint8 array (n, channels, height, width): decode files, and compute the mean of each channel."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.data.dataset import row_blocks
 from fedskew.errors import UserError
 
 Pixels = npt.NDArray[np.uint8]
@@ -133,3 +134,16 @@ def _pillow() -> Any:
     except ImportError as error:
         raise UserError("reading image files needs Pillow: pip install 'fedskew[data]'") from error
     return PIL
+
+
+def channel_statistics(images: npt.NDArray[np.generic]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return each channel's mean and standard deviation, for images scaled to [0, 1]. Histograms avoid a float copy."""
+    levels = np.arange(256) / 255
+    means, stds = [], []
+    for channel in range(images.shape[1]):
+        counts = sum(np.bincount(block[:, channel].ravel(), minlength=256) for block in row_blocks(images))
+        frequency = counts / max(images[:, channel].size, 1)
+        mean = float(frequency @ levels)
+        means.append(mean)
+        stds.append(float(np.sqrt(frequency @ (levels - mean) ** 2)) or 1.0)
+    return tuple(means), tuple(stds)

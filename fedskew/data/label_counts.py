@@ -5,7 +5,6 @@ The partition `counts` and `fedskew diagnose` read the same files in the same wa
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fedskew.data.csv_files import find_delimiter, read_csv
 from fedskew.data.partitions.rule import IntArray
 from fedskew.errors import UserError
 
@@ -29,7 +29,6 @@ _NAMES = ("", "client", "clients", "site", "sites", "name", "id", "hospital", "h
 _TOTALS = ("total", "totals", "sum", "sums", "all", "overall", "grand total", "all sites", "all clients", "σ", "gesamt",
            "insgesamt", "summe", "somme", "totale")  # fmt: skip
 """Names of a row or a column of sums."""
-_SEPARATORS = ",;\t"
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?")
 _COUNT = re.compile(r"\d{1,15}([.,]0*)?")
 """A whole number. Spreadsheets may also write 12 as 12.0, or as 12,0 with a decimal comma."""
@@ -109,15 +108,7 @@ def _read_table(path: Path, data_classes: Sequence[str]) -> LabelCounts:
 
 
 def _read_rows(path: Path) -> list[_Row]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            file.seek(0)
-            separator = max(_SEPARATORS, key=first.count)
-            reader = csv.reader(file, delimiter=separator)
-            rows = [_Row(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; {FORMS}") from error
+    rows = [_Row(line, [cell.strip() for cell in cells]) for line, cells in read_csv(path, find_delimiter(path))]
     rows = [row for row in rows if any(row.cells)]
     if not rows:
         raise UserError(f"{path} is empty; {FORMS}")

@@ -6,9 +6,11 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedskew.data.dataset import Dataset, Kind
 from fedskew.data.own.assembly import Array, Part, assemble
@@ -63,6 +65,23 @@ def array_dataset(
     if columns is not None:
         raise UserError(f"columns has {len(columns)} names, but {where[0]} holds images; leave columns out")
     return assemble(name, kind, list(map(Part, inputs, labels, where)), classes, test_fraction)
+
+
+def make_array(values: Any, where: str) -> npt.NDArray[Any]:
+    """Convert tensors and lists to an array."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    if hasattr(values, "toarray"):
+        raise UserError(f"{where}: a sparse {type(values).__name__}; expected a dense array: call toarray() first")
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"{where}: rows of unequal length; expected an array of numbers") from error
+
+
+def make_label_array(values: Any, where: str) -> npt.NDArray[Any]:
+    """Convert labels to an array. A list keeps its objects, because numpy would turn [1, "a"] into strings."""
+    return np.array(values, dtype=object) if isinstance(values, list | tuple) else make_array(values, where)
 
 
 def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence[str] | None) -> list[RawTable]:

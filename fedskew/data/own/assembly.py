@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.dataset import TEST_FRACTION, Dataset, Kind, Samples, row_blocks, stratified_holdout
+from fedskew.data.dataset import TEST_FRACTION, Dataset, Kind, Samples, stratified_holdout
+from fedskew.data.images import channel_statistics
 from fedskew.data.own.labels import Labels, encode_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY, text_dataset
 from fedskew.data.table_encoding import RawTable, Strings, TableEncoding, fit_encoding
@@ -211,16 +212,3 @@ def _numbered(column: Strings | None, sites: tuple[str, ...]) -> IntArray:
 def _natural_order(text: str) -> tuple[tuple[int, int, str], ...]:
     """Sort site 2 before site 10."""
     return tuple((0, int(word), "") if word.isdecimal() else (1, 0, word) for word in re.split(r"(\d+)", text) if word)
-
-
-def channel_statistics(images: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return each channel's mean and standard deviation, for images scaled to [0, 1]. Histograms avoid a float copy."""
-    levels = np.arange(256) / 255
-    means, stds = [], []
-    for channel in range(images.shape[1]):
-        counts = sum(np.bincount(block[:, channel].ravel(), minlength=256) for block in row_blocks(images))
-        frequency = counts / max(images[:, channel].size, 1)
-        mean = float(frequency @ levels)
-        means.append(mean)
-        stds.append(float(np.sqrt(frequency @ (levels - mean) ** 2)) or 1.0)
-    return tuple(means), tuple(stds)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from fedskew.data.dataset import TEST_FRACTION, Dataset, Samples, stratified_holdout
+from fedskew.data.own.arrays import make_label_array
 from fedskew.data.own.labels import class_list, encode_labels, read_labels
 from fedskew.errors import UserError
 
@@ -35,7 +36,10 @@ def load_fields(
     where = ("", "test ")
     named = [_arrays(x, part) for (x, _), part in zip(pairs, where, strict=False)]
     _expect_same_form(named)
-    labels = [read_labels(_labels(y), f"{part}y", "row {}".format) for (_, y), part in zip(pairs, where, strict=False)]
+    labels = [
+        read_labels(make_label_array(y, f"{part}y"), f"{part}y", "row {}".format)
+        for (_, y), part in zip(pairs, where, strict=False)
+    ]
     names, numbers = encode_labels(labels, class_list(classes))
     integers = all(array.dtype.kind in "biu" for array in named[0].values())
     train, test = _train_and_test([_rows(arrays, integers) for arrays in named], numbers, test_fraction)
@@ -103,12 +107,6 @@ def _unequal(where: str) -> UserError:
     return UserError(
         f"{where}: rows of unequal length; expected equal ones, as a tokenizer gives with padding='max_length'"
     )
-
-
-def _labels(y: Any) -> npt.NDArray[Any]:
-    if isinstance(y, torch.Tensor):
-        return y.detach().cpu().numpy()
-    return np.array(y, dtype=object) if isinstance(y, list | tuple) else np.asarray(y)
 
 
 def _expect_same_form(named: Sequence[Fields]) -> None:

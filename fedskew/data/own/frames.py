@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from fedskew.data.own.arrays import make_label_array
 from fedskew.data.own.columns import Column, make_strings, number_text
 from fedskew.data.own.table_files import arrow_table, import_pyarrow, unusable
 from fedskew.data.own.tables import Table
@@ -98,20 +98,3 @@ def _label_column(labels: Any) -> Column:
 
 def _all_texts(values: npt.NDArray[Any]) -> bool:
     return all(value is None or value != value or isinstance(value, str) for value in values)
-
-
-def make_array(values: Any, where: str) -> npt.NDArray[Any]:
-    """Convert tensors and lists to an array."""
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
-    if hasattr(values, "toarray"):
-        raise UserError(f"{where}: a sparse {type(values).__name__}; expected a dense array: call toarray() first")
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise UserError(f"{where}: rows of unequal length; expected an array of numbers") from error
-
-
-def make_label_array(values: Any, where: str) -> npt.NDArray[Any]:
-    """Convert labels to an array. A list keeps its objects, because numpy would turn [1, "a"] into strings."""
-    return np.array(values, dtype=object) if isinstance(values, list | tuple) else make_array(values, where)

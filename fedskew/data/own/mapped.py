@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from fedskew.data.dataset import Dataset, Samples
-from fedskew.data.own.assembly import Array, channel_statistics
+from fedskew.data.images import channel_statistics
+from fedskew.data.own.assembly import Array
 from fedskew.data.own.labels import known_classes, read_labels
 from fedskew.errors import UserError
 

@@ -16,10 +16,10 @@ import torch
 
 from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import Size, image_pixels, is_image, parse_size
-from fedskew.data.own.arrays import array_dataset
+from fedskew.data.own.arrays import array_dataset, make_array, make_label_array
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.fields import load_fields
-from fedskew.data.own.frames import frame_table, is_frame, make_array, make_label_array
+from fedskew.data.own.frames import frame_table, is_frame
 from fedskew.data.own.labels import class_list, known_classes, read_labels
 from fedskew.data.own.table_files import TEST_SPLITS, arrow_table
 from fedskew.data.own.tables import Table, load_tables

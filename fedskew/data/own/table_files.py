@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.data.csv_files import find_delimiter, open_packed, read_csv, read_header
 from fedskew.data.own.columns import Cells, Column, EncodedImages, is_unnamed, make_strings
 from fedskew.data.own.tables import Table
-from fedskew.data.published.text import open_packed, read_csv, read_header
 from fedskew.errors import UserError
 
 CSV_SUFFIXES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))
-DELIMITERS = (",", ";", "\t")
 TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
@@ -27,7 +26,7 @@ def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> T
     pyarrow, if installed, reads large files fast. Python's own reader is slower, but reports the line of a mistake.
     """
     _check_marks(delimiter, decimal)
-    delimiter = delimiter or _find_delimiter(path)
+    delimiter = delimiter or find_delimiter(path)
     read = _read_fast(path, delimiter)
     if read is None:
         read = _read_rows(path, delimiter)
@@ -64,12 +63,6 @@ def _check_marks(delimiter: object, decimal: object) -> None:
         raise UserError(f"delimiter is {delimiter!r}; expected one character such as ;")
     if decimal not in (".", ","):
         raise UserError(f"decimal is {decimal!r}; expected . or ,")
-
-
-def _find_delimiter(path: Path) -> str:
-    """Choose the delimiter that divides the header into the most cells."""
-    counts = {delimiter: len(read_header(path, delimiter)) for delimiter in DELIMITERS}
-    return max(DELIMITERS, key=lambda delimiter: counts[delimiter])
 
 
 def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.data.csv_files import read_csv
 from fedskew.data.dataset import Dataset, Samples
-from fedskew.data.images import decode_all, parse_size
-from fedskew.data.own.assembly import channel_statistics
-from fedskew.data.published.text import read_csv
+from fedskew.data.images import channel_statistics, decode_all, parse_size
 from fedskew.errors import UserError
 
 FEMNIST_LAYOUT = (("train/all_data*.json",), ("test/all_data*.json",))

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import lzma
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.data.csv_files import read_csv
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.errors import UserError
 
@@ -24,8 +19,6 @@ VOCABULARY = 98_635
 PAD, UNKNOWN = 0, 1
 
 Tokens = npt.NDArray[np.int64]
-Rows = list[tuple[int, list[str]]]
-"""Line number and cells."""
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
@@ -127,42 +120,6 @@ def load_20newsgroups(files: list[Path], *, length: int = LENGTH, vocabulary: in
     """Load the by-date split from rows with a class and a text, or from the publisher's folders of messages."""
     train, test = (_newsgroups_folder(path) if path.is_dir() else _newsgroups_csv(path) for path in files)
     return text_dataset("20newsgroups", NEWSGROUPS_CLASSES, train, test, length, vocabulary)
-
-
-def read_csv(path: Path, delimiter: str = ",", rows: int | None = None) -> Rows:
-    """Read all rows that are not blank, or the first `rows`, from a UTF-8 file.
-
-    The file may be gzipped or xz-compressed.
-    """
-    limit = csv.field_size_limit(sys.maxsize)  # the longest newsgroup posts exceed the default
-    try:
-        with io.TextIOWrapper(open_packed(path), encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter)
-            return list(islice(((reader.line_num, cells) for cells in reader if cells), rows))
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: not UTF-8 text (byte {error.object[error.start]:#x}); expected a UTF-8 CSV file"
-        ) from error
-    except csv.Error as error:
-        raise UserError(f"{path}: not a CSV file: line {reader.line_num}: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
-
-
-def read_header(path: Path, delimiter: str) -> list[str]:
-    """Read the cells of the first row; none if the file is empty."""
-    rows = read_csv(path, delimiter, 1)
-    return rows[0][1] if rows else []
-
-
-def open_packed(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
-    if path.suffix == ".gz":
-        return gzip.open(path)
-    if path.suffix == ".xz":
-        return lzma.open(path)
-    return path.open("rb")
 
 
 def _ag_news_part(path: Path) -> tuple[list[str], Tokens]:

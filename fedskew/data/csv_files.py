@@ -1,0 +1,60 @@
+"""Read CSV files, plain or compressed: rows with their line numbers, and the delimiter."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import lzma
+import sys
+from itertools import islice
+from pathlib import Path
+
+from fedskew.errors import UserError
+
+DELIMITERS = (",", ";", "\t")
+
+Rows = list[tuple[int, list[str]]]
+"""Line number and cells."""
+
+
+def read_csv(path: Path, delimiter: str = ",", rows: int | None = None) -> Rows:
+    """Read all rows that are not blank, or the first `rows`, from a UTF-8 file.
+
+    The file may be gzipped or xz-compressed.
+    """
+    limit = csv.field_size_limit(sys.maxsize)  # a long text exceeds the default
+    try:
+        with io.TextIOWrapper(open_packed(path), encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=delimiter)
+            return list(islice(((reader.line_num, cells) for cells in reader if cells), rows))
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: not UTF-8 text (byte {error.object[error.start]:#x}); expected a UTF-8 CSV file"
+        ) from error
+    except csv.Error as error:
+        raise UserError(f"{path}: not a CSV file: line {reader.line_num}: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def read_header(path: Path, delimiter: str) -> list[str]:
+    """Read the cells of the first row; none if the file is empty."""
+    rows = read_csv(path, delimiter, 1)
+    return rows[0][1] if rows else []
+
+
+def open_packed(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    if path.suffix == ".xz":
+        return lzma.open(path)
+    return path.open("rb")
+
+
+def find_delimiter(path: Path) -> str:
+    """Choose the delimiter that divides the first row into the most cells."""
+    counts = {delimiter: len(read_header(path, delimiter)) for delimiter in DELIMITERS}
+    return max(DELIMITERS, key=lambda delimiter: counts[delimiter])
