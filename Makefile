@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 RUN    := $(BIN)/python -m
 INSTALL := $(RUN) pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE  # without bytecode, each process that a test starts compiles PyTorch again
 
 .PHONY: demo test test-all lint style clean
 
