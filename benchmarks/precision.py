@@ -123,8 +123,8 @@ def _run_sweeps(flags: argparse.Namespace, work: Path) -> None:
     for name, (precision, lr) in VARIANTS.items():
         grid = work / f"{_folder(name)}.yaml"
         text = GRID.format(
-            model=flags.model, clients=flags.clients, epochs=flags.epochs, lr=lr, rounds=flags.rounds, seeds=flags.seeds,
-            data=flags.data.replace(",", ", "), methods=flags.methods.replace(",", ", "),
+            model=flags.model, clients=flags.clients, epochs=flags.epochs, lr=lr, rounds=flags.rounds,
+            seeds=flags.seeds, data=flags.data.replace(",", ", "), methods=flags.methods.replace(",", ", "),
         )  # fmt: skip
         grid.write_text(text, encoding="utf-8")
         command = [
@@ -158,8 +158,8 @@ def _page(content: Mapping[str, object], accuracies: Mapping[str, Mapping[Run, f
         f"{content['device']}; {content['date']}; `{content['command']}`.",
         "",
         f"Each of {runs} runs (data × method × seed) was trained in each variant. The tables compare the accuracy "
-        "after the last round with float32's. The second variant is float32 again, with a learning rate that is larger by "
-        "one part in a million, so that every sum is rounded differently. A format leaves results unchanged as far as "
+        "after the last round with float32's. The second variant is float32 again, with a learning rate that is larger "
+        "by one part in a million, so that every sum is rounded differently. A format leaves results unchanged as far as "
         "one can tell if its differences are no larger than that variant's, and if their mean is zero up to its "
         "standard error.",
         "",
