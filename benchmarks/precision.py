@@ -159,8 +159,8 @@ def _page(content: Mapping[str, object], accuracies: Mapping[str, Mapping[Run, f
         "",
         f"Each of {runs} runs (data × method × seed) was trained in each variant. The tables compare the accuracy "
         "after the last round with float32's. The second variant is float32 again, with a learning rate that is larger "
-        "by one part in a million, so that every sum is rounded differently. A format leaves results unchanged as far as "
-        "one can tell if its differences are no larger than that variant's, and if their mean is zero up to its "
+        "by one part in a million, so that every sum is rounded differently. A format leaves results unchanged as far "
+        "as one can tell if its differences are no larger than that variant's, and if their mean is zero up to its "
         "standard error.",
         "",
         "## Difference to float32, in percentage points",
