@@ -112,6 +112,7 @@ FLAGS: dict[str, Flag] = {
         Flag("augment", "A,B", DATA),
         _training("method", "NAME"),
         _training("model", "NAME"),
+        _training("init", "FILE"),
         _training("rounds", "N"),
         _training("clients_per_round", "N"),
         _training("local_epochs", "N"),

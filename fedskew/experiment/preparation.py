@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from fedskew.methods import METHODS, Method, Objective, Part, Regulariser, make_
 from fedskew.methods.parts import SGD_OPTIMIZERS
 from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
 
+if TYPE_CHECKING:
+    from fedskew.models.weights import Start
+
 DEFAULT_CLIENTS = 20
 
 
@@ -33,6 +36,8 @@ class Prepared:
     federation: Federation
     method: Method
     model: nn.Module
+    start: Start | None = None
+    """What the model took from the file of weights that `init` names, if it names one."""
 
     @property
     def sample(self) -> Tensor:
@@ -85,6 +90,11 @@ def prepare(
     shape = data_shape(fed.dataset)
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
     module = make_model(name, shape, config.seed) if model is None else adapted_model(model, shape)
+    start = None
+    if config.init is not None:
+        from fedskew.models.weights import start_from  # few runs need it
+
+        module, start = start_from(config.init, module, config.init_sha256)
     for part in chosen.parts:
         part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
     if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in chosen.parts for m in part.members):
@@ -111,6 +121,7 @@ def prepare(
         task="auto" if fed.dataset.task.name == "single-label" else fed.dataset.task.name,
         partition=_describe_split(fed, config),
         model=name if model is None else type(own_module(model)).__name__,
+        init_sha256=None if start is None else start.sha256,
         method=chosen.name,
         method_params=_with_lists(chosen.params),
         engine=choose_engine(
@@ -118,7 +129,7 @@ def prepare(
         ),
         device=",".join(map(str, devices)),
     )
-    return Prepared(resolved, fed, chosen, module)
+    return Prepared(resolved, fed, chosen, module, start)
 
 
 def require_task(task: str, method: Method, dataset: Dataset) -> None:

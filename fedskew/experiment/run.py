@@ -127,12 +127,14 @@ def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None
     """Return the state to continue from, and start the recorder with the rows up to it."""
     state = server.start()
     if folder is None:
+        _report_start(prepared, recorder)
         recorder.start([], state)
         return state
     checkpoint = folder.load_checkpoint()
     _require_space(server, folder, state, checkpoint)
     recorder.notify(folder.warnings)
     if checkpoint is None:
+        _report_start(prepared, recorder)
         folder.truncate_rounds(-1)
         folder.write_about(about(prepared))
         state = server.start(folder.client_states())
@@ -146,6 +148,12 @@ def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None
     state = RunState.restore(checkpoint.tensors, checkpoint.meta, clients, server.device)
     recorder.start(folder.rounds(), state)
     return state
+
+
+def _report_start(prepared: Prepared, recorder: Recorder) -> None:
+    """Say which tensors the initial model took from a file of weights."""
+    if prepared.start is not None:
+        recorder.notify(prepared.start.lines())
 
 
 def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result:

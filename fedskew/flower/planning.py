@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
     federation = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
     prepared = prepare(config, federation)
     refuse_unfit(prepared.method, prepared.config)
-    return prepared.config
+    if config.init is None:
+        return prepared.config
+    return replace(prepared.config, init=str(Path(config.init).expanduser().resolve()))
 
 
 def make_settings(sites: Sequence[str], values: Mapping[str, Any]) -> FederationSettings:

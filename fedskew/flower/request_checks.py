@@ -27,7 +27,7 @@ DETAILS = ("none", "total", "class")
 def approved_settings(settings: FederationSettings, contract: Contract, config: Config) -> dict[str, Any]:
     """The settings of an app that a site approves, as JSON values."""
     return {
-        "config": config.to_mapping() | {"data_dir": None},
+        "config": config.to_mapping() | {"data_dir": None, "init": None},
         "contract": contract.to_json(),
         "share_loss": settings.share_loss,
         "noise": [settings.clip, settings.noise] if settings.privacy == "local" else None,

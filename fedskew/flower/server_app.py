@@ -114,7 +114,7 @@ def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
 
 def _without_paths(prepared: Prepared) -> dict[str, object]:
     """The run's configuration without the server's paths, for the sites."""
-    return prepared.config.to_mapping() | {"data_dir": None}
+    return prepared.config.to_mapping() | {"data_dir": None, "init": None}
 
 
 def log(line: str) -> None:

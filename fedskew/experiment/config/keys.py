@@ -118,6 +118,12 @@ class Config:
     )
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: str = _option("auto", text, "model name, package.module:factory, or auto to choose one for the data")
+    init: str | None = _option(
+        None, optional(text), "file of weights that the model starts from: .safetensors, or a state dict in .pt or .pth"
+    )
+    init_sha256: str | None = _option(
+        None, optional(text), "SHA-256 of the init file, which a run records so that it can be repeated"
+    )
     method: str = _option("fedvls", _method_name, "method name, or several joined with +")
     method_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("method"))
     rounds: int = _option(60, integer(1), "communication rounds")
@@ -215,10 +221,12 @@ KEYS: dict[str, Field[Any]] = {
 }
 """The keys of a configuration file. All have a default, and all but `partition` have `help` in their metadata."""
 
-_CHANGEABLE = ("data_dir", "checkpoint_every", "save_predictions")
-"""Keys that may change when a run is resumed. All others identify the run."""
+_CHANGEABLE = ("data_dir", "init", "checkpoint_every", "save_predictions")
+"""Keys that may change when a run is resumed. All others identify the run. `init` is identified by its digest."""
 
-_LATER_KEYS = {"optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0}
+_LATER_KEYS = {
+    "optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0, "init_sha256": None,
+}  # fmt: skip
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 
 
@@ -352,6 +360,8 @@ def _identity(config: Config) -> dict[str, Any]:
             identity.update({f"{key}.{inner}": _canonical(v) for inner, v in value.items()})
         elif key not in _CHANGEABLE and not (key in _LATER_KEYS and value == _LATER_KEYS[key]):
             identity[key] = _canonical(value)
+    if config.init is not None and config.init_sha256 is None:  # before the run is prepared
+        identity["init"] = config.init
     return identity
 
 

@@ -36,6 +36,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
         "command": command(),
         "federation": describe_federation(prepared.federation),
         "model": {"name": prepared.config.model, "parameters": sum(p.numel() for p in params)},
+        **({} if prepared.start is None else {"init": prepared.start.to_json()}),
         "versions": versions(),
         "machine": machine(prepared.config.device),
     }

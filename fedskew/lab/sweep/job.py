@@ -37,6 +37,9 @@ NON_IDENTIFYING_KEYS = (
 def experiment(config: Config) -> dict[str, Any]:
     """The keys that define an experiment, with the defaults of method and partition filled in."""
     mapping = {key: value for key, value in config.to_mapping().items() if key not in NON_IDENTIFYING_KEYS}
+    for key in ("init", "init_sha256"):  # earlier sweeps do not have these keys
+        if mapping[key] is None:
+            del mapping[key]
     method = make_method(config.method, config.method_params)
     if has_stages(config):
         mapping["rounds"] = config.rounds

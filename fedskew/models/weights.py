@@ -1,0 +1,167 @@
+"""Start a model from weights in a file: tensors that match by name and shape are copied, all others keep their start.
+
+The file is in safetensors format, or is a state dict that `torch.save` wrote (`.pt`, `.pth`). The latter is read with
+`weights_only`, so that no code in it can run.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_safetensors
+from torch import Tensor, nn
+
+from fedskew.errors import UserError, nearest
+from fedskew.models.adapter import own_module
+
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+_PREFIXES = ("", "module.", "model.")
+"""What other programs put before the names: torch's DataParallel, Lightning, and fedskew's adapter."""
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Keys under which training programs store the state dict in their checkpoints."""
+_LONGEST_LIST = 12
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a model took from a file of weights."""
+
+    file: str
+    sha256: str
+    """The digest of the file."""
+    taken: tuple[str, ...]
+    """The names of the tensors that the file set."""
+    left: Mapping[str, str]
+    """The tensors that kept their start, each with the reason."""
+    unused: tuple[str, ...]
+    """Tensors of the file that the model does not have."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content as JSON values, for about.json."""
+        lists = {"taken": list(self.taken), "left": dict(self.left), "unused": list(self.unused)}
+        return {"file": self.file, "sha256": self.sha256, **lists}
+
+    def lines(self) -> list[str]:
+        """Describe for the user which tensors were taken, and why the others were not."""
+        total = len(self.taken) + len(self.left)
+        lines = [
+            f"init {self.file}: {len(self.taken)} of {total} tensors taken",
+            f"  taken: {_shortened(self.taken, ', ')}",
+            *(f"  not taken: {name}, {reason}" for name, reason in list(self.left.items())[:_LONGEST_LIST]),
+        ]
+        if len(self.left) > _LONGEST_LIST:
+            lines.append(f"  not taken: {len(self.left) - _LONGEST_LIST} more, which about.json lists")
+        if self.unused:
+            lines.append(f"  in the file only: {_shortened(self.unused, ', ')}")
+        return lines
+
+
+def _shortened(names: tuple[str, ...], separator: str) -> str:
+    more = len(names) - _LONGEST_LIST
+    return separator.join(names[:_LONGEST_LIST]) + (f" and {more} more" if more > 0 else "")
+
+
+def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[nn.Module, Start]:
+    """Return a copy of the model with the tensors of the file that fit, and what was taken.
+
+    Raises `UserError` if nothing fits, or if the file does not have the digest `sha256`.
+    """
+    content = _read(file)
+    digest = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise UserError(
+            f"init {file} has SHA-256 {digest[:12]}…; expected {sha256[:12]}…, the file that the configuration names"
+        )
+    started = copy.deepcopy(model)
+    targets = own_module(started).state_dict()
+    tensors = _matching_names(_tensors(file, content), targets)
+    reasons = {name: _reason(name, target, tensors) for name, target in targets.items()}
+    taken = tuple(name for name, reason in reasons.items() if reason is None)
+    if not taken:
+        raise _nothing_fits(file, own_module(model), tensors, targets)
+    with torch.no_grad():
+        for name in taken:
+            targets[name].copy_(tensors[name])
+    left = {name: reason for name, reason in reasons.items() if reason is not None}
+    return started, Start(file, digest, taken, left, tuple(sorted(tensors.keys() - targets.keys())))
+
+
+def _read(file: str) -> bytes:
+    path = Path(file).expanduser()
+    if path.is_dir():
+        found = sorted(p.name for p in path.glob("*.safetensors"))
+        hint = f"; did you mean {str(path / found[-1])!r}?" if found else ""
+        raise UserError(f"init is {file!r}, a folder; expected a file such as weights.safetensors{hint}")
+    if path.suffix not in (".safetensors", *_TORCH_SUFFIXES):
+        raise UserError(f"init is {file!r}; expected a file that ends in .safetensors, .pt or .pth")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read init {file}: {error.strerror or error}") from error
+
+
+def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
+    """Parse the file's content. Raise `UserError` if it is damaged or holds anything but named tensors."""
+    if Path(file).suffix == ".safetensors":
+        try:
+            return parse_safetensors(content)
+        except SafetensorError as error:
+            raise UserError(
+                f"cannot read init {file}: it is not a safetensors file, or is damaged ({error})"
+            ) from error
+    import io
+
+    try:
+        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for files that are damaged, or that hold more than tensors
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"cannot read init {file}: {reason[:120]}; expected a state dict of tensors, as "
+            "torch.save(model.state_dict(), path) writes"
+        ) from error
+    for key in _WRAPPERS:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    named = {name: t for name, t in loaded.items() if isinstance(t, Tensor)} if isinstance(loaded, Mapping) else {}
+    if not named:
+        raise UserError(f"init {file} has no named tensors; expected a state dict, as model.state_dict() returns")
+    return named
+
+
+def _matching_names(tensors: dict[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Remove the prefix with which most names match those of the model."""
+    renamed = [
+        {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)} for prefix in _PREFIXES
+    ]
+    return max(renamed, key=lambda named: len(named.keys() & targets.keys()))
+
+
+def _reason(name: str, target: Tensor, tensors: Mapping[str, Tensor]) -> str | None:
+    """Return why the model does not take a tensor of the file. None if it does."""
+    if name not in tensors:
+        return "missing in the file"
+    tensor = tensors[name]
+    if tensor.shape != target.shape:
+        return f"shape {tuple(tensor.shape)} in the file, {tuple(target.shape)} in the model"
+    if not bool(torch.isfinite(tensor).all()):
+        return "NaN or infinite values in the file"
+    return None
+
+
+def _nothing_fits(
+    file: str, model: nn.Module, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> UserError:
+    name = next(iter(targets))
+    similar = nearest(name, tensors) or next(iter(tensors), "nothing")
+    return UserError(
+        f"no tensor of init {file} fits {type(model).__name__} by name and shape; the model has, for example, "
+        f"{name!r} {tuple(targets[name].shape)}, and the file {similar!r}"
+        + (f" {tuple(tensors[similar].shape)}" if similar in tensors else "")
+    )
