@@ -1,6 +1,6 @@
 """Cross entropies: plain, smoothed, focal, calibrated by label counts, or over some of the classes.
 
-FedVLS's logit suppression is here, too, because it is added to the calibrated cross entropy.
+FedVLS's logit suppression is here as well, because it is added to the calibrated cross entropy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VacantMode = Literal["exclude", "code"]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """CE(z, y): FedAvg's loss for one class per sample."""
+    """CE(z, y), which is FedAvg's loss for one class per sample."""
     return TASKS["single-label"].loss(logits, targets)
 
 
@@ -41,8 +41,8 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0
 def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
     """−(1 − p_y)^γ·log p_y: the focal loss, which gives less weight to well-classified samples."""
     log_p = logits.log_softmax(dim=-1).gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
-    wrong = (-torch.expm1(log_p)).clamp(min=1e-12)  # for γ < 1, the gradient at 0 would be infinite
-    return batch_mean(-(wrong**gamma) * log_p, targets)
+    one_minus_p = (-torch.expm1(log_p)).clamp(min=1e-12)  # at 0, the gradient would be infinite for γ < 1
+    return batch_mean(-(one_minus_p**gamma) * log_p, targets)
 
 
 def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -52,22 +52,25 @@ def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> 
 
 
 def balanced_weights(label_counts: Tensor, like: Tensor) -> Tensor:
-    """n/(C'·n_c) for the C' classes with samples, and 0 for the others: every class has the same total weight."""
+    """Return n/(C'·n_c) for the C' classes with samples, and 0 for the others, in the dtype of `like`.
+
+    With these weights, the samples of every class together have the same total weight.
+    """
     counts = label_counts.to(like.dtype)
     present = counts > 0
     return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 0.0)
 
 
 def calibrated_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
-    """CE(z + log p, y), which excludes vacant classes from the softmax (FedVLS Eq. 2)."""
+    """CE(z + log p, y) with the client's class shares p. It excludes vacant classes from the softmax (FedVLS Eq. 2)."""
     return cross_entropy(logits + class_probabilities(label_counts, logits).log(), targets)
 
 
 def margin_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor, tau: float) -> Tensor:
     """CE(z_c − τ·n_c^(−1/4), y): FedLC's calibrated margin.
 
-    The margin of a vacant class is τ times the largest float: the class drops out of the softmax unless τ is 0. An
-    infinite margin would give NaN for τ = 0.
+    For a vacant class, the largest float replaces n_c^(−1/4) = ∞. The class then drops out of the softmax, unless τ is
+    0. With τ = 0, an infinite value would give NaN.
     """
     rarity = label_counts.to(logits.dtype).pow(-0.25).clamp(max=torch.finfo(logits.dtype).max)
     return cross_entropy(logits - tau * rarity, targets)
@@ -94,9 +97,9 @@ def unbalanced_cross_entropy(
 ) -> Tensor:
     """CE(γ_c·z_c, y) over the client's classes (FedGR Eq. 3).
 
-    `gamma="paper"`: γ_c = n/n_c. `gamma="normalised"`: γ_c = n_min/n_c, at most 1, as in the published code.
-    `vacant="code"` keeps vacant classes in the softmax, with that code's γ (0.25·n_min/n_max, scaled like the chosen
-    γ).
+    With `gamma="paper"`, γ_c = n/n_c. With `gamma="normalised"`, γ_c = n_min/n_c as in the published code, where n_min
+    is the smallest count above 0. By default, vacant classes are excluded from the softmax. `vacant="code"` keeps them
+    in it, as that code does, with the γ of a class with 4·n_max samples.
     """
     counts = label_counts.to(logits.dtype)
     present = counts > 0
@@ -110,13 +113,13 @@ def unbalanced_cross_entropy(
 
 
 def batch_class_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """CE with the softmax restricted to the batch's classes (BalanceFL). It is 0 if there is only one."""
+    """CE with the softmax restricted to the batch's classes (BalanceFL). It is 0 if the batch has only one class."""
     present = class_masks(targets, logits.shape[-1]).any(dim=0)
     return cross_entropy(logits.masked_fill(~present, -math.inf), targets)
 
 
 def own_label_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
-    """CE with the softmax restricted to the client's classes (FedGC). It is 0 if there is only one."""
+    """CE with the softmax restricted to the client's classes (FedGC). It is 0 if the client has only one class."""
     return cross_entropy(logits.masked_fill(label_counts == 0, -math.inf), targets)
 
 
@@ -130,9 +133,12 @@ def logit_suppression(
 ) -> Tensor:
     """Σ_c p(c)·ℓ_c, which lowers the logits of present classes on samples of other classes (FedVLS Eqs. 4–5).
 
-    `paper`: ℓ_c is the log of the batch mean of 1[y ≠ c]·e^z_c, which has no lower bound. `lade`, as in the published
-    code: the logits are shifted by −log p(c) + log 1/C, and a sample of class c adds e⁰ instead of nothing, which
-    bounds the term from below. A class without negatives in the batch is skipped (`paper`) or gives 0 (`lade`).
+    In the variant `paper`, ℓ_c is the log of the batch mean of 1[y ≠ c]·e^z_c, which has no lower bound. A class
+    without negatives in the batch (samples of other classes) is skipped.
+
+    `lade` is the variant of the published code, which took it from the LADE regulariser. The logits are shifted by
+    −log p(c) + log 1/C. A sample of class c adds e⁰ instead of nothing, which bounds the term from below. A class
+    without negatives gives 0.
     """
     p = class_probabilities(label_counts, logits)
     real = real_rows(targets).unsqueeze(-1)
@@ -158,7 +164,7 @@ def class_probabilities(label_counts: Tensor, like: Tensor) -> Tensor:
 def group_mask(logits: Tensor, group: Sequence[int]) -> Tensor:
     """Mark the classes of the group: `[C]` booleans.
 
-    Indexing with a list would copy it from the host at every step, which a CUDA graph cannot replay.
+    Indexing with a Python list would copy the list to the GPU at every step, which a CUDA graph cannot replay.
     """
     classes = torch.arange(logits.shape[-1], device=logits.device)
     return torch.stack([classes == c for c in group]).any(dim=0)

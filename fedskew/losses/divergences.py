@@ -13,7 +13,7 @@ from fedskew.losses.cross_entropies import group_mask
 from fedskew.task import IGNORE, batch_mean, class_index, real_rows, target_mask
 
 MajorityRule = Literal["code", "paper"]
-"""When a class is a majority class: see `majority_classes`."""
+"""See `majority_classes`."""
 
 
 def vacant_distillation(
@@ -44,14 +44,14 @@ def present_distillation(
 
 
 def target_distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """τ²·KL(b^g ‖ b) with b = (p_y, 1 − p_y): the target against all other classes together (DKD's TCKD)."""
+    """τ²·KL(teacher's b ‖ student's b) with b = (p_y, 1 − p_y): the target against all other classes (DKD's TCKD)."""
     teacher, student = (_target_and_rest(z / temperature, targets) for z in (teacher_logits, logits))
     both = torch.ones_like(student, dtype=torch.bool)
     return temperature**2 * batch_mean(restricted_kl(teacher, student, both, both), targets)
 
 
 def _target_and_rest(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return two logits per sample, for the target and for all other classes together: `[B, 2]`."""
+    """Return two logits per sample, `[B, 2]`: one for the target and one for all other classes together."""
     target = logits.gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
     rest = logits.masked_fill(target_mask(logits, targets), -math.inf).logsumexp(dim=-1)
     return torch.stack([target, rest], dim=-1)
@@ -119,8 +119,8 @@ def partial_distillation(
     """KL(expert ‖ student) over the classes of a group, for samples confused within the group (PKD Eq. 1).
 
     Expert g, with logits `expert_logits[g]`, teaches a sample if its target and its wrong prediction both lie in group
-    g. If several groups qualify, the first expert teaches. `taught="all"` lets an expert teach every sample of its
-    classes, and `reverse` gives KL(student ‖ expert).
+    g. If several groups qualify, the expert of the first one teaches. `taught="all"` lets an expert teach every sample
+    of its classes. `reverse` gives KL(student ‖ expert).
     """
     active = active_experts(logits, targets, groups, taught)
     total = torch.zeros_like(logits[..., 0])
@@ -139,7 +139,7 @@ def partial_distillation(
 def active_experts(
     logits: Tensor, targets: Tensor, groups: Sequence[Sequence[int]], taught: TaughtSamples = "confused"
 ) -> Tensor:
-    """Mark which expert teaches which sample: `[G, B]` booleans. A sample has at most one, the first that qualifies."""
+    """Mark which expert teaches which sample: `[G, B]` booleans. Only the first qualifying expert teaches a sample."""
     membership = torch.stack([group_mask(logits, group) for group in groups])
     qualifies = membership[:, class_index(targets)] & real_rows(targets)
     if taught == "confused":
@@ -151,8 +151,8 @@ def active_experts(
 def majority_classes(label_counts: Tensor, rule: MajorityRule = "code") -> Tensor:
     """Mark the client's majority classes: `[C]` booleans.
 
-    `code`: n_c > n/C, as in FedLMD's code; C is the number of all classes. `paper`: n_c ≥ n/C'; C' is the number of
-    classes that the client has.
+    With the rule `code`, as in FedLMD's code, these have n_c > n/C, where C is the number of all classes. With `paper`,
+    they have n_c ≥ n/C', where C' is the number of classes that the client has.
     """
     counts = label_counts.to(torch.float64)
     if rule == "code":
@@ -162,7 +162,7 @@ def majority_classes(label_counts: Tensor, rule: MajorityRule = "code") -> Tenso
 
 
 def _log_softmax_over(logits: Tensor, support: Tensor) -> Tensor:
-    """Compute the log-softmax restricted to `support`, and 0 elsewhere.
+    """Return the log-softmax restricted to the classes that `support` marks, and 0 for other classes.
 
     Rows with an empty support get the full softmax, which keeps gradients finite. The caller must give them weight 0.
     """
@@ -172,7 +172,10 @@ def _log_softmax_over(logits: Tensor, support: Tensor) -> Tensor:
 
 
 def restricted_kl(teacher: Tensor, student: Tensor, teacher_support: Tensor, student_support: Tensor) -> Tensor:
-    """Return KL(teacher ‖ student) per sample, each softmax over its support. It is 0 if the teacher's is empty."""
+    """Return KL(teacher ‖ student) per sample. Each softmax is over the classes that its support marks.
+
+    The result is 0 for a sample with an empty teacher's support.
+    """
     log_p = _log_softmax_over(teacher.detach(), teacher_support)
     log_q = _log_softmax_over(student, student_support)
     divergence = torch.where(teacher_support, log_p.exp() * (log_p - log_q), 0.0).sum(dim=-1)

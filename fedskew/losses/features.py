@@ -1,4 +1,7 @@
-"""Terms on features: contrast, decorrelation, distances from prototypes and class centres, gravitation of head rows."""
+"""Terms on features: contrast, decorrelation, and distances to prototypes and class centres.
+
+`gravitation` is a term on the rows of the clients' heads.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ def model_contrast(
 ) -> Tensor:
     """−log( e^(s/τ) / (e^(s/τ) + e^(s'/τ)) ) with s, s' the cosines with the global and previous features (MOON).
 
-    The cosine of a zero vector is 0. `targets` only marks padded rows.
+    A cosine with a zero vector counts as 0. `targets` only marks padded rows.
     """
     current, common, previous = (
         unit_vectors(f) for f in (features, global_features.detach(), previous_features.detach())
     )
-    closer = (current * (common - previous)).sum(dim=-1) / temperature
-    return batch_mean(-torch.nn.functional.logsigmoid(closer), targets)
+    difference = (current * (common - previous)).sum(dim=-1) / temperature  # (s − s')/τ
+    return batch_mean(-torch.nn.functional.logsigmoid(difference), targets)
 
 
 def unit_vectors(features: Tensor) -> Tensor:
@@ -46,9 +49,10 @@ def class_decorrelation(features: Tensor, targets: Tensor) -> Tensor:
 
 
 def _off_diagonal(features: Tensor, alike: Tensor) -> Tensor:
-    """Sum the mean square of the off-diagonal entries of XᵀX over groups of rows, divided by the number of rows used.
+    """Return the mean square of the off-diagonal entries of XᵀX, summed over groups of rows and divided by N.
 
-    `alike[B, B]` marks the rows of the same group. Since ‖XᵀX‖ = ‖XXᵀ‖, no d×d matrix is needed.
+    `alike[B, B]` marks pairs of rows in the same group. X are the standardised features of a group, and N is the number
+    of rows in groups of two or more. Since ‖XᵀX‖ = ‖XXᵀ‖, no d×d matrix is needed.
     """
     x, width = features.flatten(1), features[0].numel()
     together = alike.to(x.dtype)
@@ -58,9 +62,9 @@ def _off_diagonal(features: Tensor, alike: Tensor) -> Tensor:
     variance = together @ centred.square() / (size - 1).clamp(min=1)
     standard = torch.where(used, centred / (variance + 1e-8).sqrt(), 0.0)
     squares = standard.square()
-    whole = ((standard @ standard.transpose(-1, -2)).square() * together).sum()
+    all_entries = ((standard @ standard.transpose(-1, -2)).square() * together).sum()
     diagonal = (squares * (together @ squares)).sum()
-    return (whole - diagonal) / max(width * (width - 1), 1) / used.sum().clamp(min=1)
+    return (all_entries - diagonal) / max(width * (width - 1), 1) / used.sum().clamp(min=1)
 
 
 def prototype_contrast(
@@ -68,8 +72,7 @@ def prototype_contrast(
 ) -> Tensor:
     """−log( Σ e^(cos/τ) over the prototypes of the sample's class / Σ e^(cos/τ) over all prototypes ) (FPL).
 
-    `known[C, P]` marks the prototypes in `prototypes[C, P, d]` that exist. A sample without any for its class adds 0 to
-    the mean.
+    `known[C, P]` marks which of the `prototypes[C, P, d]` exist. A sample whose class has no prototype adds 0.
     """
     cosines = unit_vectors(features) @ unit_vectors(prototypes.detach().flatten(0, 1)).T / temperature
     own = (class_masks(targets, len(known)).unsqueeze(-1) & known).flatten(1)
@@ -78,7 +81,10 @@ def prototype_contrast(
 
 
 def prototype_distance(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """The mean square of f − m_y, with m_y the class's mean prototype (FPL). Arguments as in `prototype_contrast`."""
+    """The mean square of f − m_y, where m_y is the mean of the prototypes of the sample's class (FPL).
+
+    The arguments are those of `prototype_contrast`. A sample whose class has no prototype adds 0.
+    """
     present = known.to(prototypes.dtype).unsqueeze(-1)
     means = (prototypes.detach() * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
     squares = (features.flatten(1) - means[class_index(targets)]).square().mean(dim=-1)
@@ -88,7 +94,8 @@ def prototype_distance(features: Tensor, targets: Tensor, prototypes: Tensor, kn
 def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
     """max(0, ‖g_c − g_c'‖ − ‖f̄_c − g_c'‖), averaged over classes c in the batch and c' ≠ c (FedMR's inter-class term).
 
-    `prototypes[C, d]` are the g_c, and `known[C]` marks those that exist. Pairs without both are left out.
+    f̄_c is the mean feature of class c in the batch. `prototypes[C, d]` are the g_c, and `known[C]` marks those that
+    exist. A pair (c, c') counts only if both prototypes exist.
     """
     x, g = features.flatten(1), prototypes.detach()
     members = class_masks(targets, len(known)).to(x.dtype)
@@ -100,41 +107,44 @@ def prototype_margin(features: Tensor, targets: Tensor, prototypes: Tensor, know
 
 
 def centre_cross_entropy(features: Tensor, targets: Tensor, centres: Tensor, max_margin: float = 100.0) -> Tensor:
-    """CE(−d_c, y) with d_c = ‖f − μ_c‖ + m·1[c = y], m the largest distance between two `centres[C, d]` (FedLF)."""
+    """CE(−d_c, y) with d_c = ‖f − μ_c‖ + m·1[c = y] and the class centres μ, `centres[C, d]` (FedLF).
+
+    The margin m is the largest distance between two centres, but at most `max_margin`.
+    """
     x, g = features.flatten(1), centres.detach()
     margin = _distances(g, g).amax().clamp(max=max_margin)
     return cross_entropy(-_distances(x, g) - margin * class_masks(targets, len(g)), targets)
 
 
 def _distances(points: Tensor, others: Tensor) -> Tensor:
-    """Return ‖a − b‖ for every pair. Inner products avoid a [C, C, d] tensor.
+    """Return ‖a − b‖ for every pair of a point and another, by inner products, without a tensor of all differences.
 
-    The difference of squares loses digits, so it is computed in float64, to which TF32 does not apply. Points that
-    coincide up to rounding have distance 0 and gradient 0.
+    ‖a‖² + ‖b‖² − 2·a·b loses digits, so it is computed in float64. TF32 does not apply there. Points that coincide up
+    to rounding have distance 0 and gradient 0. The tolerances are a few times the rounding errors.
     """
     a, b = points.double(), others.double()
-    lengths = a.square().sum(dim=-1, keepdim=True) + b.square().sum(dim=-1)
-    squares = lengths - 2 * a @ b.T
+    squared_lengths = a.square().sum(dim=-1, keepdim=True) + b.square().sum(dim=-1)
+    squares = squared_lengths - 2 * a @ b.T
     rounding = max((16 * torch.finfo(points.dtype).eps) ** 2, 64 * torch.finfo(torch.float64).eps)
-    apart = squares > rounding * lengths
+    apart = squares > rounding * squared_lengths
     return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0).to(points.dtype)
 
 
 def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -> Tensor:
     """FedGR's server regulariser −Σ_k Σ_{i∈Y_k} (log A + log R), without its weight λ (Eq. 9).
 
-    `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` marks its labels. A
-    attracts row i of client k to the other participants' rows of label i, and R repels it from their rows of other
-    labels. A row gets no gradient from its own terms. A label that no other participant has is not attracted. Without
-    `attraction`, only −Σ log R remains, which is FedGC's regulariser.
+    `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` marks the labels that the
+    participant has. The factor A attracts row i of client k to the other participants' rows of label i. The factor R
+    repels it from their rows of other labels. A row gets no gradient from its own terms. A label that no other
+    participant has is not attracted. Without `attraction`, only −Σ log R remains, which is FedGC's regulariser.
     """
     clients, classes, _ = classifiers.shape
     present = present.to(torch.bool)
     same_label = torch.eye(classes, dtype=torch.bool, device=classifiers.device).unsqueeze(1)
     total = classifiers.new_zeros(())
     for k in range(clients):
-        row = classifiers[k].detach()
-        similarity = torch.einsum("id,zjd->izj", row, classifiers)
+        rows = classifiers[k].detach()
+        similarity = torch.einsum("id,zjd->izj", rows, classifiers)
         elsewhere = present.clone()
         elsewhere[k] = False
         attracting = elsewhere & same_label  # [C, K, C]: label i of another client
@@ -142,7 +152,7 @@ def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -
         attracted = masked_logsumexp(similarity, attracting) - masked_logsumexp(
             similarity, elsewhere.expand_as(attracting)
         )
-        own = (row * row).sum(dim=-1)
+        own = (rows * rows).sum(dim=-1)
         repulsion = own - torch.logaddexp(own, masked_logsumexp(similarity, repelling))
         has_attraction = present[k] & attracting.flatten(1).any(dim=1)
         has_repulsion = present[k] & repelling.flatten(1).any(dim=1)
@@ -153,7 +163,10 @@ def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -
 
 
 def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
-    """Log-sum-exp of the masked values over all axes but the first. It is finite but meaningless for an empty mask."""
+    """Return the log-sum-exp of the values that `mask` marks, over all axes but the first.
+
+    For an empty mask, the result is finite but has no meaning.
+    """
     mask = mask.flatten(1)
     safe = mask | ~mask.any(dim=1, keepdim=True)
     return values.flatten(1).masked_fill(~safe, -math.inf).logsumexp(dim=1)

@@ -1,4 +1,4 @@
-"""BalanceFL's feature augmentation: adds noise to the features of rare classes, with the covariance of the features.
+"""BalanceFL's feature augmentation adds noise to the features of rare classes, with the features' covariance.
 
 Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated learning", IPSN 2022.
 
@@ -7,8 +7,8 @@ Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated lear
 
 The softmax is over the classes of the batch, as in the published code. BalanceFL's other parts (distillation,
 entropy, balanced sampling) are not included. The noise is Σ_i ξ_i·(f_i − μ_{y_i})·√(n_y/((n_y − 1)·n)) with normal ξ,
-which has covariance Σ and needs no d×d matrix. As in that code, a client draws 500 noise vectors per round, and each
-perturbed sample takes one of them.
+which has covariance Σ and needs no d×d matrix. As in the published code, a client draws 500 noise vectors per round,
+and each perturbed sample takes one of them.
 
 Sent to the server: the model.
 Extra compute: one forward pass of each sample per round.
@@ -35,7 +35,7 @@ from fedskew.randomness import fold, uniform
 @method("balancefl", paper="Shuai et al., IPSN 2022")
 @dataclass(frozen=True)
 class BalanceFL(Objective):
-    """Cross entropy on features with added noise, more often for rarer classes."""
+    """Cross entropy on features, to which noise is added more often for rarer classes."""
 
     probability: tuple[float, ...] = ()
     """The probability of noise: one number, or one per class. Default: 1 − n_c/max n (0 for balanced classes)."""
@@ -71,11 +71,11 @@ class BalanceFL(Objective):
         rows, sums = torch.arange(len(y), device=y.device), client.opening
         which = (uniform(fold(key, 0), rows) * self.noises).long().clamp(max=self.noises - 1)
         noise = sums["noise"][which] - sums["noise_by_class"][which] @ class_means(sums)
-        hit = uniform(fold(key, 1), rows) < self._probabilities(client.label_counts)[y.clamp(min=0)]
-        return features + torch.where(hit.unsqueeze(-1), noise, 0.0).to(features.dtype).view_as(features)
+        gets_noise = uniform(fold(key, 1), rows) < self._probabilities(client.label_counts)[y.clamp(min=0)]
+        return features + torch.where(gets_noise.unsqueeze(-1), noise, 0.0).to(features.dtype).view_as(features)
 
     def _probabilities(self, counts: Tensor) -> Tensor:
-        if self.probability:  # one tensor each: copying a list to a GPU would break the CUDA graph of the step
+        if self.probability:  # one tensor per number, because a CUDA graph cannot replay the copy of a list to the GPU
             given = [torch.full((1,), p, dtype=torch.float32, device=counts.device) for p in self.probability]
             return torch.cat(given).expand(len(counts))
         return 1 - counts.float() / counts.max().clamp(min=1)

@@ -30,7 +30,7 @@ class Entry:
     summary: str
     aliases: tuple[str, ...] = ()
     document: str = ""
-    """The docstring of the method's file."""
+    """The method's documentation, usually the docstring of its file."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ def is_reference_bound(name: str) -> bool:
 def register(
     name: str, *aliases: str, parts: tuple[type[Part], ...], paper: str, summary: str, document: str | None = None
 ) -> Entry:
-    """Add a method to the catalogue. Its documentation is `document`, or the docstring of the parts' module."""
+    """Add a method to the catalogue. Without `document`, its documentation is the docstring of the parts' module."""
     for part in parts:
         check_named_part(part)
     for n in (name, *aliases):
@@ -123,7 +123,7 @@ def find(name: str) -> Entry:
 
 
 def _find_user_method(name: str) -> Entry:
-    """Import the user's module and return its class, or the method that it registers under that name."""
+    """Import the user's module, and describe its class or the method that it registers under that name."""
     module, attribute = import_user_module("method", name, "Class")
     found = getattr(module, attribute, None) or _registered_by(module.__name__, attribute)
     if isinstance(found, Entry):
@@ -168,7 +168,7 @@ def check_part(part: type[Part]) -> None:
 
 
 def check_named_part(part: type[Part]) -> None:
-    """Check a part that users choose by name. All its hyper-parameters must have defaults."""
+    """Check a part that users choose by name: `check_part`, and that all its hyper-parameters have defaults."""
     check_part(part)
     for parameter in fields(part):
         if parameter.default is MISSING and parameter.default_factory is MISSING:

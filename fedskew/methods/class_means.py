@@ -14,14 +14,14 @@ from fedskew.methods.regularisers import Regulariser
 
 
 def class_sums(seen: Seen, client: Client) -> Tensors:
-    """Sum and count the batch's features per class, for `opening` or `closing`."""
+    """Sum and count the batch's features per class, for the hooks `opening` and `closing` (parts.py)."""
     features = seen.out.known_features.flatten(1)
     members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
     return {"feature_sums": members.T @ features, "feature_counts": members.sum(dim=0)}
 
 
 def class_means(sums: Tensors) -> Tensor:
-    """Return the mean feature per class, `[C, d]`, from the sums over all batches. Zeros for a vacant class."""
+    """Return the mean feature per class, `[C, d]`, from the sums over all batches. A vacant class has zeros."""
     return sums["feature_sums"] / sums["feature_counts"].clamp(min=1).unsqueeze(-1)
 
 
@@ -29,7 +29,7 @@ def class_means(sums: Tensors) -> Tensor:
 class SendsClassMeans(Regulariser):
     """A regulariser whose clients send their class means as prototypes.
 
-    The uplink is `prototypes[C, d]` and `prototype_known[C]`: zeros and False for a vacant class.
+    A client sends `prototypes[C, d]` and `prototype_known[C]`, which are zeros and False for a vacant class.
     """
 
     needs_features = True

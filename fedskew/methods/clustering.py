@@ -18,15 +18,17 @@ Labels = npt.NDArray[np.int64]
 """[N]: the cluster of each point."""
 
 _STARTS = 10
+"""How many times k-means runs, each time from other initial centres."""
 _STEPS = 100
+"""The maximum number of steps of one run of k-means."""
 
 
 def finch(points: Points) -> Labels:
     """Cluster by first neighbours, without choosing the number of clusters.
 
-    Every point is linked with its nearest neighbour by cosine (the first of equally near ones), and the connected
-    components are clusters. Their means are clustered in the same way, until all points would be one cluster. The last
-    partition before that is returned, or one cluster if the first step already finds only one.
+    Every point is linked with its nearest neighbour by cosine, or with the first of equally near ones. The connected
+    components are the clusters. Their means are clustered in the same way, until all points would be one cluster. The
+    last partition before that is returned, or one cluster if the first step already finds only one.
     """
     labels = _link_neighbours(points)
     while True:
@@ -63,9 +65,9 @@ def cluster_by_labels(
 ) -> list[list[int]]:
     """Cluster the clients by their label distributions and return the clients of each cluster.
 
-    Runs k-means from ten k-means++ starts and keeps the best result. Clients without samples are in no cluster. With
-    `largest`, no cluster has more than `largest` times its even share of the clients: the clients farthest from the
-    centre of a full cluster go to the nearest one with room.
+    k-means runs from several k-means++ starts, and the best result counts. Clients without samples are in no cluster.
+    With `largest`, no cluster has more than `largest` times its even share of the clients. The clients farthest from
+    the centre of a full cluster then go to the nearest cluster with room.
     """
     populated = np.flatnonzero(label_counts.sum(axis=1))
     points = label_counts[populated] / label_counts[populated].sum(axis=1, keepdims=True)
@@ -79,7 +81,7 @@ def cluster_by_labels(
 
 
 def _k_means(points: Points, k: int, room: int, start: int) -> Labels:
-    """Run Lloyd's algorithm until no point moves."""
+    """Run Lloyd's algorithm until no point changes its cluster. A cluster has at most `room` points."""
     centres = _k_means_plus_plus(points, k, start)
     labels = _assign(points, centres, room)
     for _ in range(_STEPS):
@@ -102,7 +104,7 @@ def _k_means_plus_plus(points: Points, k: int, start: int) -> Points:
 
 
 def _assign(points: Points, centres: Points, room: int) -> Labels:
-    """Assign each point to the nearest centre with room, the closest pairs first."""
+    """Assign each point to the nearest centre with room. The closest pairs of point and centre go first."""
     distances = _squared_distances(points, centres)
     if room >= len(points):
         nearest: Labels = distances.argmin(axis=1)

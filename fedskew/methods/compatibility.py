@@ -1,4 +1,4 @@
-"""The tables of docs/combinations.md: which kinds of methods combine.
+"""The tables of docs/combinations.md, which show the kinds of methods that can be combined.
 
 Two methods combine unless both set the same part, so the tables list kinds of methods instead of all pairs.
 """
@@ -19,7 +19,7 @@ def kind(entry: Entry) -> str:
 
 
 def clash(first: str, second: str) -> str:
-    """Explain why methods of these two kinds do not combine. Empty if they do."""
+    """Explain why methods of these two kinds do not combine. Return an empty string if they do."""
     if BOUND in (first, second):
         return "bounds do not combine"
     both = _slots(first) & _slots(second)
@@ -27,7 +27,7 @@ def clash(first: str, second: str) -> str:
 
 
 def _slots(kind: str) -> set[str]:
-    """Return the slots that a kind fills. Stages fill the slot of the objective."""
+    """Return the parts that a kind sets. Stages take the place of the objective."""
     if kind == "nothing":
         return set()
     return {"objective" if part == "stages" else part for part in kind.split(" and ")}

@@ -32,7 +32,7 @@ class Method:
     server: ServerRule = field(default_factory=Mean)
     regulariser: Regulariser | None = None
     weighting: Weighting | None = None
-    """If None, the `average` of the stage sets the weights, or that of the run if the stage has none."""
+    """If None, the stage's `average` determines the weights, or the run's `average` if the stage has none."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
         """Return the stages known so far. A method without a schedule has one stage."""
@@ -56,7 +56,7 @@ class Method:
 
     @property
     def members(self) -> tuple[Part, ...]:
-        """The parts, with composed parts split into their members."""
+        """The parts, with a composed part (such as a regularised objective) split into its members."""
         return tuple(member for part in self.parts for member in part.members)
 
     @property
@@ -83,8 +83,9 @@ _ORDER = [slot for slot, _ in _SLOTS]
 def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = None) -> Method:
     """Make the method that `name` describes, such as `fedvls+fedsam`, with the hyper-parameters `params`.
 
-    A hyper-parameter that two parts share is written `METHOD.NAME` or `SLOT.NAME`. The name of the result lists the
-    parts in a fixed order (objective, regulariser, solver, weighting, server rule), whatever the order in `name`.
+    If two parts have a hyper-parameter of the same name, write `METHOD.NAME` or `SLOT.NAME`. The name of the result
+    lists the methods in a fixed order (objective, regulariser, solver, weighting, server rule), whatever the order in
+    `name`.
     """
     if not isinstance(name, str):
         return _from_object(name, params)
@@ -144,9 +145,9 @@ def _check_bounds_stand_alone(entries: list[Entry], name: str) -> None:
 def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:
     """Make a method from a user's `Method` or part, which already has its hyper-parameters."""
     if not isinstance(given, Method | Part):
-        raise UserError(f"method {given!r}; expected a name, or an object such as FedVLS(distill_weight=0.5)")
+        raise UserError(f"method is {given!r}; expected a name, or an object such as FedVLS(distill_weight=0.5)")
     if params:
-        raise UserError(f"parameter {next(iter(params))!r} was given beside a method object; set it on the object")
+        raise UserError(f"parameter {next(iter(params))!r} was given with a method object; set it on the object")
     if isinstance(given, Method):
         return given
     check_part(type(given))
@@ -187,11 +188,12 @@ def _coerce(part: Part, name: str, value: Any) -> Any:
 
 @cache
 def _field_types(part: type) -> dict[str, Any]:
-    """Return the declared types of a part's fields. Cached, because Python evaluates the annotations on every call."""
+    """Return the declared types of a part's fields. The cache saves evaluating the annotations on every call."""
     return get_type_hints(part)
 
 
 def _convert(kind: Any, value: Any, what: str) -> Any:
+    """Convert `value` to the annotated type `kind`. The error message calls the value `what`."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:

@@ -5,7 +5,7 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
     client   v ← v − η·∇CE(v), for E epochs over its samples, from v = w
     server   w ← Σ a_k·w_k,  a_k = n_k/Σ n (average=samples) or 1/K (average=uniform)
 
-Methods without their own objective, solver, weighting or server rule use those of this file.
+A method without an objective, solver, weighting or server rule uses the one of this file.
 
 Sent to the server: the model and the client's number of samples.
 Extra compute: none. Other methods' costs are relative to this one.
@@ -35,17 +35,17 @@ class CrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class SGD(Solver):
-    """The plain gradient, which is the default of a solver."""
+    """The plain gradient, which is a solver's default."""
 
 
 @dataclass(frozen=True)
 class Mean(ServerRule):
-    """w ← Σ a_k·w_k, the default of a server rule."""
+    """w ← Σ a_k·w_k, which is a server rule's default."""
 
 
 @dataclass(frozen=True)
 class SampleWeights(Weighting):
-    """a_k = n_k/Σn, the default of a weighting."""
+    """a_k = n_k/Σn, which is a weighting's default."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class UniformWeights(Weighting):
 
 
 AVERAGES: dict[str, Weighting] = {"samples": SampleWeights(), "uniform": UniformWeights()}
-"""The weightings that the run's `average` names, for methods without one of their own."""
+"""The weightings that the configuration key `average` names, for methods without a weighting."""
 
 
 register(

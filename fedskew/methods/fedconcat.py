@@ -40,8 +40,8 @@ class FedConcat(Schedule):
     """Rounds per cluster; default: the run's rounds. Each cluster gets its share of `clients_per_round`, so all
     encoders together cost as much as FedAvg."""
     head_rounds: int | None = None
-    """Rounds of the head; default: the run's rounds. The published code has 50 for the encoders and 1000 for the
-    head."""
+    """Rounds of the head; default: the run's rounds. The published code uses 50 rounds for the encoders and 1000 for
+    the head."""
     head_batches: int = 3
     """Batches per client in a round of the head."""
     head_start: Literal["random", "joined"] = "random"
@@ -49,7 +49,7 @@ class FedConcat(Schedule):
     concatenates them if there are many classes."""
     largest: float | None = None
     """The maximum size of a cluster, relative to an even share of the clients; default: no limit. The published code
-    has 1.2 if there are many classes."""
+    uses 1.2 if there are many classes."""
 
     sends = "label counts once"
     reveals: ClassVar[Reveals] = "label counts"
@@ -84,7 +84,7 @@ class FedConcat(Schedule):
             new_head=self.head_start == "random",
             local_batches=self.head_batches,
             average="uniform",
-            cost=len(names) / 3,
+            cost=len(names) / 3,  # one forward pass per encoder, which is a third of a training step
         )
         return [first, *encoders, head]
 

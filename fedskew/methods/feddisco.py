@@ -1,12 +1,12 @@
-"""FedDisco: clients whose labels are far from the overall distribution count less in the mean.
+"""FedDisco: clients whose labels are far from the target distribution count less in the mean.
 
 Ye et al., "FedDisco: federated learning with discrepancy-aware collaboration", ICML 2023.
 
     a_k ∝ max(0, n_k/Σn − a·d_k + b),  d_k = KL(p_k ‖ T)/Σ_j KL(p_j ‖ T)
 
-p_k is the client's label distribution and T that of the test population, by default uniform. The sums are over the
-round's participants. With `distance=l2`, d_k = ‖p_k − T‖, which is not divided by the sum. If no participant has a
-positive weight, the weights are n_k/Σn.
+p_k is the client's label distribution. T is the target, the label distribution of the test population, which is uniform
+by default. The sums are over the round's participants. With `distance=l2`, d_k = ‖p_k − T‖ is not divided by the sum.
+If no participant has a positive weight, the weights are n_k/Σn.
 
 Sent to the server: the model and the client's distance, one number, but no label counts.
 Extra compute: none.
@@ -29,7 +29,7 @@ from fedskew.methods.parts import Client, Reveals, Tensors, Trained, Updates, We
 @method("feddisco", paper="Ye et al., ICML 2023")
 @dataclass(frozen=True)
 class FedDisco(Weighting):
-    """Less weight for clients whose label distribution is far from the overall one."""
+    """Less weight for clients whose label distribution is far from a target, by default the uniform one."""
 
     discrepancy_weight: float = 0.5
     """a, the weight of the distance."""
@@ -55,8 +55,8 @@ class FedDisco(Weighting):
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         """Send the distance plus 1.
 
-        The server of a federation discards updates whose tensors are far larger than the median. With a median near 0,
-        it would discard normal updates.
+        The server of a federation discards updates whose tensors are far larger than the median of all clients. If the
+        median distance were near 0, the server would discard normal updates.
         """
         counts = client.label_counts.double()
         shares = counts / counts.sum().clamp(min=1)

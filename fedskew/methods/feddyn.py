@@ -5,8 +5,8 @@ Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
     client   direction = ∇L(v) − h_k + α·(v − w);  h_k ← h_k − α·(w_k − w)
     server   h ← h − (1/K)·Σ_S (w_k − w);          w ← Σ a_k·w_k − h
 
-K is the number of clients, and S are the participants. This h is the paper's h divided by α, so the server does not
-need to know α.
+K is the number of clients, and S is the set of participants. The server's h is the paper's h divided by α, so the
+server does not need to know α.
 
 Sent to the server: the model.
 Extra compute: negligible.

@@ -1,4 +1,4 @@
-"""FedExP: the server extrapolates, with longer steps if the clients' updates disagree more.
+"""FedExP: the server extrapolates the mean update. The more the clients' updates disagree, the longer its step.
 
 Jhunjhunwala et al., "FedExP: speeding up federated averaging via extrapolation", ICLR 2023.
 

@@ -7,9 +7,9 @@ Niu and Deng, "Federated learning for face recognition with gradient correction"
              then the encoder is averaged over all participants, and each row of the head over the participants that
              have its label. A row stays unchanged if no participant has its label
 
-U^k are the rows of client k's head. R is FedGR's repulsion (fedgr.py), which was modelled on FedGC. It compares row i
-of client k with the other clients' rows of other labels. In the paper no two clients share a label, so every row has
-one owner. If clients share labels, the mean over a row's owners gives one common model.
+U^k are the rows of client k's head, and Y_k are its labels. R is FedGR's repulsion (fedgr.py), which was modelled on
+FedGC. It compares row i of client k with the other clients' rows of other labels. In the paper no two clients share a
+label, so every row has one owner. If clients share labels, the mean over a row's owners gives one common model.
 
 Sent to the server: the model and which labels the client has.
 Extra compute: one gradient step on the participants' heads, on the server.
@@ -38,7 +38,7 @@ class OwnLabels(Objective):
 
 @dataclass(frozen=True)
 class GradientCorrection(Gravitation):
-    """Repels rows of different labels, then averages each row over the participants that have its label."""
+    """Repel rows of different labels, then average each row over the participants that have its label."""
 
     attracts = False
 
@@ -52,7 +52,10 @@ class GradientCorrection(Gravitation):
 
 
 def _mean_over_owners(stacked: Tensor, sent: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean of each row. `weights[K, C]` is 0 where a client does not have the label."""
+    """Return the weighted mean of each row. `weights[K, C]` is 0 if client k does not have label c.
+
+    A row without an owner stays as it was sent.
+    """
     total = weights.sum(dim=0)
     shape = (*weights.shape, *[1] * (stacked.dim() - 2))
     mean = (weights.view(shape) * stacked).sum(dim=0) / total.clamp(min=1e-12).view(shape[1:])

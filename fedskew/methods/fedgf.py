@@ -7,8 +7,8 @@ Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML
              c = the share of the last W rounds in which mean_k ‖w_old − w_k‖ > T_D
 
 In the first round c = 0, which is FedSAM. During the first W rounds, c is the share of the rounds so far. How far
-clients drift depends on how long they train. So T_D is by default the published value (0.3 for 8 steps with a learning
-rate of 0.01), scaled to the length of this run's local training.
+clients drift depends on how long they train. By default, T_D is therefore the published value (0.3 for 8 steps with a
+learning rate of 0.01), scaled to this run's steps and learning rate.
 
 Sent to the server: the model and the client's number of steps.
 Extra compute: one more forward and backward pass.
@@ -36,6 +36,7 @@ from fedskew.methods.parts import (
 )
 
 _DRIFT_PER_PATH = 0.3 / (8 * 0.01)
+"""The published threshold, 0.3, divided by the length of the published local training: steps times learning rate."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class InterpolatedPerturbation(FedSAM):
 
 @dataclass(frozen=True)
 class PerturbedMean(ServerRule):
-    """The mean of the models. The server also keeps a perturbed copy, and which rounds had a large drift."""
+    """The mean of the models. The server also keeps a perturbed copy of it, and records which rounds drifted far."""
 
     global_rho: float = 0.1
     """ρ_g."""

@@ -5,8 +5,8 @@ Guo et al., "FedGR: federated learning with gravitation regulation for double im
     client   L = CE(γ_c·z_c, y) over the client's labels, γ_c ∝ 1/n_c                                  Eq. 3
     server   U^k ← U^k − λ·η·∇_{U^k} Reg,  Reg = −Σ_k Σ_{i∈Y_k} (log A + log R),  then the mean        Eq. 9
 
-U^k are the rows of client k's head. A attracts rows of the same label, and R repels rows of different labels. The
-head's bias, if any, counts as one more column.
+U^k are the rows of client k's head, and Y_k are its labels. A attracts rows of the same label, and R repels rows of
+different labels (see `gravitation`). The head's bias, if any, counts as one more column.
 
 Sent to the server: the model and which labels the client has.
 Extra compute: one gradient step on the participants' heads, on the server.
@@ -43,7 +43,7 @@ _PAPER = "Guo et al., DASFAA 2023"
 @method("fedgr-client", paper=_PAPER)
 @dataclass(frozen=True)
 class UnbalancedSoftmax(Objective):
-    """FedGR's client only: cross entropy over the client's labels, with a larger factor for rarer labels' logits."""
+    """FedGR's client only: cross entropy over the client's labels, with larger factors for the logits of rarer ones."""
 
     gamma: GammaMode = "normalised"
     """`normalised`: γ_c = n_min/n_c, at most 1, as in the published code. `paper`: n/n_c, with which training
@@ -58,7 +58,7 @@ class UnbalancedSoftmax(Objective):
 @method("fedgr-server", paper=_PAPER)
 @dataclass(frozen=True)
 class Gravitation(ServerRule):
-    """FedGR's server only: heads' rows of one label attract each other, and rows of two labels repel; then the mean."""
+    """FedGR's server only: the heads' rows of one label attract each other, and rows of different labels repel."""
 
     gravity: float = 0.5
     """λ."""

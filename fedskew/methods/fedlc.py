@@ -26,7 +26,7 @@ from fedskew.methods.parts import Client, Objective, Outputs
 @method("fedlc", paper="Zhang et al., ICML 2022")
 @dataclass(frozen=True)
 class FedLC(Objective):
-    """Cross entropy with a margin for rare classes."""
+    """Cross entropy with a larger margin for rarer classes."""
 
     tau: float = 0.5
 

@@ -28,7 +28,7 @@ from fedskew.methods.parts import Client, Objective, Outputs, Seen, Tensors
 @method("fedlf", paper="Lu et al., ACML 2024")
 @dataclass(frozen=True)
 class FedLF(Objective):
-    """Cross entropy with the logits of rare classes scaled down, and features that are centred and decorrelated."""
+    """Cross entropy with the logits of rare classes scaled down; features are pulled to centres and decorrelated."""
 
     alpha: float = 0.25
     """The scale of a vacant class's logits. With 1, nothing is scaled."""

@@ -1,4 +1,4 @@
-"""FedLMD: distils only the minority labels. FedLMD-Tf has no teacher. FedLMD-switch starts with Tf, then uses FedLMD.
+"""FedLMD distils only the minority labels. FedLMD-Tf has no teacher. FedLMD-switch uses Tf first, then FedLMD.
 
 Lu et al., "Federated learning with label-masking distillation", ACM Multimedia 2023.
 
@@ -80,7 +80,7 @@ class FedLMDSwitch(Schedule):
     extra_compute = "1 teacher forward after the switch"
 
     def __post_init__(self) -> None:
-        FedLMD(self.beta, self.temperature)  # checks both
+        FedLMD(self.beta, self.temperature)  # raises UserError for invalid values
         valid = self.switch_round is None or self.switch_round >= 0
         expect(valid, "switch_round", self.switch_round, "a whole number ≥ 0")
 

@@ -26,9 +26,9 @@ class FedRS(Objective):
     """Cross entropy with the logits of vacant classes scaled down."""
 
     alpha: float = 0.7
-    """The FedVLS paper uses 0.7, and the FedLMD paper 0.5 or 0.9. With 1 it is FedAvg."""
+    """The FedVLS paper uses 0.7, and the FedLMD paper 0.5 or 0.9. With 1, the method is FedAvg."""
     soft: bool = False
-    """Scale by the class's count instead of its presence, as in the authors' later code."""
+    """Use α_c = α + (1 − α)·n_c/max n, as in the authors' later code."""
 
     def __post_init__(self) -> None:
         expect(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")

@@ -1,4 +1,4 @@
-"""FedSAM: local steps along the gradient at the worst nearby point. MoFedSAM also adds the last round's direction.
+"""FedSAM steps along the gradient at the worst nearby point. MoFedSAM mixes it with the last round's mean direction.
 
 Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022.
 
@@ -39,8 +39,8 @@ _PAPER = "Qu et al., ICML 2022"
 def ascend(params: Tensors, grads: Tensors, rho: float) -> Tensors:
     """Return the point at distance ρ along the gradient, or the same point if the gradient is zero.
 
-    A gradient whose norm is at most ε·‖v‖, where ε is the relative precision of a float, consists of rounding errors
-    and counts as zero. Otherwise a step of length ρ would amplify them.
+    A gradient with a norm of at most ε·‖v‖, where ε is the relative precision of a float, counts as zero. It consists
+    of rounding errors, which a step of length ρ would amplify.
     """
     norm, smallest = _norm(grads), _norm(params) * torch.finfo(next(iter(params.values())).dtype).eps
     length = torch.where(norm <= smallest, torch.inf, norm)

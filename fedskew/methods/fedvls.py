@@ -37,7 +37,8 @@ class FedVLS(Objective):
     """w."""
     suppress_variant: SuppressVariant = "lade"
     teacher_mode: Mode = "train"
-    """`train`: the teacher's BatchNorm uses the batch's statistics, as in the published code."""
+    """With `train`, the teacher's BatchNorm uses the batch's statistics, as in the published code. With `eval`, it uses
+    its running statistics."""
 
     extra_compute = "1 teacher forward"
 

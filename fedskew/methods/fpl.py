@@ -59,6 +59,7 @@ class FPL(SendsClassMeans):
         sent, known = (updates.uplink[name].cpu().numpy() for name in ("prototypes", "prototype_known"))
         merged = [_merge_prototypes(sent[known[:, c], c].astype(np.float64)) for c in range(sent.shape[1])]
         before = server_state["prototypes"]
+        # The number of prototypes per class is rounded up to a power of two and never shrinks, so shapes rarely change.
         width = max([before.shape[1], *(1 << (len(means) - 1).bit_length() for means in merged if len(means))])
         table = np.zeros((len(merged), width, sent.shape[-1]))
         exists = np.zeros(table.shape[:2], dtype=bool)
@@ -71,5 +72,5 @@ class FPL(SendsClassMeans):
 
 
 def _merge_prototypes(points: np.ndarray) -> np.ndarray:
-    """Return the means of FINCH's clusters: [clusters, d], or no rows for no points."""
+    """Return the means of FINCH's clusters, [clusters, d]. Without points there are no clusters."""
     return cluster_means(points, finch(points)) if len(points) else points

@@ -1,7 +1,7 @@
-"""Errors for hooks that return the wrong thing: one line that names the hook and what was expected.
+"""Errors for hooks that return the wrong thing. Each is one line that names the hook and what was expected.
 
-Engines check what hooks return at the boundary of a round or in its first step, and call these functions only if
-something is wrong.
+Engines check what hooks return in the first step of a round, or at its beginning and end. They call these functions
+only if something is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedskew.errors import UserError, did_you_mean
 
 
 def named_tensors(part: object, hook: str, returned: object) -> dict[str, Tensor]:
-    """Return the tensors by name. Raises `UserError` unless `returned` is a mapping from names to tensors."""
+    """Return the tensors by name. Raise `UserError` unless `returned` is a mapping from names to tensors."""
     expected = "expected a dict of tensors by name, which may be empty"
     if not isinstance(returned, Mapping):
         raise UserError(f"{_call(part, hook)} returned {_describe(returned)}; {expected}")
@@ -73,18 +73,18 @@ def wrong_tally(part: object, returned: Mapping[str, Tensor]) -> UserError:
 
 
 def wrong_perturbation(part: object, returned: object, features: Tensor) -> UserError:
-    """Make the error for perturbed features whose form is not that of the features."""
+    """Make the error for perturbed features that differ from the features in shape or type."""
     what, expected = _call(part, "perturbed"), _describe(features)
     return UserError(f"{what} returned {_describe(returned)}; expected {expected}, like the features")
 
 
 def undeclared_state(part: object, name: str) -> UserError:
-    """Make the error for a client that keeps a tensor that `client_state` does not declare."""
+    """Make the error for a `next_state` with a tensor that `client_state` does not declare."""
     return UserError(f"{_call(part, 'next_state')} returned {name!r}; expected only names that client_state() returns")
 
 
 def without_gradient_call(solver: object) -> UserError:
-    """Make the error for a solver that does not compute a gradient, so that no loss is known."""
+    """Make the error for a solver that never calls `gradient`. The loss of its step would be unknown."""
     return UserError(f"{_call(solver, 'direction')} did not call gradient(); expected gradient(params) at least once")
 
 

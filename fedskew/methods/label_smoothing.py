@@ -1,4 +1,4 @@
-"""Label smoothing: mixes targets with the uniform distribution.
+"""Label smoothing mixes the targets with the uniform distribution.
 
 Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016; a baseline in FedLMD's paper.
 

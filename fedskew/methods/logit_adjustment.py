@@ -1,12 +1,12 @@
-"""Logit adjustment: the logits are shifted by the log of the classes' shares in the whole federation.
+"""Logit adjustment shifts the logits by the log of the classes' shares in the whole federation.
 
 Menon et al., "Long-tail learning via logit adjustment", ICLR 2021.
 
     L = CE(z_c + τ·log π_c, y)
 
 π is the share of each class. The server estimates it from the label counts of the participants of all earlier rounds.
-With all clients in every round, that is exact from the second round on. In the first round π is uniform, which changes
-nothing. A class that has not been seen counts as one sample, so that π has no zero.
+With all clients in every round, the estimate is exact from the second round on. In the first round π is uniform, which
+changes nothing. A class that no participant had so far counts as one sample, so that π has no zero.
 
 Sent to the server: the model and the label counts.
 Extra compute: none.

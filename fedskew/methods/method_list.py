@@ -1,6 +1,6 @@
-"""`fedskew.methods()`: the catalogue as a list that can be read, searched and shown as a table.
+"""`fedskew.methods()` returns the catalogue as a list that can be searched and shown as a table.
 
-Nothing is registered here: each method registers itself in its own file, with `method` or `register` of `catalogue.py`.
+Nothing is registered here. Each method registers itself in its own file, with `method` or `register` of `catalogue.py`.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class MethodList(Sequence[Entry]):
         ]
 
     def _short_records(self) -> list[dict[str, object]]:
-        shown = ("name", "paper", "needs", "reveals")
-        return [{key: record[key] for key in shown} for record in self._records()]
+        columns = ("name", "paper", "needs", "reveals")
+        return [{key: record[key] for key in columns} for record in self._records()]
 
 
 def needs(entry: Entry) -> str:

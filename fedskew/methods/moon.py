@@ -1,11 +1,12 @@
-"""MOON: keeps features close to the global model's and far from those of the client's previous model.
+"""MOON keeps features close to the global model's features and far from those of the client's previous model.
 
 Li et al., "Model-contrastive federated learning", CVPR 2021.
 
     L = CE + μ·ℓ,  ℓ = −log( e^{cos(h, h^g)/τ} / (e^{cos(h, h^g)/τ} + e^{cos(h, h^prev)/τ}) )
 
-h, h^g and h^prev are the inputs of the head in the model being trained, in the received model, and in the model that
-this client trained when it last took part. In a client's first round there is no previous model, and ℓ has no gradient.
+The features h, h^g and h^prev are the inputs of the head in three models: the model being trained, the received model,
+and the model that this client trained when it last took part. In a client's first round there is no previous model, and
+ℓ has no gradient.
 
 Sent to the server: the model. The client keeps one model.
 Extra compute: two forward passes of frozen models.
@@ -27,7 +28,7 @@ from fedskew.task import task_for
 @method("moon", paper="Li et al., CVPR 2021")
 @dataclass(frozen=True)
 class MOON(Objective):
-    """Cross entropy and a contrast between the features of the global and of the client's previous model."""
+    """Cross entropy and a contrast of the features with those of the global and of the client's previous model."""
 
     mu: float = 0.01
     """The FedVLS paper uses 0.01, and the FedLMD paper 0.1."""

@@ -11,8 +11,7 @@ A method has up to five parts:
 A method in stages has a `Schedule` (stages.py) in place of the objective.
 
 A part is a frozen dataclass. Its fields are the hyper-parameters, and its methods ("hooks") are pure functions of named
-tensors. A part never knows how many clients there are, on which device they run or how they are reached; the engine
-does.
+tensors. Only the engine knows how many clients there are, on which device they run and how they are reached.
 
 The hooks of a part, in the order of a round:
 
@@ -44,6 +43,7 @@ Tensors = dict[str, Tensor]
 """Named tensors: a model's parameters, a state, or a message between client and server."""
 
 Half = Literal["first", "second"]
+"""One half of a batch."""
 SGD_OPTIMIZERS = ("sgd", "nesterov")
 """The local optimisers whose steps are weighted sums of gradients."""
 
@@ -59,6 +59,7 @@ Mode = Literal["eval", "train"]
 is on."""
 
 Reveals = Literal["nothing", "label skew", "label presence", "label counts", "label presence, prototypes", "all labels"]
+"""What the server can learn about a client's labels from what a part sends."""
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -82,17 +83,17 @@ class Outputs:
     logits: Tensor
     """[B, C]."""
     features: Tensor | None = None
-    """[B, d], the input of the head; None for a model that is not a `Classifier(encoder, head)`."""
+    """[B, d]: the input of the head. None for a model that is not a `Classifier(encoder, head)`."""
     companions: Mapping[str, Outputs] = field(default_factory=dict)
     """The outputs of the frozen models that `Objective.companions` names, on the same batch."""
 
     def tensors(self) -> Tensors:
-        """Return logits and features, if any, by name, so that `vmap` can map over them."""
+        """Return the logits and, if there are any, the features by name, so that `vmap` can map over them."""
         return {"logits": self.logits} if self.features is None else {"logits": self.logits, "features": self.features}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Outputs:
-        """The inverse of `tensors`."""
+        """Invert `tensors`."""
         return cls(tensors["logits"], tensors.get("features"))
 
     @property
@@ -157,10 +158,10 @@ class Trained:
     closing: Tensors = field(default_factory=dict)
     """The sums of `Part.closing` over the client's batches."""
     optimizer: str = "sgd"
-    """The local optimiser."""
+    """The name of the local optimiser."""
 
     def effective_steps(self) -> Tensor:
-        """‖A‖₁: the number of steps without momentum that would move as far along a constant gradient.
+        """Return ‖A‖₁, the number of steps without momentum that would move as far along a constant gradient.
 
         Only SGD, including Nesterov momentum, has such a number. Adam's steps do not grow with the gradient.
         """
@@ -190,7 +191,7 @@ class Updates:
         return weighted_mean(self.params, self.weights)
 
     def changes(self, sent: Tensors) -> Tensors:
-        """Return each participant's update: its trained model minus `sent`, the model that it received."""
+        """Return each participant's update: its trained parameters minus `sent`, the parameters that it received."""
         return {name: self.params[name] - w for name, w in sent.items()}
 
 
@@ -287,8 +288,8 @@ class Objective(Part):
     def companions(self) -> dict[str, Mode]:
         """Name the frozen models whose outputs the loss uses, each with its mode.
 
-        `teacher` is the model received this round, `state/NAME` a model that this client keeps as `NAME`, and any other
-        name a model that an earlier stage trained.
+        `teacher` is the model received this round. `state/NAME` is a model that this client keeps as `NAME`. Any other
+        name is a model that an earlier stage trained.
         """
         return {}
 
@@ -310,7 +311,7 @@ class Objective(Part):
 
 @dataclass(frozen=True)
 class Solver(Part):
-    """The direction of a local step. The engine clips it; the local optimiser adds weight decay and steps."""
+    """The direction of a local step. The engine clips it. Then the local optimiser adds weight decay and steps."""
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
         """Return the direction that the optimiser uses in place of the gradient at `params`.
@@ -320,19 +321,20 @@ class Solver(Part):
         return gradient(params)
 
     def gradients(self) -> int:
-        """Return the number of gradients per step, for the recorded cost."""
+        """Return how many gradients a step computes, for the recorded cost."""
         return 1
 
 
 @dataclass(frozen=True)
 class Weighting(Part):
-    """The participants' weights. Every server rule that takes a weighted mean uses them, as do BatchNorm's buffers."""
+    """The participants' weights in every weighted mean of the server, including the mean of BatchNorm's buffers."""
 
     def weigh(self, sent: Tensors, updates: Updates, state: Tensors) -> Tensor:  # noqa: ARG002
         """Return one number ≥ 0 per participant: [K]. The weights are these numbers divided by their sum.
 
-        `updates.weights` are the participants' shares of the round's samples, which is the default. A weighting that
-        users choose must override it. `sent` are the current global parameters, and `state` is the server's state.
+        `updates.weights` are the participants' shares of the round's samples, and the default returns them. A weighting
+        that users choose must override this hook. `sent` are the current global parameters, and `state` is the server's
+        state.
         """
         return updates.weights
 
@@ -344,20 +346,20 @@ class ServerRule(Part):
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         """Return the next global parameters and the next server state. `sent` are the current parameters.
 
-        The default is FedAvg's weighted mean. A server rule that users choose must override it.
+        The default is FedAvg's weighted mean. A server rule that users choose must override this hook.
         """
         return updates.mean(), state
 
 
 def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) -> None:
-    """Raise `UserError`, in `Part.check`, unless the model ends in a linear layer `head` with one row per class."""
+    """Raise `UserError` unless the model ends in a linear layer `head` with one row per class. For `Part.check`."""
     rows = params.get("head.weight")
     if rows is None or rows.dim() != 2 or len(rows) != classes:
         raise UserError(f"{method} needs a model that ends in a linear layer 'head'; choose one of fedskew's models")
 
 
 def collect(parts: Iterable[Part], hook: str, *arguments: object) -> Tensors:
-    """Call a hook of each part, and return all named tensors. Raises `UserError` if a hook returns anything else."""
+    """Call a hook of each part, and return all named tensors. Raise `UserError` if a hook returns anything else."""
     collected: Tensors = {}
     for part in parts:
         collected |= _expect_tensors(part, hook, getattr(part, hook)(*arguments))
@@ -371,7 +373,7 @@ def _expect_tensors(part: Part, hook: str, returned: object) -> Tensors:
 
 
 def same_form(tensors: object, others: Mapping[str, Tensor]) -> bool:
-    """Return whether these are tensors with the names, shapes and types of the others."""
+    """Return whether these are tensors with the same names, shapes and types as the others."""
     if not isinstance(tensors, Mapping) or tensors.keys() != others.keys():
         return False
     return all(
@@ -381,7 +383,7 @@ def same_form(tensors: object, others: Mapping[str, Tensor]) -> bool:
 
 
 def weigh_updates(weighting: Weighting, sent: Tensors, updates: Updates, state: Tensors) -> Updates:
-    """Return the updates with the weights that the weighting gives them."""
+    """Return the updates with the weights that `weighting` computes, divided by their sum."""
     weights = weighting.weigh(sent, updates, state)
     if weights is updates.weights:
         return updates
@@ -420,7 +422,7 @@ def _overrides(part: Part, hook: Hook) -> bool:
 def data_pass_cost(parts: Sequence[Part]) -> float:
     """Return the cost per sample of the opening and closing passes, relative to a local step on one sample.
 
-    A local step is a forward and a backward pass, and the forward pass is a third of it.
+    A local step is a forward and a backward pass, and the forward pass is a third of its cost.
     """
     members = [member for part in parts for member in part.members]
     closing = [member for member in members if _overrides(member, "closing")]

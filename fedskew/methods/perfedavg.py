@@ -1,4 +1,4 @@
-"""PerFedAvg: trains a model that one step on a client's data turns into a good model for that client.
+"""PerFedAvg trains a global model that becomes a good model for a client after one step on that client's data.
 
 Fallah et al., "Personalized federated learning with theoretical guarantees: a model-agnostic meta-learning approach",
 NeurIPS 2020.
@@ -7,8 +7,8 @@ NeurIPS 2020.
     first-order   direction = d
     hessian-free  direction = d − α·(∇L(v + δ·d; B₁) − ∇L(v − δ·d; B₁))/(2δ)
 
-B₁ and B₂ are the two halves of the batch. If it has one sample, both are that sample. The recorded loss is that of the
-whole batch at v. The global model is evaluated and saved, without a personal step.
+B₁ and B₂ are the two halves of the batch. If the batch has one sample, both halves are that sample. The recorded loss
+is that of the whole batch at v. The run evaluates and saves the global model, without a personal step.
 
 Sent to the server: the model.
 Extra compute: one more forward and backward pass, or three for hessian-free. Each pass runs on the whole batch, as

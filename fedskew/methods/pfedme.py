@@ -5,7 +5,7 @@ T Dinh et al., "Personalized federated learning with Moreau envelopes", NeurIPS 
     client   θ starts at v, then κ times on the same batch: θ ← θ − η_p·(∇L(θ) + λ·(θ − v));  direction = λ·(v − θ)
     server   w ← (1 − β)·w + β·Σ a_k·w_k
 
-The global model w is evaluated and saved. The personal models θ exist only within a step.
+The run evaluates and saves the global model w. The personal models θ exist only within a step.
 
 Sent to the server: the model.
 Extra compute: κ − 1 more forward and backward passes.

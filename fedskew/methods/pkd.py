@@ -97,7 +97,7 @@ class PKD(Schedule):
     expert_rounds: int = 25
     """Rounds per expert, at most as many as the run has. They come on top of the run's rounds."""
     expert_epochs: int | None = None
-    """Local epochs of the experts; default: the run's."""
+    """Local epochs of the experts; default: the run's local epochs."""
     groups: Groups = ()
     """Groups of weak classes, such as [[0, 6], [2, 4, 6]]; default: found after the warm-up."""
     group_threshold: float = 2.0
@@ -105,13 +105,13 @@ class PKD(Schedule):
     max_groups: int = 10
     """The maximum number of groups. The most confused ones are kept."""
     temperature_squared: bool = False
-    """Multiply the distillation by T², which the paper does not mention."""
+    """Multiply the distillation term by T², which the paper does not mention."""
     reverse: bool = False
     """Use KL(student ‖ expert), as printed in the paper's Eq. 1."""
     mean_over: MeanOver = "batch"
     """Whether to average the distillation over the whole batch or over the distilled samples."""
     taught: TaughtSamples = "confused"
-    """`confused`: distil samples mistaken for another class of their group, as in the paper's text. `all`: distil all
+    """`confused` distils samples mistaken for another class of their group, as in the paper's text. `all` distils all
     samples of the group's classes, as the paper's Table III implies for clients with one class."""
 
     sends = "class-to-class mean probabilities once"
@@ -178,12 +178,13 @@ class PKD(Schedule):
         return {"groups": [list(group) for group in groups]}
 
 
-def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: int = 10) -> Groups:
-    """Return up to `most` groups of confused classes: the maximal cliques of pairs that are confused unusually often.
+def weak_groups(probability: npt.NDArray[np.float64], threshold: float, max_groups: int = 10) -> Groups:
+    """Return the groups of classes that are confused with one another unusually often, at most `max_groups`.
 
-    Connected components would be too large: in Fashion-MNIST, Shirt is confused with T-shirt and with Coat, which are
-    not confused with each other. If no pair stands out, the most confused pair is the only group. If no pair has a
-    finite probability (a single class, or a model that diverged), there is no group.
+    A group is a maximal clique of confused pairs. Connected components would be too large: in Fashion-MNIST, Shirt is
+    confused with T-shirt and with Coat, which are not confused with each other. If no pair stands out, the most
+    confused pair is the only group. If no pair has a finite probability (a single class, or a model that diverged),
+    there is no group.
     """
     mutual, classes = mutual_probability(probability), len(probability)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes) if np.isfinite(mutual[i, j])]
@@ -199,7 +200,7 @@ def weak_groups(probability: npt.NDArray[np.float64], threshold: float, most: in
             neighbours[i].add(j)
             neighbours[j].add(i)
     cliques = _maximal_cliques(neighbours, frozenset(), set(neighbours), set())
-    return tuple(sorted(sorted(cliques, key=lambda clique: -_confusion_within(clique, mutual))[:most]))
+    return tuple(sorted(sorted(cliques, key=lambda clique: -_confusion_within(clique, mutual))[:max_groups]))
 
 
 def mutual_probability(probability: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

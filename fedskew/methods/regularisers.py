@@ -27,7 +27,7 @@ class Regulariser(Part):
 
 @dataclass(frozen=True)
 class Regularised(Objective):
-    """An objective with a regulariser added. Both are `members`, so the other hooks of both are called."""
+    """An objective with a regulariser added. Both are `members`, so engines also call the other hooks of both."""
 
     objective: Objective
     regulariser: Regulariser

@@ -1,14 +1,14 @@
 """Robust server rules: median, trimmed mean and norm clipping. A few outlying clients cannot move their result far.
 
-Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018 (the first two);
-Sun et al., "Can you really backdoor federated learning?", 2019 (clipping, here without its noise).
+Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018 (median and trimmed
+mean); Sun et al., "Can you really backdoor federated learning?", 2019 (clipping, here without their noise).
 
     median         w ← median_k w_k for each coordinate; for an even number, the mean of the middle two
     trimmed-mean   w ← the mean for each coordinate, without the ⌊β·M⌋ smallest and largest of its M values
     norm-clipping  w ← w + Σ a_k·Δ_k·min(1, S/‖Δ_k‖), Δ_k = w_k − w
 
-The first two give every participant the same weight, regardless of its number of samples. With β = 0.1, nothing is
-trimmed in rounds of fewer than ten participants. Buffers are averaged as usual.
+Median and trimmed mean give every participant the same weight, regardless of its number of samples. With β = 0.1,
+nothing is trimmed in rounds of fewer than ten participants. BatchNorm's buffers are averaged as usual.
 
 Sent to the server: the model.
 Extra compute: none on the client.
@@ -49,7 +49,7 @@ class TrimmedMean(ServerRule):
     """The coordinate-wise mean without the smallest and largest values."""
 
     trim: float = 0.1
-    """β, the share of participants left out at each end. With fewer than 1/trim participants, none are."""
+    """β, the share of participants left out at each end. With fewer than 1/β participants, none is left out."""
 
     def __post_init__(self) -> None:
         expect(0 <= self.trim < 0.5, "trim", self.trim, "a number ≥ 0 and < 0.5")

@@ -5,7 +5,8 @@ Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated lea
     client   direction = ∇CE(v) − c_k + c;  c_k⁺ = c_k − c + (w − w_k)/(J·η)
     server   w ← w + η_g·mean(w_k − w);     c ← c + (|S|/K)·mean(c_k⁺ − c_k)
 
-J is the number of local steps or, with momentum, the number of steps without momentum that would move as far.
+S is the set of participants, and K is the number of clients. J is the number of local steps or, with momentum, the
+number of steps without momentum that would move as far.
 
 Sent to the server: the model and the change of the client's control variate.
 Extra compute: negligible.
@@ -57,8 +58,8 @@ class ControlVariates(Solver):
         own, common = unpack("control", client.state), unpack("control", client.downlink)
         path = trained.effective_steps().clamp(min=1) * trained.lr
         change = {name: (w - trained.params[name]) / path - common[name] for name, w in client.received.items()}
-        stepped = trained.steps > 0  # a client without a trainable batch keeps its control variate
-        return pack("control", {name: own[name] + torch.where(stepped, d, 0.0) for name, d in change.items()})
+        has_stepped = trained.steps > 0  # a client without a trainable batch keeps its control variate
+        return pack("control", {name: own[name] + torch.where(has_stepped, d, 0.0) for name, d in change.items()})
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:
         old, new = unpack("control", client.state), unpack("control", self.next_state(trained, client))

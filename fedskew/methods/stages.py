@@ -18,7 +18,7 @@ from fedskew.methods.parts import Objective, Part
 
 @dataclass(frozen=True)
 class Survey:
-    """What all clients report about their training data at the end of a stage that has a `survey`."""
+    """What all clients report about their training data at the end of a stage, if its `survey` is set."""
 
     label_counts: npt.NDArray[np.int64]
     """[clients, C]: each client's number of samples per class."""
@@ -27,7 +27,7 @@ class Survey:
     samples. None in a survey of labels."""
 
     def to_record(self) -> dict[str, Any]:
-        """Return what the run records of the survey: the mean probabilities, but no client's label counts."""
+        """Return the part of the survey that the run records: the mean probabilities, but no client's label counts."""
         if self.probability is None:
             return {}
         rows = [[float(f"{p:.6g}") if np.isfinite(p) else None for p in row] for row in self.probability]
@@ -43,11 +43,11 @@ class Stage:
     rounds: int
     objective: Objective
     model: str = "global"
-    """Which model to train. A new name starts as a copy of the global model and stays available to later stages."""
+    """The name of the model to train. A new one starts as a copy of the global model. Later stages can use it."""
     concatenates: tuple[str, ...] = ()
     """Train only a head on the frozen, concatenated encoders of these models. The result becomes `model`."""
     new_head: bool = False
-    """Whether that head starts with random weights. Otherwise it starts as the concatenation of the models' heads."""
+    """Whether the head on concatenated encoders starts with random weights, not as the concatenation of their heads."""
     labels: tuple[int, ...] | None = None
     """Train only on samples with these labels. Clients without any do not take part."""
     clients: tuple[int, ...] | None = None
@@ -77,7 +77,7 @@ Notes = dict[str, Any]
 
 @dataclass(frozen=True)
 class Schedule(Part):
-    """Divides a run into stages, each with its own objective. Takes the place of an objective in a method."""
+    """Divides a run into stages, each with its own objective. In a method, it takes the place of the objective."""
 
     needs_features: ClassVar[bool] = False
     """As in `Objective`."""

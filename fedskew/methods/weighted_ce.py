@@ -1,11 +1,11 @@
 """Weighted cross entropy: samples of rare classes count more.
 
-King and Zeng, "Logistic regression in rare events data", Political Analysis 2001; the usual class weights.
+King and Zeng, "Logistic regression in rare events data", Political Analysis 2001.
 
     L = mean of w_y·CE(z, y),    w_c = n/(C'·n_c)
 
-n_c are the client's samples of class c, n their sum, and C' the number of its classes, as in scikit-learn's "balanced".
-The mean weight of the client's samples is 1. Other weights, the same for all clients, can be given instead.
+The client has n_c samples of class c, n samples in total, and samples of C' classes. These are the "balanced" weights
+of scikit-learn. The mean weight of the client's samples is 1. Other weights, the same for all clients, can be given.
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: none.
@@ -35,18 +35,18 @@ class WeightedCrossEntropy(Objective):
     """One weight per class, in the order of the classes. By default, each client balances its own classes."""
 
     def __post_init__(self) -> None:
-        allowed = all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
-        allowed &= not self.weights or max(self.weights) > 0
-        expect(allowed, "weights", self.weights, "numbers ≥ 0, at least one of them above 0")
+        valid = all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
+        valid &= not self.weights or max(self.weights) > 0
+        expect(valid, "weights", self.weights, "numbers ≥ 0, at least one of them above 0")
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:  # noqa: ARG002
-        known = not self.weights or len(self.weights) == classes
-        expect(known, "weights", self.weights, f"{classes} numbers, one per class, or none to balance each client")
+        valid = not self.weights or len(self.weights) == classes
+        expect(valid, "weights", self.weights, f"{classes} numbers, one per class, or none to balance each client")
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        weights = self._given(out.logits) if self.weights else balanced_weights(client.label_counts, out.logits)
+        weights = self._as_tensor(out.logits) if self.weights else balanced_weights(client.label_counts, out.logits)
         return weighted_cross_entropy(out.logits, y, weights)
 
-    def _given(self, logits: Tensor) -> Tensor:
-        """Fill in the weights one by one. A CUDA graph cannot replay the copy of a list from the host."""
+    def _as_tensor(self, logits: Tensor) -> Tensor:
+        """Fill in the weights one by one, because a CUDA graph cannot replay the copy of a list to the GPU."""
         return torch.stack([logits.new_full((), weight) for weight in self.weights])

@@ -1,7 +1,7 @@
 """The confusion matrix, and every classification metric as a function of it.
 
-Rows are true classes, and columns are predictions. Matrices add up over batches and clients, so the metrics of the
-whole need no stored predictions.
+Rows are true classes, and columns are predictions. The matrices of batches and clients can be added. So metrics over
+all clients need no stored predictions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def accuracy(confusion: Confusion) -> float:
 
 
 def correct(confusion: Confusion) -> int:
-    """Return the number of correct predictions. With several labels per sample, the matrices of all labels count."""
+    """Return the number of correct predictions, summed over the labels if a sample can have several."""
     return int(np.trace(confusion, axis1=-2, axis2=-1).sum())
 
 
@@ -39,7 +39,7 @@ LOST = 0.05
 
 
 def lost_classes(class_accuracy: Iterable[float | None]) -> list[int]:
-    """Return the classes that count as lost."""
+    """Return the classes whose accuracy is below `LOST`. Classes without test samples (None) are skipped."""
     return [c for c, a in enumerate(class_accuracy) if a is not None and a < LOST]
 
 
@@ -49,11 +49,11 @@ class Evaluation:
 
     confusion: Confusion
     totals: tuple[int, int] | None = None
-    """The numbers of correctly predicted and of tested samples, if only these are known, because a site reports no
-    results by class. The matrix is then zero, and metrics by class are NaN."""
+    """The numbers of correctly predicted and of tested samples, if a site reports only these. The matrix is then zero,
+    and metrics by class are NaN or None."""
     log_loss: float | None = None
-    """The mean of −log p of the true class, in nats. None if it is unknown. It does not count in comparisons with `==`,
-    because engines agree on it only up to rounding."""
+    """The mean of −log p of the true class, in nats. None if it is unknown. `==` ignores it, because engines agree on
+    it only up to rounding."""
 
     def __post_init__(self) -> None:
         matrix = np.array(self.confusion, dtype=np.int64)
@@ -66,7 +66,7 @@ class Evaluation:
         matrix.flags.writeable = False
         object.__setattr__(self, "confusion", matrix)
 
-    _FORM: ClassVar[str] = "a square"
+    _FORM: ClassVar[str] = "a square matrix"
 
     @staticmethod
     def _has_form(counts: Confusion) -> bool:
@@ -76,7 +76,7 @@ class Evaluation:
     def from_counts(
         counts: Confusion, totals: tuple[int, int] | None = None, log_loss: float | None = None
     ) -> Evaluation:
-        """Return the evaluation of these counts, whose shape says whether samples have one class or several labels."""
+        """Make an evaluation from counts: [C, C] for one class per sample, [labels, 2, 2] for several labels."""
         if counts.ndim == 2:
             return Evaluation(counts, totals, log_loss)
         from fedskew.metrics.multi_label import MultiLabelEvaluation  # most runs do not need it
@@ -141,7 +141,7 @@ class Evaluation:
 
     @property
     def kappa(self) -> float:
-        """Cohen's κ: the agreement of labels and predictions beyond chance. NaN if chance alone agrees fully."""
+        """Cohen's κ, the agreement beyond chance. NaN if all labels and predictions are of one class."""
         total = self.confusion.sum()
         if not total:
             return float("nan")
@@ -162,7 +162,7 @@ class Evaluation:
         return [a for a in self.class_accuracy if a is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return all metrics that are known, and the matrix or the totals that they are computed from."""
+        """Return all known metrics, with the matrix and the totals that they are computed from."""
         known = {name: value for name in MEASURES if (value := getattr(self, name)) is not None}
         values: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in known.items()}
         if self.totals is not None:
@@ -171,7 +171,7 @@ class Evaluation:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Evaluation:
-        """The inverse of `to_json`. It reads the matrix, the totals and the log loss. The rest follows from them."""
+        """Invert `to_json`. The matrix, the totals and the log loss determine all other values."""
         totals = data.get("totals")
         matrix = np.asarray(data["confusion"], dtype=np.int64)
         return Evaluation.from_counts(matrix, (totals[0], totals[1]) if totals else None, data.get("log_loss"))

@@ -13,17 +13,17 @@ def drift_diversity(updates: Iterable[npt.ArrayLike]) -> float:
     """Return Σ‖mᵢ‖² / ‖Σmᵢ‖² over the updates mᵢ (a client's model minus the model that it was sent).
 
     It is 1/K for K identical updates, 1 for orthogonal ones, large if they cancel, and infinite if their sum is zero.
-    Updates are read one at a time in float64, so large models need no second copy.
+    Updates are converted to float64 one at a time, so there is never a second copy of all updates.
     """
     squares, total = 0.0, np.zeros(())
     for update in updates:
-        row = np.asarray(update).astype(np.float64).ravel()
-        squares += float(row @ row)
-        total = total + row
-    norm = float(np.vdot(total, total))
-    return squares / norm if norm != 0 else math.inf
+        flat = np.asarray(update).astype(np.float64).ravel()
+        squares += float(flat @ flat)
+        total = total + flat
+    squared_norm = float(np.vdot(total, total))
+    return squares / squared_norm if squared_norm != 0 else math.inf
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return None for infinity and NaN, which JSON does not have."""
+    """Return the value, or None for infinity and NaN, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -11,7 +11,10 @@ from fedskew.metrics.confusion import Confusion, Evaluation
 
 
 class MultiLabelEvaluation(Evaluation):
-    """Results by label. `confusion` is [labels, 2, 2]: whether the sample has the label, whether it was predicted.
+    """Results by label.
+
+    `confusion[label, true, predicted]` counts samples. `true` is 1 if the sample has the label, and `predicted` is 1 if
+    the model predicts it.
 
     `accuracy` is the share of correct decisions, one per sample and label. It is high if labels are rare, so macro F1
     and AUROC are better measures. The accuracy of a label is its sensitivity: the share of its samples for which it
@@ -26,7 +29,7 @@ class MultiLabelEvaluation(Evaluation):
 
     @property
     def samples(self) -> int:
-        if self.totals is not None:
+        if self.totals is not None:  # they count one decision per sample and label
             return self.totals[1] // len(self.confusion)
         return int(self.confusion[0].sum())
 
@@ -40,7 +43,7 @@ class MultiLabelEvaluation(Evaluation):
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 over the labels that occur among labels or predictions."""
+        """Mean F1 over the labels that at least one sample has or at least one prediction contains."""
         hits, occurrences = self._hits, self._occurrences
         occurring = occurrences > 0
         return float(np.mean(2 * hits[occurring] / occurrences[occurring])) if occurring.any() else math.nan
@@ -59,7 +62,7 @@ class MultiLabelEvaluation(Evaluation):
 
     @property
     def kappa(self) -> float:
-        """Mean over the labels of Cohen's κ."""
+        """Mean of Cohen's κ over the labels for which it is defined."""
         known = [value for counts in self.confusion if math.isfinite(value := _kappa(counts))]
         return float(np.mean(known)) if known else math.nan
 

@@ -1,15 +1,15 @@
 """Scores from histograms. Sites of a federation send these instead of the probabilities of their samples.
 
-A histogram counts the samples of a class, and the others, by the log-odds of the class's probability. 0.5 is an edge of
-a bin, so sensitivity and specificity at 0.5 are exact. AUROC and AUPRC are not, because the order of samples within a
-bin is unknown. Their error bounds follow from the counts.
+Each class has two histograms, one of its samples and one of all other samples, by the log-odds of the class's
+probability. A probability of 0.5 is the edge of a bin, so sensitivity and specificity at 0.5 are exact. AUROC and AUPRC
+are not exact, because the order of samples within a bin is unknown. Their error bounds follow from the counts.
 
-- AUROC counts a pair in one bin as one half. Its true value is 0, 1 or one half, so the error is at most half the
-  share of such pairs.
+- AUROC counts a pair of samples in the same bin as one half. The true value of the pair is 0, 1 or one half, so the
+  error is at most half the share of such pairs.
 - AUPRC takes the precision at the end of each bin. Within a bin, the precision is lowest if the other samples come
-  first. It is at most the precision with all of the class's samples in the bin and none of the others.
+  first. An upper bound counts all of the bin's samples of the class and none of its other samples.
 
-Brier score and reliability diagram add up exactly.
+Brier score and reliability diagram are exact, because their sums add up over sites.
 """
 
 from __future__ import annotations
@@ -92,23 +92,23 @@ class ScoreHistograms:
 
     def is_consistent(self) -> bool:
         """Whether these can be the histograms of a test set: every class counts every sample once."""
-        shapes = self.own.ndim == 2 and self.own.shape == self.others.shape == (len(self.own), SCORE_BINS)
-        if not shapes or self.reliability.shape != (3, BINS):
+        has_shape = self.own.ndim == 2 and self.own.shape == self.others.shape == (len(self.own), SCORE_BINS)
+        if not has_shape or self.reliability.shape != (3, BINS):
             return False
-        counts = min(self.own.min(), self.others.min()) >= 0 and self.samples > 0
+        has_counts = min(self.own.min(), self.others.min()) >= 0 and self.samples > 0
         numbers, samples = self.reliability, self.samples
-        bins = (
+        has_reliability = (
             np.isfinite(numbers).all()
             and numbers.min() >= 0
             and numbers[0].sum() == samples * (len(self.own) if self.multi_label else 1)
             and (numbers[1:] <= numbers[0] * (1 + 1e-9)).all()
         )
-        same = ((self.own + self.others).sum(axis=1) == samples).all()
-        same = same and (self.multi_label or self.own.sum() == samples)
-        return bool(counts and bins and same and 0 <= self.brier <= 2 * samples)
+        adds_up = ((self.own + self.others).sum(axis=1) == samples).all()
+        adds_up = adds_up and (self.multi_label or self.own.sum() == samples)
+        return bool(has_counts and has_reliability and adds_up and 0 <= self.brier <= 2 * samples)
 
     def scores(self, specificity: float = SPECIFICITY, positive: int | None = None) -> Scores:
-        """The metrics of these counts, with bounds on their errors."""
+        """Compute the metrics, with bounds on the errors of AUROC and AUPRC."""
         classes = len(self.own)
         positive = None if self.multi_label else positive_of_two(classes, positive)
         scored = [_score_class(own, others, specificity) for own, others in zip(self.own, self.others, strict=True)]
@@ -122,14 +122,14 @@ class ScoreHistograms:
 
 
 def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScores, tuple[float, float]]:
-    """The scores of one class, and bounds on the errors of its AUROC and AUPRC."""
+    """Return the scores of one class, and bounds on the errors of its AUROC and AUPRC."""
     samples, rest = int(own.sum()), int(others.sum())
     if not samples or not rest:
         return ClassScores(samples), (0.0, 0.0)
     auroc, auroc_error = auroc_from_counts(own, others)
     auprc, auprc_error = _auprc(own, others)
-    below = np.concatenate([[0], np.cumsum(others)])  # other samples below each edge
-    chosen = int(np.flatnonzero(below >= specificity * rest - 1e-9)[0])
+    below = np.concatenate([[0], np.cumsum(others)])  # the number of other samples below each bin's lower edge
+    chosen = int(np.flatnonzero(below >= specificity * rest - 1e-9)[0])  # the tolerance absorbs rounding errors
     middle = SCORE_BINS // 2
     found = ClassScores(
         samples=samples,
@@ -144,7 +144,7 @@ def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScor
 
 
 def auroc_from_counts(own: Ints, others: Ints) -> tuple[float, float]:
-    """Return the AUROC of counts by increasing score, with each bin as a tie, and a bound on its error."""
+    """Return the AUROC and a bound on its error, from counts by increasing score. Samples in one bin are tied."""
     pairs = int(own.sum()) * int(others.sum())
     below = np.cumsum(others) - others
     ties = int(own @ others)
@@ -152,14 +152,15 @@ def auroc_from_counts(own: Ints, others: Ints) -> tuple[float, float]:
 
 
 def _auprc(own: Ints, others: Ints) -> tuple[float, float]:
-    """Return the average precision with each bin as a tie, and a bound on its error."""
+    """Return the average precision and a bound on its error. Samples in one bin are tied."""
     samples = int(own.sum())
     own, others = own[::-1], others[::-1]
     hits, misses = np.cumsum(own), np.cumsum(others)
     filled = own > 0
-    n, h, m, bad = own[filled], hits[filled], misses[filled], others[filled]
-    value = float((n * h / (h + m)).sum()) / samples
-    highest = float((n * h / (h + m - bad)).sum()) / samples
-    first = np.repeat(h - n, n) + np.arange(samples) - np.repeat(np.cumsum(n) - n, n) + 1  # hits so far, one by one
-    lowest = float((first / (first + np.repeat(m, n))).sum()) / samples
+    size, hits, misses, bad = own[filled], hits[filled], misses[filled], others[filled]
+    value = float((size * hits / (hits + misses)).sum()) / samples
+    highest = float((size * hits / (hits + misses - bad)).sum()) / samples
+    position = np.arange(samples) - np.repeat(np.cumsum(size) - size, size) + 1  # of each sample within its bin
+    hits_so_far = np.repeat(hits - size, size) + position
+    lowest = float((hits_so_far / (hits_so_far + np.repeat(misses, size))).sum()) / samples
     return value, max(highest - value, value - lowest)

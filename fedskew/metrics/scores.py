@@ -3,8 +3,8 @@
 Each class is scored against the rest. With two classes, the metrics are those of the positive class. With more, they
 are means over the classes that some, but not all, test samples belong to.
 
-In a simulation all probabilities are known, and `score_probabilities` is exact. In a federation they stay at the sites,
-which send histograms: see `score_histograms`.
+In a simulation all probabilities are known, and `score_probabilities` is exact. In a federation the probabilities stay
+at the sites, which send histograms instead (score_histograms.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 BINS = 15
 """Bins of the reliability diagram, of equal width, as in Guo et al., "On Calibration of Modern Neural Networks"."""
 SPECIFICITY = 0.95
-"""The default of the configuration key `specificity`."""
+"""The specificity at which sensitivity is reported, unless the configuration sets `specificity`."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class ClassScores:
     specificity: float | None = None
     """Share of the other samples with a probability below 0.5."""
     threshold: float | None = None
-    """The lowest threshold with the chosen specificity. Samples at or above it count as the class."""
+    """The lowest threshold with the target specificity. Samples with at least this probability count as the class. None
+    if only a threshold above all probabilities reaches that specificity."""
     sensitivity_at_specificity: float | None = None
     """Share of the class's samples at or above `threshold`."""
 
@@ -119,7 +120,7 @@ def summarise(
     specificity: float,
     positive: int | None,
 ) -> Scores:
-    """Combine the scores of the classes: those of the positive class, or else their means."""
+    """Return the scores of the positive class, or the means over the classes if none is positive."""
     chosen = by_class if positive is None else [by_class[positive]]
 
     def mean(name: str) -> float | None:
@@ -144,10 +145,10 @@ def summarise(
 def score_probabilities(
     probabilities: Floats, true: Ints, specificity: float = SPECIFICITY, positive: int | None = None
 ) -> Scores | None:
-    """Score the probabilities [samples, classes] of all samples. None if one of them is not finite.
+    """Score the probabilities [samples, classes]. Return None without samples, or if a probability is not finite.
 
-    `true` are class numbers, or several labels per sample [samples, labels]. `positive` is the positive class of two,
-    by default the second one.
+    `true` holds class numbers [samples], or 0 and 1 for several labels per sample [samples, labels]. `positive` is the
+    positive class of two, by default the second one.
     """
     if not len(true) or not np.isfinite(probabilities).all():
         return None
@@ -167,7 +168,7 @@ def memberships(true: Ints, classes: int) -> npt.NDArray[np.bool_]:
 
 
 def positive_of_two(classes: int, positive: int | None) -> int | None:
-    """The positive class: the given one, or the second of two. None for more classes."""
+    """Return the positive class of two: the given one, or else the second. Return None unless there are two classes."""
     return (1 if positive is None else positive) if classes == 2 else None
 
 
@@ -192,9 +193,9 @@ def _score_class(column: Floats, inside: npt.NDArray[np.bool_], specificity: flo
 
 
 def _counts_above(column: Floats, inside: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Floats]:
-    """Count the class's samples and the others at or above each threshold.
+    """Count the class's samples and the others at or above each threshold. Return both counts and the thresholds.
 
-    Both counts begin with 0, for a threshold above all samples. It is not among the returned thresholds.
+    Both counts begin with 0, for a threshold above all samples, which is not among the returned thresholds.
     scikit-learn can do this, but importing it takes longer than a short run.
     """
     order = np.argsort(-column, kind="stable")
@@ -205,7 +206,7 @@ def _counts_above(column: Floats, inside: npt.NDArray[np.bool_]) -> tuple[Ints, 
 
 
 def brier_sum(probabilities: Floats, true: Ints) -> float:
-    """The sum of the samples' Brier scores. With two classes each is halved, as is usual.
+    """Return the sum of the samples' Brier scores. With two classes, each score is halved, as is usual.
 
     The score of a sample with several labels is the mean over the labels.
     """
@@ -216,7 +217,7 @@ def brier_sum(probabilities: Floats, true: Ints) -> float:
 
 
 def reliability_sums(probabilities: Floats, true: Ints, positive: int | None) -> Floats:
-    """The sums per bin [3, bins] for `Reliability.from_sums`. They add up over sites."""
+    """Return the sums per bin [3, bins] for `Reliability.from_sums`. The sums of several sites can be added."""
     if true.ndim == 2:
         shown, hits = probabilities.ravel(), true.ravel() == 1
     elif positive is None:

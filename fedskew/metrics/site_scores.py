@@ -1,4 +1,4 @@
-"""The scores of one site's test samples, with an interval for its AUROC, and how unequal the sites are.
+"""The scores of a model on one site's test samples, with an interval for the AUROC, and how unequal the sites are.
 
 The interval is DeLong's (DeLong, DeLong and Clarke-Pearson, Biometrics 1988), computed on the logit scale so that it
 stays between 0 and 1. For more than two classes, the AUROC is the mean of each class against the rest. DeLong's
@@ -29,8 +29,8 @@ class SiteScore:
     accuracy: float
     auroc: float | None = None
     auroc_low: float | None = None
-    """Lower end of the 95 % interval. None if the samples do not determine one: if all pairs are in order, or if a
-    class has a single sample."""
+    """Lower end of the 95 % interval. None if the AUROC is 0 or 1, or if a class has a single sample: the samples then
+    determine no interval."""
     auroc_high: float | None = None
     brier: float | None = None
     calibration_error: float | None = None
@@ -79,14 +79,15 @@ def score_site_histograms(histograms: ScoreHistograms, positive: int | None = No
 
 
 def _accuracy(histograms: ScoreHistograms, counts: Sequence[tuple[Ints, Ints]]) -> float:
-    """The share of samples predicted correctly. With several labels per sample, every label counts as a decision.
+    """Return the share of samples predicted correctly. With several labels per sample, every label is a decision.
 
-    `counts` has the samples of each scored class, and the others. With more than two classes, the predicted class may
-    have a probability below 0.5, so the reliability diagram's number of correct predictions is used.
+    `counts` has two histograms per scored class: of its samples and of all others. With more than two classes, the
+    predicted class may have a probability below 0.5. The reliability diagram then gives the number of correct
+    predictions.
     """
     if len(counts) > 1 and not histograms.multi_label:
         return float(histograms.reliability[2].sum()) / histograms.samples
-    middle = SCORE_BINS // 2  # the bin from 0.5
+    middle = SCORE_BINS // 2  # the first bin with probabilities of at least 0.5
     correct = sum(int(own[middle:].sum() + others[:middle].sum()) for own, others in counts)
     return correct / (histograms.samples * len(counts))
 
@@ -96,16 +97,20 @@ def _scored_classes(classes: int, positive: int | None) -> Sequence[int]:
 
 
 def interval(auroc: float | None, deviation: float | None) -> tuple[float | None, float | None]:
-    """The 95 % interval of an AUROC with this standard deviation."""
+    """Return both ends of the 95 % interval of an AUROC with this standard deviation, or None twice without one."""
     if auroc is None or not deviation or not 0 < auroc < 1:
         return None, None
     centre, half = math.log(auroc / (1 - auroc)), _QUANTILE * deviation / (auroc * (1 - auroc))
-    low, high = (1 / (1 + math.exp(-max(-700.0, min(700.0, x)))) for x in (centre - half, centre + half))
+    limit = 700.0  # math.exp overflows above 709
+    low, high = (1 / (1 + math.exp(-max(-limit, min(limit, x)))) for x in (centre - half, centre + half))
     return low, high
 
 
 def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[float | None, float | None]:
-    """AUROC and its standard deviation: the mean over the classes that some, but not all, samples belong to."""
+    """Return the AUROC and its standard deviation.
+
+    With several `classes`, this is the mean AUROC of those that some, but not all, samples belong to.
+    """
     areas, components = [], np.zeros(len(true))
     for c in classes:
         inside = true == c
@@ -129,39 +134,39 @@ def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[f
 
 
 def _components(own: Ints, others: Ints) -> tuple[Floats, Floats]:
-    """DeLong's components by increasing score: the share of other samples below, and of the class's samples above."""
+    """Return DeLong's components by increasing score: the shares of others below and of the class's samples above."""
     below = (np.cumsum(others) - others / 2) / others.sum()
     above = (own.sum() - np.cumsum(own) + own / 2) / own.sum()
     return below, above
 
 
 def _deviation(own: Ints, others: Ints) -> float | None:
-    """DeLong's standard deviation of an AUROC, from counts by increasing score."""
+    """Return DeLong's standard deviation of an AUROC, from counts by increasing score. None with a single sample."""
     m, n = int(own.sum()), int(others.sum())
     if min(m, n) < 2:
         return None
     area = auroc_from_counts(own, others)[0]
     own_components, other_components = _components(own, others)
-    first = float(own @ (own_components - area) ** 2) / (m * (m - 1))
-    return math.sqrt(first + float(others @ (other_components - area) ** 2) / (n * (n - 1)))
+    own_variance = float(own @ (own_components - area) ** 2) / (m * (m - 1))
+    return math.sqrt(own_variance + float(others @ (other_components - area) ** 2) / (n * (n - 1)))
 
 
 @dataclass(frozen=True)
 class Fairness:
-    """How unequal the sites are in one metric. Every site counts once, whatever its size."""
+    """How unequal the sites are in one metric, where higher is better. Every site counts once, whatever its size."""
 
     sites: int
     mean: float
     deviation: float
-    """Standard deviation over the sites (of the population, since all sites are known)."""
+    """Population standard deviation over the sites, because all sites are known."""
     worst: float
     worst_site: str
     worst_decile: float
-    """Mean of the worst tenth of the sites, at least one."""
+    """Mean over the worst tenth of the sites, which is at least one site."""
 
 
 def fairness(values: Mapping[str, float | None]) -> Fairness | None:
-    """Summarise a metric over the sites. `values` has it by site name, and sites without a value are left out."""
+    """Summarise a metric over the sites. `values` maps site names to the metric. Sites with None are left out."""
     known = sorted((value, name) for name, value in values.items() if value is not None)
     if not known:
         return None

@@ -94,7 +94,7 @@ def speed_up(baseline: Curve, method: Curve) -> float:
 
 
 def mean_std(values: Sequence[float]) -> MeanStd:
-    """Return the mean and the sample standard deviation, usually over seeds. It estimates how much new seeds vary."""
+    """Return the mean and the sample standard deviation. Over seeds, this estimates how much other seeds would vary."""
     if not values:
         raise ValueError("no values to average")
     mean = math.fsum(values) / len(values)
@@ -105,14 +105,14 @@ def mean_std(values: Sequence[float]) -> MeanStd:
 
 def population_mean_std(values: Sequence[float]) -> MeanStd:
     """Return the mean and the population standard deviation, as in the papers' code."""
-    found = mean_std(values)
-    spread = 0.0 if len(values) == 1 else found.std * math.sqrt((len(values) - 1) / len(values))
-    return MeanStd(found.mean, spread)
+    sample = mean_std(values)
+    spread = 0.0 if len(values) == 1 else sample.std * math.sqrt((len(values) - 1) / len(values))
+    return MeanStd(sample.mean, spread)
 
 
 @dataclass(frozen=True)
 class CurveSummary:
-    """The three accuracies that papers report, each with its rounds."""
+    """The three accuracies that papers report, each with the round or rounds it is from."""
 
     best: Attained
     last: Attained
@@ -120,6 +120,7 @@ class CurveSummary:
 
     @classmethod
     def from_curve(cls, curve: Curve, mean_last: int) -> CurveSummary:
+        """Summarise the curve. `mean_last` is the number of rounds that the field of that name averages."""
         return cls(best(curve), last(curve), mean_of_last(curve, mean_last))
 
     def to_json(self) -> dict[str, Any]:

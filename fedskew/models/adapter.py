@@ -1,8 +1,8 @@
-"""Models of other libraries in fedskew's form: one tensor of samples in, logits out.
+"""Adapts models of other libraries to fedskew's form: one tensor of samples in, logits out.
 
 Such a model may take several inputs by name (token ids and an attention mask), and may return a tuple, a dictionary or
 an object such as transformers' `ModelOutput`. fedskew stores the inputs of a sample side by side in one row, so that
-engines, checkpoints and sites handle a single tensor. The adapter splits the row again.
+engines, checkpoints and sites handle a single tensor. The adapter splits the row into the named inputs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fedskew.models.base import DataShape, Field
 from fedskew.user_code import describe
 
 Output = int | str
+"""The position or the name of one of a model's outputs."""
 
 
 class ModelAdapter(nn.Module):
     """Calls `model` with the inputs that it expects, and returns the logits among its outputs.
 
-    `output` is the position or the name of the logits. It is needed only if the model returns several tensors, none of
-    them is called `logits`, and more than one has a column per class. fedskew sets `fields` for data that have several
-    inputs per sample.
+    `output` is the position or the name of the logits. By default, the logits are the output called `logits`, or the
+    only output with one column per class. `fields` are the inputs of a sample, if there are several. fedskew sets them.
     """
 
     def __init__(self, model: nn.Module, output: Output | None = None, fields: Sequence[Field] = ()) -> None:
@@ -48,7 +48,7 @@ class ModelAdapter(nn.Module):
         return self.model(**named) if self._by_name else self.model(named)
 
     def split(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the inputs by name."""
+        """Split rows of samples into the model's inputs, by name."""
         parts = torch.split(x, [field.size for field in self.fields], dim=-1)
         return {
             field.name: (part.long() if field.is_integer else part).reshape(*x.shape[:-1], *field.shape)
@@ -64,7 +64,7 @@ def own_module(model: nn.Module) -> nn.Module:
 def select_output(returned: Any, output: Output | None) -> Any:
     """Return the logits among the values that a model returned. A single tensor is returned unchanged.
 
-    `torch.fx` traces this function, so it must not ask whether a value is a tensor.
+    `torch.fx` traces this function with proxies, so it must not check whether a value is a tensor.
     """
     if not isinstance(returned, Mapping | tuple | list):
         return returned
@@ -79,7 +79,7 @@ def select_output(returned: Any, output: Output | None) -> Any:
 def adapted(model: nn.Module, name: str, data: DataShape) -> nn.Module:
     """Return the model if it takes one tensor and returns logits. Otherwise, return an adapter around it.
 
-    Raises `UserError` if it does not accept these inputs, or if it is unclear which of its outputs are the logits.
+    Raise `UserError` if the model does not accept these inputs, or if it is unclear which output is the logits.
     """
     own = own_module(model)
     adapter = ModelAdapter(own, model.output if isinstance(model, ModelAdapter) else None, data.fields)
@@ -90,12 +90,12 @@ def adapted(model: nn.Module, name: str, data: DataShape) -> nn.Module:
             adapter.output = _find_logits(returned, expected, name)
     for returned in outputs:
         _check_logits(returned, adapter.output, expected, name)
-    needed = data.fields or any(isinstance(returned, Mapping | tuple | list) for returned in outputs)
-    return adapter if needed else own
+    needs_adapter = data.fields or any(isinstance(returned, Mapping | tuple | list) for returned in outputs)
+    return adapter if needs_adapter else own
 
 
 def _trial_outputs(adapter: ModelAdapter, name: str, data: DataShape) -> list[Any]:
-    """Return the model's outputs for two samples in eval mode and, if it trains on them, also in train mode.
+    """Return the model's outputs for two samples in eval mode and, unless that fails, also in train mode.
 
     torchvision's Inception and GoogLeNet return one tensor in eval mode and several in train mode.
     """
@@ -111,7 +111,7 @@ def _trial_outputs(adapter: ModelAdapter, name: str, data: DataShape) -> list[An
             raise UserError(f"model {name!r} does not accept inputs {form}: {describe(error)}") from error
         try:
             return [*outputs, trial.train()._call(samples)]
-        except Exception:  # for example BatchNorm on a single value, which the run reports with its batch size
+        except Exception:  # for example BatchNorm on a single value; the run reports that with its real batch size
             return outputs
 
 
@@ -155,7 +155,7 @@ def _listed(named: Mapping[Output, Any]) -> str:
 
 
 def _takes_names(model: nn.Module, names: Sequence[str]) -> bool:
-    """Return whether the model's `forward` has parameters of these names. If not, it gets one dictionary."""
+    """Return whether the model's `forward` accepts these names as keywords. If not, it gets one dictionary."""
     parameters = inspect.signature(model.forward).parameters
-    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return anything or all(name in parameters for name in names)
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return accepts_any or all(name in parameters for name in names)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Classifier(nn.Module):
-    """An encoder and a head, so that methods can reach the features and the rows of the head."""
+    """An encoder and a head. Methods can use the encoder's features and the head's rows, one per class."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ def has_features(model: nn.Module) -> TypeGuard[Classifier]:
 
 
 class Field(NamedTuple):
-    """One of several inputs of a model, such as the attention mask beside the token ids."""
+    """One of several inputs of a model, such as token ids or an attention mask."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,9 +49,9 @@ class DataShape:
     """The shape of one sample: (channels, height, width), (features,), or (length,) for text."""
     classes: int
     vocabulary: int = 0
-    """The number of different tokens, for text."""
+    """The number of distinct tokens, for text. 0 for other data."""
     fields: tuple[Field, ...] = ()
-    """The inputs of a model that takes several, in the order of their columns in a row. Empty if it takes one."""
+    """The inputs of a model that takes several, in the order of their columns in a row. Empty if there is only one."""
 
 
 Factory = Callable[[DataShape], nn.Module]

@@ -31,11 +31,11 @@ class ModelEntry:
     name: str
     description: str
     paper: str
-    """The paper that uses this form of the model, with "(code)" if only its published code shows it."""
+    """The paper that uses this form of the model, with "(code)" if only the paper's published code shows the form."""
     factory: Factory
     kinds: tuple[InputKind, ...] = ("image",)
     smallest_side: int = 1
-    """The smallest height and width, in pixels, that its convolutions and poolings can process."""
+    """The smallest height and width, in pixels, that its convolutions and pooling layers can process."""
 
     @property
     def takes(self) -> str:
@@ -50,10 +50,10 @@ class ModelEntry:
 
 
 _ENTRIES = (
-    ModelEntry("dnn", "two hidden layers of 200", "FedVLS", dnn, kinds=("image", "table")),
-    ModelEntry("cnn", "two 5×5 convolutions, 512 hidden", "FedLMD", cnn, smallest_side=4),
-    ModelEntry("convnet-s", "the same network under PKD's name", "PKD", cnn, smallest_side=4),
-    ModelEntry("convnet-l", "three 5×5 convolutions, 512 hidden", "PKD", convnet_l, smallest_side=8),
+    ModelEntry("dnn", "two hidden layers of 200 units", "FedVLS", dnn, kinds=("image", "table")),
+    ModelEntry("cnn", "two 5×5 convolutions, 512 hidden units", "FedLMD", cnn, smallest_side=4),
+    ModelEntry("convnet-s", "the same network as cnn, under PKD's name", "PKD", cnn, smallest_side=4),
+    ModelEntry("convnet-l", "three 5×5 convolutions, 512 hidden units", "PKD", convnet_l, smallest_side=8),
     ModelEntry("lenet5", "LeNet-5, padded by 2", "PKD", lenet5, smallest_side=12),
     ModelEntry("simple-cnn", "LeNet-5 without padding", "NIID-Bench", simple_cnn, smallest_side=16),
     ModelEntry("vgg9", "six 3×3 convolutions, dropout", "PKD", vgg9, smallest_side=8),
@@ -67,27 +67,27 @@ _ENTRIES = (
     ModelEntry("resnet32", "16 to 64 channels, five blocks per stage", "FedVLS", resnet32),
     ModelEntry("resnet8", "16 to 64 channels, one block per stage", "FedLMD", resnet8),
     ModelEntry("resnet8-b", "ResNet-8 with convolutional shortcuts", "FedGR (code)", resnet8_b),
-    ModelEntry("fasttext", "mean of word vectors, 32 hidden", "FedVLS (code)", fasttext, kinds=("text",)),
+    ModelEntry("fasttext", "mean of word vectors, 32 hidden units", "FedVLS (code)", fasttext, kinds=("text",)),
 )
 
 MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def make_model(name: str, data: DataShape, seed: int = 0) -> nn.Module:
-    """Make the model called `name`, or call a user's `package.module:factory`, with initial weights from `seed`.
+    """Make the model called `name`, or the one that a user's `package.module:factory` returns.
 
-    `data` is the shape of a sample and the number of classes.
+    `seed` determines the initial weights.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         factory = custom_factory(name) if ":" in name else _fitting_factory(name, data)
-        # Seed after importing a user's module, which may draw random numbers. Do not use torch.manual_seed, which
-        # would also reseed the accelerators.
+        # Seed after importing a user's module, because the import may draw random numbers. torch.manual_seed would
+        # also reseed the accelerators.
         torch.default_generator.manual_seed(integer_key(seed, "init"))
         return factory(data)
 
 
 def input_kind(data: DataShape) -> InputKind:
-    """Infer the kind of data from the shape of a sample."""
+    """Infer the kind of data from the shape of a sample and the vocabulary."""
     if len(data.shape) == 3:
         return "image"
     return "text" if data.vocabulary else "table"

@@ -12,12 +12,12 @@ _HIDDEN = 512
 
 
 def cnn(data: DataShape) -> Classifier:
-    """Make FedLMD's CNN ("fedavgnet"). On 28×28 grey images it is PKD's ConvNet-S."""
+    """Make FedLMD's CNN, which its code calls "fedavgnet". On 28×28 grey images, it is PKD's ConvNet-S."""
     return convnet(data, filters=(32, 64))
 
 
 def convnet_l(data: DataShape) -> Classifier:
-    """Make PKD's ConvNet-L: ConvNet-S with one more convolution. The paper does not give its width."""
+    """Make PKD's ConvNet-L: ConvNet-S with a third convolution. Its width, 128, is our choice: the paper gives none."""
     return convnet(data, filters=(32, 64, 128))
 
 
@@ -25,8 +25,8 @@ def convnet(data: DataShape, filters: Sequence[int]) -> Classifier:
     """Make a network with one 5×5 convolution and 2×2 max-pooling for each number of filters, then one hidden layer."""
     channels, height, width = data.shape
     layers: list[nn.Module] = []
-    for out in filters:
-        layers += [nn.Conv2d(channels, out, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-        channels, height, width = out, height // 2, width // 2
+    for count in filters:
+        layers += [nn.Conv2d(channels, count, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, height, width = count, height // 2, width // 2
     layers += [nn.Flatten(), nn.Linear(channels * height * width, _HIDDEN), nn.ReLU()]
     return Classifier(nn.Sequential(*layers), nn.Linear(_HIDDEN, data.classes))

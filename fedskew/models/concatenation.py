@@ -14,7 +14,7 @@ from fedskew.randomness import integer_key
 
 
 class ConcatenatedEncoders(nn.Module):
-    """Concatenates the features of several encoders. They are frozen and always in eval mode."""
+    """Concatenates the features of several encoders, which are frozen and always in eval mode."""
 
     def __init__(self, encoders: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class ConcatenatedEncoders(nn.Module):
 def concatenate(models: Sequence[nn.Module], head_seed: int | None = None) -> Classifier:
     """Make one classifier on the concatenated encoders of all models.
 
-    Without a seed, its head is the concatenation of their heads, so its logits are the sum of theirs. With a seed, its
-    head starts with random weights.
+    Without a seed, its head is the concatenation of the models' heads, so its logits are the sum of the models' logits.
+    With a seed, its head starts with random weights.
     """
     heads = [_linear_head(model) for model in models]
     weight, bias = heads[0].weight, heads[0].bias
@@ -51,7 +51,7 @@ def concatenate(models: Sequence[nn.Module], head_seed: int | None = None) -> Cl
 
 
 def count_encoders(model: nn.Module) -> int:
-    """Count the concatenated encoders. It is 0 for any other model."""
+    """Return the number of concatenated encoders, or 0 for any other model."""
     return len(model.encoder.encoders) if has_features(model) and _is_concatenation(model.encoder) else 0
 
 

@@ -15,12 +15,12 @@ from fedskew.user_code import current_directory_importable, describe, import_use
 
 
 def custom_factory(name: str) -> Factory:
-    """Return a factory that calls the user's factory and checks its model on two samples of zeros."""
+    """Return a factory that calls the user's factory and tries its model on two samples."""
     user_factory = _find_factory(name)
 
     def factory(data: DataShape) -> nn.Module:
         with current_directory_importable():
-            model = _call(user_factory, name, data)
+            model = _call_factory(user_factory, name, data)
             if not isinstance(model, nn.Module):
                 raise UserError(f"model {name!r} returned a {type(model).__name__}; expected a torch.nn.Module")
             _check_trainable(model, name)
@@ -60,7 +60,7 @@ def _factories(module: ModuleType) -> list[str]:
     ]
 
 
-def _call(factory: Callable[..., object], name: str, data: DataShape) -> object:
+def _call_factory(factory: Callable[..., object], name: str, data: DataShape) -> object:
     try:
         if _takes_data_shape(factory):
             return factory(data)
@@ -70,7 +70,7 @@ def _call(factory: Callable[..., object], name: str, data: DataShape) -> object:
 
 
 def _takes_data_shape(factory: Callable[..., object]) -> bool:
-    """Return whether to pass the `DataShape`: the factory requires an argument, or its first one is called `inputs`."""
+    """Return whether to pass the `DataShape`: if the first argument has no default, or is called `inputs`."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except ValueError:  # builtins without a signature
@@ -85,10 +85,10 @@ def _check_trainable(model: nn.Module, name: str) -> None:
 
 
 def _takes_number_of_classes(factory: Callable[..., object]) -> bool:
-    """Return whether the factory takes `num_classes`, as those of torchvision and timm do, often among `**kwargs`."""
+    """Return whether the factory takes `num_classes`. Those of torchvision and timm do, often through `**kwargs`."""
     try:
         parameters = inspect.signature(factory).parameters
     except ValueError:
         return False
-    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return "num_classes" in parameters or (passes_on and bool({"weights", "pretrained"} & set(parameters)))
+    has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return "num_classes" in parameters or (has_kwargs and bool({"weights", "pretrained"} & set(parameters)))

@@ -10,7 +10,7 @@ from fedskew.models.base import Classifier, DataShape
 
 
 def dnn(data: DataShape, width: int = 200) -> Classifier:
-    """Make a network with two hidden layers on the flattened sample, which may have any size."""
+    """Make a network with two hidden layers on the flattened sample, for samples of any shape."""
     encoder = nn.Sequential(
         nn.Flatten(),
         nn.Linear(prod(data.shape), width),

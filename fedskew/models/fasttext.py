@@ -12,13 +12,13 @@ _PADDING = 0
 
 
 def fasttext(data: DataShape) -> Classifier:
-    """Make PFLlib's text model, with the sizes in FedVLS's code. None of the papers specifies a text model."""
+    """Make PFLlib's text model, with the sizes of FedVLS's code. No paper specifies a text model."""
     encoder = nn.Sequential(MeanEmbedding(data.vocabulary, _WIDTH), nn.Linear(_WIDTH, _WIDTH))
     return Classifier(encoder, nn.Linear(_WIDTH, data.classes))
 
 
 class MeanEmbedding(nn.Module):
-    """Averages the embeddings of a text's tokens, without padding. A text without tokens gives zeros."""
+    """Averages the embeddings of a text's tokens and ignores padding. A text without tokens gives zeros."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from fedskew.models.base import Classifier, DataShape
 
 
 def lenet5(data: DataShape) -> Classifier:
-    """Make LeNet-5. The first convolution pads MNIST's 28×28 to LeNet's 32×32."""
+    """Make LeNet-5. Its first convolution pads MNIST's 28×28 pixels to the 32×32 that LeNet-5 was designed for."""
     return _lenet(data, padding=2)
 
 
@@ -20,8 +20,9 @@ def simple_cnn(data: DataShape) -> Classifier:
 def _lenet(data: DataShape, padding: int) -> Classifier:
     channels, height, width = data.shape
 
-    def side(size: int) -> int:
-        after_first = (size + 2 * padding - 4) // 2
+    def final_side(side: int) -> int:
+        """A 5×5 convolution removes 4 pixels, and pooling halves the rest. Both happen twice."""
+        after_first = (side + 2 * padding - 4) // 2
         return (after_first - 4) // 2
 
     encoder = nn.Sequential(
@@ -32,7 +33,7 @@ def _lenet(data: DataShape, padding: int) -> Classifier:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(16 * side(height) * side(width), 120),
+        nn.Linear(16 * final_side(height) * final_side(width), 120),
         nn.ReLU(),
         nn.Linear(120, 84),
         nn.ReLU(),

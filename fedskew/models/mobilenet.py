@@ -32,7 +32,10 @@ def mobilenetv2(data: DataShape) -> Classifier:
 
 
 class InvertedResidual(nn.Module):
-    """Expands, convolves each channel, and projects. With stride 1, the input is added."""
+    """A 1×1 convolution adds channels, a 3×3 one filters each channel, and a 1×1 one reduces the channels again.
+
+    With stride 1, the input is added to the result.
+    """
 
     def __init__(self, before: int, after: int, expansion: int, stride: int) -> None:
         super().__init__()

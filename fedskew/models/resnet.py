@@ -1,4 +1,4 @@
-"""Residual networks of basic blocks: the wide ones (64 to 512 channels) and the CIFAR ones (16 to 64)."""
+"""Residual networks of basic blocks: wide ones with 64 to 512 channels, and the CIFAR ResNets with 16 to 64."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Shortcut = Callable[[int, int, int, Norm], nn.Module]
 
 
 def resnet18(data: DataShape) -> Classifier:
-    """Make ResNet-18 with a stem for small images: 3×3, stride 1."""
+    """Make ResNet-18 with a stem for small images: a 3×3 convolution with stride 1."""
     return _resnet(data, _WIDE, blocks=2, shortcut=projection)
 
 
 def resnet10(data: DataShape) -> Classifier:
-    """Make FedNTD's ResNet-10: one block per stage, and BatchNorm uses the batch's statistics even in evaluation."""
+    """Make FedNTD's ResNet-10, with one block per stage. Its BatchNorm uses batch statistics even in evaluation."""
     norm = partial(nn.BatchNorm2d, track_running_stats=False)
     return _resnet(data, _WIDE, blocks=1, shortcut=projection, norm=norm)
 
@@ -59,7 +59,7 @@ def resnet8_b(data: DataShape) -> Classifier:
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut from their input to their sum."""
+    """Adds the result of two 3×3 convolutions to a shortcut from the input."""
 
     def __init__(self, before: int, after: int, stride: int, shortcut: Shortcut, norm: Norm) -> None:
         super().__init__()
@@ -80,10 +80,10 @@ class BasicBlock(nn.Module):
 
 
 class ZeroPadded(nn.Module):
-    """Option A: keeps every stride-th pixel and adds channels of zeros on both sides."""
+    """The shortcut of option A: keeps every stride-th pixel and adds channels of zeros before and after the others."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
-        del norm  # this shortcut has no statistics
+        del norm  # this shortcut has no BatchNorm
         super().__init__()
         self.stride = stride
         self.padding = (after - before) // 2
@@ -94,7 +94,7 @@ class ZeroPadded(nn.Module):
 
 
 def projection(before: int, after: int, stride: int, norm: Norm) -> nn.Module:
-    """Make the shortcut of option B: a 1×1 convolution."""
+    """Make the shortcut of option B: a 1×1 convolution and a normalisation."""
     return nn.Sequential(nn.Conv2d(before, after, kernel_size=1, stride=stride, bias=False), norm(after))
 
 
@@ -123,7 +123,7 @@ def _small_stem(channels: int, width: int, norm: Norm) -> list[nn.Module]:
 
 
 def _kaiming_init(model: Classifier) -> Classifier:
-    """Initialise convolutions and head as the CIFAR ResNets do."""
+    """Initialise the convolutions and the head as the original CIFAR ResNets do."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight)

@@ -14,7 +14,7 @@ def tfcnn(data: DataShape) -> Classifier:
 
 
 def tfcnn_128(data: DataShape) -> Classifier:
-    """Make the usual TFCNN: a hidden layer of 128 units and a head with bias."""
+    """Make TFCNN with a hidden layer of 128 units and a head with bias."""
     layers, features = _convolutions(data)
     encoder = nn.Sequential(*layers, nn.Linear(features, 128), nn.ReLU())
     return Classifier(encoder, nn.Linear(128, data.classes))

@@ -215,7 +215,7 @@ def test_an_object_is_a_method() -> None:
 
 def test_parameters_are_not_for_objects() -> None:
     for given in (FedLMD(), make_method("fedlmd")):
-        with pytest.raises(UserError, match="'beta' was given beside a method object; set it on the object"):
+        with pytest.raises(UserError, match="'beta' was given with a method object; set it on the object"):
             make_method(given, {"beta": 2.0})
 
 

@@ -272,7 +272,7 @@ def test_only_the_most_confused_groups_get_an_expert() -> None:
     for strength, (i, j) in zip((0.3, 0.5, 0.4), ((0, 1), (2, 3), (4, 5)), strict=True):
         probability[i, j] = probability[j, i] = strength
     assert weak_groups(probability, 0.5) == ((0, 1), (2, 3), (4, 5))
-    assert weak_groups(probability, 0.5, most=2) == ((2, 3), (4, 5))
+    assert weak_groups(probability, 0.5, max_groups=2) == ((2, 3), (4, 5))
     assert make_method("pkd", {"max_groups": 1}).conclude(Stage("s", 1, GroupCrossEntropy()), survey(probability)) == {
         "groups": [[2, 3]]
     }
