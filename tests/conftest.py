@@ -16,6 +16,7 @@ import fedskew as fs
 from fedskew.methods import METHODS, catalogue
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start: idle threads spin
 # No test depends on how fast the machine is, hence no deadline and no complaint about slow examples.
 settings.register_profile(
     "fedskew", max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
