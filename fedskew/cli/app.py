@@ -24,6 +24,7 @@ from fedskew.cli import (
     export,
     federate,
     partition,
+    pretrain,
     report,
     reproduce,
     run,
@@ -64,7 +65,7 @@ def _fedskew(
 
 
 _PANELS = {
-    "Experiments": (demo, choose, run, compare, partition),
+    "Experiments": (demo, choose, run, compare, pretrain, partition),
     "Results": (report, export),
     "Catalogues": (catalogues,),
     "Deployment": (federate,),

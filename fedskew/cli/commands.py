@@ -113,6 +113,7 @@ FLAGS: dict[str, Flag] = {
         _training("method", "NAME"),
         _training("model", "NAME"),
         _training("init", "FILE"),
+        _training("train", "PART"),
         _training("rounds", "N"),
         _training("clients_per_round", "N"),
         _training("local_epochs", "N"),

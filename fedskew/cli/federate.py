@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FEDERATION = "Federation"
 
-_SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test")
+_SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test", "train")
 _APP_FLAGS = [
     name
     for name, flag in FLAGS.items()

@@ -155,7 +155,8 @@ def _describe(prepared: Prepared) -> str:
     """One line on what a run trains, and how."""
     config, clients = prepared.config, prepared.federation.clients
     return (
-        f"{config.method} on {config.data}, {clients} clients, {config.model}: {config.rounds} rounds, "
+        f"{config.method} on {config.data}, {clients} client{'s' * (clients != 1)}, {config.model}: "
+        f"{config.rounds} round{'s' * (config.rounds != 1)}, "
         f"engine {config.engine}, {config.device}, {config.precision}"
     )
 

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fedskew.data.dataset import Dataset, Kind, check_options, option_names
+from fedskew.data.dataset import Dataset, Kind, check_options, keep_classes, option_names
 from fedskew.data.own.forms import load_own
 from fedskew.data.own.objects import in_memory_error, load_object
 from fedskew.data.published.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar
@@ -39,7 +39,7 @@ from fedskew.data.published.natural_sites import (
 )
 from fedskew.data.published.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
 from fedskew.data.synthetic import CLASSES, SAMPLES, TEST_SHARE, load_synthetic
-from fedskew.errors import UserError, unknown
+from fedskew.errors import UserError, expect, unknown
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     The files of a named dataset are searched for in `data_dir`, in the folder set by FEDSKEW_DATA and in the user's
     cache. If they are missing, they are downloaded into the cache.
 
+    `keep` leaves only these classes of a named dataset or a file, numbered in this order.
+
     Some named datasets have `options` (`fedskew datasets`). These are the options of your own data:
         test=None: a test part of the same form, for Python objects
         test_fraction=0.2: the share of each class held out if there is no test part
@@ -106,6 +108,9 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         return data
     if not isinstance(data, str | PathLike):
         return load_object(data, options)
+    if "keep" in options:
+        kept = options.pop("keep")
+        return _only(load(data, data_dir, **options), kept)
     name = str(data)
     entry = DATASETS.get(name.lower())
     if entry is not None:
@@ -125,6 +130,18 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     if path.suffix or len(path.parts) > 1:
         raise UserError(f"{name!r} does not exist; expected a file, a folder or one of {', '.join(DATASETS)}")
     raise unknown("dataset or path", name, DATASETS)
+
+
+def _only(dataset: Dataset, kept: Any) -> Dataset:
+    """Return the dataset with only the classes of these names."""
+    if dataset.task.name != "single-label":
+        raise UserError(f"option keep was given, but {dataset.name!r} has several labels per sample; expected none")
+    names = [str(name) for name in (kept if isinstance(kept, list | tuple) else str(kept).split(","))]
+    for name in names:
+        if name not in dataset.classes:
+            raise unknown(f"class of {dataset.name}:", name, dataset.classes)
+    expect(len(set(names)) == len(names), "keep", kept, "each class once")
+    return keep_classes(dataset, [dataset.classes.index(name) for name in names])
 
 
 def is_named(data: object) -> bool:

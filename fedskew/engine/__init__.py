@@ -16,7 +16,7 @@ from fedskew.engine.choice import (
 from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResult, RoundWork
 from fedskew.engine.data.batches import RoundKey
 from fedskew.engine.data.device import DeviceSamples, Fetch, on_host, to_device
-from fedskew.engine.evaluation import Evaluator, Tested, survey
+from fedskew.engine.evaluation import Evaluator, Tested, features, survey
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.parallel.devices import DevicesEngine
 from fedskew.engine.parallel.pool import PoolEngine
@@ -47,6 +47,7 @@ __all__ = [
     "choose_engine",
     "cpu_engine",
     "estimated_seconds",
+    "features",
     "make_engine",
     "number_format",
     "on_host",

@@ -195,6 +195,14 @@ def survey(network: Network, model: ModelState, data: DeviceSamples, samples: np
     return Survey(counts[None], mean)
 
 
+@torch.no_grad()
+def features(network: Network, model: ModelState, data: DeviceSamples) -> Tensor:
+    """Return the features of all samples, in eval mode: [samples, d]."""
+    rows = torch.arange(len(data), device=data.y.device)
+    parts = [network.forward(model.params, model.buffers, data.inputs(batch)).features for batch in _parts(rows)]
+    return torch.cat([part for part in parts if part is not None])
+
+
 def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     for batch in _parts(rows) if len(rows) else ():
         yield batch, network.logits(model, data.inputs(batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,7 +19,7 @@ from fedskew.data.partitions.rule import partition_class
 from fedskew.engine import choose_devices, choose_engine, estimated_seconds
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
-from fedskew.methods import METHODS, Method, Objective, Part, Regulariser, make_method, matching_entries
+from fedskew.methods import METHODS, Method, Objective, Part, Regulariser, Schedule, make_method, matching_entries
 from fedskew.methods.parts import SGD_OPTIMIZERS
 from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
 
@@ -95,8 +96,11 @@ def prepare(
         from fedskew.models.weights import start_from  # few runs need it
 
         module, start = start_from(config.init, module, config.init_sha256)
+    trained, sample = module, _sample(fed.dataset, module)
+    if config.train == "head":
+        trained, sample = _head_only(config, chosen, module, sample)
     for part in chosen.parts:
-        part.check({name: p for name, p in module.named_parameters() if p.requires_grad}, fed.classes)
+        part.check({name: p for name, p in trained.named_parameters() if p.requires_grad}, fed.classes)
     if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in chosen.parts for m in part.members):
         raise UserError(
             f"method {chosen.name!r} requires local SGD, but optimizer is {config.optimizer!r}; "
@@ -124,9 +128,7 @@ def prepare(
         init_sha256=None if start is None else start.sha256,
         method=chosen.name,
         method_params=_with_lists(chosen.params),
-        engine=choose_engine(
-            config.engine, module, _sample(fed.dataset, module), devices[0], _cpu_seconds(config, fed, module)
-        ),
+        engine=choose_engine(config.engine, trained, sample, devices[0], _cpu_seconds(config, fed, trained, sample)),
         device=",".join(map(str, devices)),
     )
     return Prepared(resolved, fed, chosen, module, start)
@@ -152,12 +154,32 @@ def _name_of_part(part: Part, method: Method) -> str:
     return names[0] if names else method.name
 
 
-def _cpu_seconds(config: Config, fed: Federation, module: nn.Module) -> float:
+def _head_only(config: Config, method: Method, module: nn.Module, sample: Tensor) -> tuple[nn.Module, Tensor]:
+    """Return the head as a model, and its input for this sample. Refuse what needs more than features."""
+    if not has_features(module):
+        raise UserError(
+            f"train is 'head', but {type(module).__name__} has no separate encoder; expected 'all', or a "
+            "fedskew.Classifier(encoder, head)"
+        )
+    if config.augment:
+        raise UserError(
+            f"augment is {', '.join(config.augment)}; expected none with train: head, because the features of each "
+            "sample are computed once"
+        )
+    if isinstance(method.objective, Schedule) and method.objective.trains_encoders:
+        raise UserError(f"method {method.name!r} trains encoders; expected train: all")
+    from fedskew.experiment.head_training import head_model  # few runs need it
+
+    with torch.no_grad():
+        return head_model(module), copy.deepcopy(module).eval().encoder(sample)
+
+
+def _cpu_seconds(config: Config, fed: Federation, module: nn.Module, sample: Tensor) -> float:
     """Estimate how long the run takes on a CPU."""
     participants = min(config.clients_per_round or fed.clients, fed.clients)
     passes = config.rounds * config.local_epochs * participants
     steps = passes * float(np.ceil(fed.sizes / config.batch_size).mean())
-    return estimated_seconds(module, _sample(fed.dataset, module), steps, passes * float(fed.sizes.mean()))
+    return estimated_seconds(module, sample, steps, passes * float(fed.sizes.mean()))
 
 
 def _sample(dataset: Dataset, module: nn.Module) -> Tensor:

@@ -85,6 +85,8 @@ class Recorder:
             meta: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
             if encoders:
                 tensors, meta = {**dict(module.named_parameters()), **tensors}, {**meta, "encoders": encoders}
+            elif self._server.saves_whole_model:
+                tensors = module.state_dict()
             self._folder.save_model(tensors, meta)
             self._save_predictions(self._folder, state)
             self._folder.write_summary(result.summary())

@@ -30,6 +30,7 @@ from fedskew.experiment.storage.about import about
 from fedskew.experiment.storage.checkpoints import Checkpoint
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods import Method, Part, unpack
+from fedskew.models import has_features
 from fedskew.models.concatenation import count_encoders, with_encoders
 
 
@@ -93,13 +94,22 @@ def run_prepared(
 ) -> Result:
     """Run a prepared experiment. It is simulated, unless another server with its own loop is given."""
     # The server is made first, so that no folder is left behind if it refuses the run.
-    server = server or Server(prepared.federation, prepared.method, prepared.model, prepared.config)
+    server = server or _make_server(prepared)
     loop = loop or _choose_loop(server)
     with contextlib.closing(server), arithmetic(prepared.config.precision):
         if out is None:
             return _run(prepared, server, loop, None, callbacks)
         with RunFolder(out).open(prepared.config, server.repeated_by) as folder:
             return _run(prepared, server, loop, folder, callbacks)
+
+
+def _make_server(prepared: Prepared) -> Server:
+    if prepared.config.train == "all":
+        return Server(prepared.federation, prepared.method, prepared.model, prepared.config)
+    from fedskew.experiment.head_training import HeadServer  # few runs need it
+
+    assert has_features(prepared.model)
+    return HeadServer(prepared.federation, prepared.method, prepared.model, prepared.config)
 
 
 def _choose_loop(server: Server) -> RunRounds:
@@ -159,10 +169,9 @@ def _report_start(prepared: Prepared, recorder: Recorder) -> None:
 def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result:
     """Load the result of a run that finished earlier."""
     tensors, meta = folder.load_model()
-    network = server.network
-    module = with_encoders(network.module(network.state()), meta.get("encoders", 0))
-    buffers = dict(module.named_buffers())
-    expected = dict(module.named_parameters()) if count_encoders(module) else network.state().params
+    module = with_encoders(server.initial_module(), meta.get("encoders", 0))
+    buffers, whole = dict(module.named_buffers()), count_encoders(module) or server.saves_whole_model
+    expected = dict(module.named_parameters()) if whole else server.network.state().params
     _check_model(folder, expected, {name: t for name, t in tensors.items() if name not in buffers})
     module.load_state_dict({name: t.to(server.device) for name, t in tensors.items()}, strict=False)
     rows = folder.rounds()

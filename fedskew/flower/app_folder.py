@@ -20,7 +20,7 @@ from fedskew.flower.settings import FederationSettings
 PACKAGE = "federation_app"
 _OMITTED_KEYS = (
     "data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local", "save_predictions",
-    "client_test",
+    "client_test", "train",
 )  # fmt: skip
 """Keys that a federation does not use, or that are written separately."""
 

@@ -135,6 +135,8 @@ def refuse_unfit(method: Method, config: Config) -> None:
             raise UserError(f"method {method.name!r} has no common model: each site can train alone without a server")
     if config.client_test:
         raise UserError("client_test is for simulations; in a federation, every site has its own test part")
+    if config.train != "all":
+        raise UserError(f"train is {config.train!r}, which is for simulations; expected 'all' in a federation")
     if config.save_predictions:
         raise UserError("save_predictions is for simulations; a federation's predictions stay at its sites")
     if config.eval_local:

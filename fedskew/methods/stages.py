@@ -84,6 +84,8 @@ class Schedule(Part):
     multi_label: ClassVar[bool] = False
     stands_alone: ClassVar[bool] = False
     """Whether no solver, server rule or regulariser can be combined with it."""
+    trains_encoders: ClassVar[bool] = False
+    """Whether it makes no sense if only the head is trained."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
         """Return the stages known so far. Called again after each stage, with all conclusions in `notes`."""

@@ -72,6 +72,15 @@ def test_so_do_runs_with_other_settings(
     assert_same_model(run_federation(here.grid, here.context), run_prepared(prepare(config, split)))
 
 
+def test_the_sites_get_the_weights_that_the_server_starts_from(data: Path, split: Federation, tmp_path: Path) -> None:
+    first = run_prepared(prepare(settings("fedavg", seed=7), split), tmp_path / "first")
+    config = settings("fedavg", init=str(tmp_path / "first" / "model.safetensors"))
+    here = case(tmp_path, split, data, config)
+    apart = run_federation(here.grid, here.context)
+    assert apart.history[0].evaluation == first.evaluation
+    assert_same_model(apart, run_prepared(prepare(config, split)))
+
+
 @pytest.mark.parametrize("method", BOUNDS)
 def test_bounds_are_refused_with_the_reason(method: str, data: Path, split: Federation, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"method '{method}' (pools all samples|has no common model)"):

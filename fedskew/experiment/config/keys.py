@@ -124,6 +124,9 @@ class Config:
     init_sha256: str | None = _option(
         None, optional(text), "SHA-256 of the init file, which a run records so that it can be repeated"
     )
+    train: str = _option(
+        "all", choice("all", "head"), "what clients train: all, or head, on features that are computed once"
+    )
     method: str = _option("fedvls", _method_name, "method name, or several joined with +")
     method_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("method"))
     rounds: int = _option(60, integer(1), "communication rounds")
@@ -226,6 +229,7 @@ _CHANGEABLE = ("data_dir", "init", "checkpoint_every", "save_predictions")
 
 _LATER_KEYS = {
     "optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0, "init_sha256": None,
+    "train": "all",
 }  # fmt: skip
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 

@@ -41,6 +41,8 @@ class Server:
 
     repeated_by = "fedskew run -c config.yaml"
     """How to repeat the run: the text of a comment in config.yaml."""
+    saves_whole_model = False
+    """Whether the saved model has tensors besides those that the run trains."""
 
     def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
         self._federation, self._config = federation, config
@@ -127,6 +129,10 @@ class Server:
     def module(self, state: RunState) -> nn.Module:
         """The global model at the end of a run, as a module."""
         return self.runtime(self._stages.known(state)[-1], state).network.module(state.model)
+
+    def initial_module(self) -> nn.Module:
+        """The model before the first round, as a module."""
+        return self.network.module(self.network.state())
 
     def encoder_count(self, state: RunState) -> int:
         """The number of encoders that the final global model concatenates. 0 for any other model."""

@@ -1,0 +1,93 @@
+"""Train only the head (`train: head`): the initial encoder computes every sample's features once.
+
+The server then works on the features as if they were the data, and on a model that is only the head. So every method
+and engine trains the head, at the cost of a linear model. The result is the same as training with a frozen encoder in
+eval mode, where BatchNorm uses its running statistics. The final model has the encoder and the trained head.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedskew.data.dataset import Dataset, Samples
+from fedskew.data.federation import Federation
+from fedskew.engine import DeviceSamples, Network, arithmetic, choose_device, features, number_format
+from fedskew.experiment.config import Config
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.round.state import RunState
+from fedskew.methods import Method
+from fedskew.models.base import Classifier
+
+
+class HeadServer(Server):
+    """The server of a run that trains only the head."""
+
+    saves_whole_model = True
+
+    def __init__(self, federation: Federation, method: Method, model: Classifier, config: Config) -> None:
+        self._whole = model
+        known = replace(federation, dataset=feature_dataset(federation.dataset, model, config))
+        super().__init__(known, method, head_model(model), config)
+
+    def module(self, state: RunState) -> nn.Module:
+        return self._with_encoder(super().module(state))
+
+    def initial_module(self) -> nn.Module:
+        return self._with_encoder(super().initial_module())
+
+    def _with_encoder(self, trained: nn.Module) -> Classifier:
+        assert isinstance(trained, Classifier)
+        weight = next(trained.parameters())
+        whole = copy.deepcopy(self._whole).to(weight.device, weight.dtype).eval()
+        whole.head = trained.head
+        return whole
+
+
+def head_model(model: Classifier) -> Classifier:
+    """Return the part of the model that is trained, as a model that takes features."""
+    return Classifier(nn.Identity(), copy.deepcopy(model.head))
+
+
+def feature_dataset(dataset: Dataset, model: Classifier, config: Config) -> Dataset:
+    """Return the dataset with each input replaced by its features.
+
+    The last result is kept, because the runs of a comparison often share data and encoder.
+    """
+    _, weights, precision = key = (dataset, _encoder_weights(model), config.precision)
+    for (known, its_weights, its_precision), found in _LAST:
+        if known is dataset and precision == its_precision and _are_equal(weights, its_weights):
+            return found
+    with arithmetic(config.precision):
+        found = _compute(dataset, model, config)
+    _LAST[:] = [(key, found)]
+    return found
+
+
+_Weights = dict[str, torch.Tensor]
+_LAST: list[tuple[tuple[Dataset, _Weights, str], Dataset]] = []
+
+
+def _encoder_weights(model: Classifier) -> _Weights:
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.encoder.state_dict().items()}
+
+
+def _are_equal(some: _Weights, others: _Weights) -> bool:
+    return some.keys() == others.keys() and all(torch.equal(tensor, others[name]) for name, tensor in some.items())
+
+
+def _compute(dataset: Dataset, model: Classifier, config: Config) -> Dataset:
+    dtype, _ = number_format(config.precision)  # without autocast: one pass is cheap, and its rounding would stay
+    device = choose_device(config.device)
+    network = Network(model, dtype).to(device)
+
+    def inputs(samples: Samples) -> npt.NDArray[np.generic]:
+        return features(network, network.state(), DeviceSamples(dataset, samples, device, dtype)).cpu().numpy()
+
+    train, test = (replace(samples, x=inputs(samples)) for samples in (dataset.train, dataset.test))
+    return replace(dataset, kind="table", train=train, test=test, vocabulary=0, fields=(), columns=(), scaling=())

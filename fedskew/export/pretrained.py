@@ -1,0 +1,89 @@
+"""The weights of a centrally trained model, with a card: what `fedskew pretrain` writes and `--init` reads.
+
+weights.safetensors  the weights, named as in the model's state_dict
+weights.json         the card as JSON: data, classes, epochs, accuracy, command, digest
+README.md            the same for readers
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.result import Result
+from fedskew.experiment.storage.files import reporting_os_errors, write_file, write_tensors
+from fedskew.models import own_module, parameter_count
+
+WEIGHTS = "weights.safetensors"
+CARD = "weights.json"
+_FINAL_LR = 0.01
+"""The learning rate of the last epoch, relative to the first, if `lr_decay` is not set."""
+
+
+def central_training(config: Config, epochs: int, keep_lr_decay: bool) -> Config:
+    """Return the configuration that trains the model on all data: one client, one epoch per round."""
+    values: dict[str, Any] = {
+        "partition": {"rule": "iid", "clients": 1},
+        "method": "fedavg",
+        "rounds": epochs,
+        "local_epochs": 1,
+        "clients_per_round": None,
+    }
+    if not keep_lr_decay:
+        values["lr_decay"] = _FINAL_LR ** (1 / epochs)
+    return with_values(config, values)
+
+
+def write_pretrained(run: Result, folder: Path) -> dict[str, Any]:
+    """Write the weights of a finished run and their card into `folder`. Returns the card."""
+    path = folder / WEIGHTS
+    write_tensors(path, own_module(run.model).state_dict(), {"classes": run.classes})
+    with reporting_os_errors("read", path):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    card = _card(run, digest)
+    write_file(folder / CARD, json.dumps(card, indent=2, allow_nan=False) + "\n")
+    write_file(folder / "README.md", _readme(card))
+    return card
+
+
+def _card(run: Result, digest: str) -> dict[str, Any]:
+    config = run.config
+    return {
+        "format": 1,
+        "file": WEIGHTS,
+        "sha256": digest,
+        "model": config.model,
+        "parameters": parameter_count(run.model),
+        "data": {"name": config.data, **config.data_params},
+        "classes": list(run.classes),
+        "inputs": run.inputs,
+        "epochs": run.rounds,
+        "augment": list(config.augment),
+        "accuracy": run.accuracy,
+        "seconds": run.seconds,
+        "command": run.about.get("command", ""),
+        "config": config.to_mapping(),
+        "versions": run.about.get("versions", {}),
+    }
+
+
+def _readme(card: dict[str, Any]) -> str:
+    data, classes, changed = card["data"]["name"], card["classes"], card["augment"]
+    augmented = f" with augmentation {', '.join(changed)}" if changed else ""
+    shown = ", ".join(classes[:10]) + (f" and {len(classes) - 10} more" if len(classes) > 10 else "")
+    return f"""# {card["model"]} pretrained on {data}
+
+{card["parameters"]:,} parameters, trained centrally for {card["epochs"]} epochs{augmented} on the training part of \
+{data}, with {len(classes)} classes: {shown}. Its accuracy on the test part is {100 * card["accuracy"]:.1f} %.
+
+Use it as the start of a federated run:
+
+```bash
+fedskew run --model {card["model"]} --init {card["file"]}
+```
+
+Made by `{card["command"]}`. SHA-256 of `{card["file"]}`: `{card["sha256"]}`. `{CARD}` has the whole configuration.
+"""
