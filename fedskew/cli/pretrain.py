@@ -39,7 +39,7 @@ _HELP = {
 def add_to(app: typer.Typer) -> None:
     add_command(
         app, "pretrain", _command,
-        "fedskew pretrain --data digits --set data.keep=[0,1,2,3,4] --model dnn --epochs 5 --out pretrained/digits",
+        "fedskew pretrain --data digits --model dnn --epochs 5 --out pretrained/digits",
     )  # fmt: skip
 
 
