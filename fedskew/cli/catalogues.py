@@ -208,7 +208,7 @@ def _datasets(
 def _dataset_json(entry: DatasetEntry, data_dir: str | None) -> dict[str, Any]:
     where, size = _location(entry, data_dir)
     keys = ("name", "kind", "description", "classes", "train", "test", "licence", "citation", "options", "sources")
-    downloaded = bool(entry.made_of or (entry.published and entry.published.files))
+    downloaded = bool(entry.components or (entry.published and entry.published.files))
     return {key: getattr(entry, key) for key in keys} | {"where": where, "bytes": size, "downloaded": downloaded}
 
 
@@ -217,8 +217,8 @@ def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, in
     from fedskew.data.catalogue import DATASETS
     from fedskew.data.published.file_search import find_files
 
-    if entry.made_of:
-        parts = [_location(DATASETS[part], data_dir) for part in entry.made_of]
+    if entry.components:
+        parts = [_location(DATASETS[part], data_dir) for part in entry.components]
         here = all(where for where, _ in parts)
         return ("in the folders of its parts" if here else None), (
             sum(size or 0 for _, size in parts) if here else None

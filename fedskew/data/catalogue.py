@@ -1,4 +1,4 @@
-"""The datasets with a name, and `load`, which loads them and users' own data."""
+"""The catalogue of named datasets, and `load`, which loads them and users' own data."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class DatasetEntry:
     classes: int
     train: int
     test: int
-    """0 if the user decides how many of the `train` samples are for testing."""
+    """The number of test samples; 0 if the user decides how many of the `train` samples are for testing."""
     sources: tuple[str, ...]
     licence: str
     citation: str
     loader: Callable[..., Dataset]
-    """Called with the list of the dataset's files, if it has files, and the options as keywords."""
+    """Loads the dataset. Its arguments are the list of the dataset's files, if it has any, and the options."""
     published: Published | None = None
-    """Its files; None if it ships with an installed package or consists of other datasets."""
-    made_of: tuple[str, ...] = ()
-    """The datasets that it consists of. `loader` is then called with `load` instead of files."""
+    """The dataset's files; None if it is generated, ships with an installed package or consists of other datasets."""
+    components: tuple[str, ...] = ()
+    """The datasets that it consists of. `loader` then gets `load` instead of files."""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     entry = DATASETS.get(name.lower())
     if entry is not None:
         check_options(entry.loader, options, entry.name)
-        if entry.made_of:
+        if entry.components:
             return entry.loader(partial(load, data_dir=data_dir), **options)
         if entry.published is None:
             return entry.loader(**options)
@@ -145,7 +145,7 @@ def _only(dataset: Dataset, kept: Any) -> Dataset:
 
 
 def is_named(data: object) -> bool:
-    """Whether this is the name of a dataset in the catalogue, not a user's own data."""
+    """Return whether this is the name of a dataset in the catalogue, not a user's own data."""
     return isinstance(data, str) and data.lower() in DATASETS
 
 
@@ -334,7 +334,7 @@ _ENTRIES = (
         licence="those of its parts",
         citation="Huang et al., CVPR 2023",
         loader=load_domains,
-        made_of=DIGITS,
+        components=DIGITS,
     ),
     DatasetEntry(
         name="cifar10",

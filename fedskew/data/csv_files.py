@@ -1,4 +1,4 @@
-"""Read CSV files, plain or compressed: rows with their line numbers, and the delimiter."""
+"""Read CSV files, plain or compressed, with line numbers, and find their delimiter."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedskew.errors import UserError
 DELIMITERS = (",", ";", "\t")
 
 Rows = list[tuple[int, list[str]]]
-"""Line number and cells."""
+"""The line number and the cells of each row."""
 
 
 def read_csv(path: Path, delimiter: str = ",", rows: int | None = None) -> Rows:
-    """Read all rows that are not blank, or the first `rows`, from a UTF-8 file.
+    """Read the rows of a UTF-8 file that are not blank, or only the first `rows` of them.
 
-    The file may be gzipped or xz-compressed.
+    The file may be compressed with gzip or xz.
     """
-    limit = csv.field_size_limit(sys.maxsize)  # a long text exceeds the default
+    previous_limit = csv.field_size_limit(sys.maxsize)  # a long text would exceed the default
     try:
         with io.TextIOWrapper(open_packed(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=delimiter)
@@ -37,11 +37,11 @@ def read_csv(path: Path, delimiter: str = ",", rows: int | None = None) -> Rows:
     except csv.Error as error:
         raise UserError(f"{path}: not a CSV file: line {reader.line_num}: {error}") from error
     finally:
-        csv.field_size_limit(limit)
+        csv.field_size_limit(previous_limit)
 
 
 def read_header(path: Path, delimiter: str) -> list[str]:
-    """Read the cells of the first row; none if the file is empty."""
+    """Read the cells of the first row. An empty file has none."""
     rows = read_csv(path, delimiter, 1)
     return rows[0][1] if rows else []
 

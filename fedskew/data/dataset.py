@@ -1,6 +1,6 @@
 """Datasets: arrays, class names and the publisher's train/test split.
 
-This module also has what loaders share: checks of samples and options, and the holdout for data without a test set.
+This module also has the functions that loaders share. They check samples and options, and hold out a test set.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ Kind = Literal["image", "table", "text"]
 Index = npt.NDArray[np.int64]
 
 TEST_FRACTION = 0.2
+"""The default share of each class that is held out for testing."""
 BLOCK_VALUES = 1 << 24
-"""The size of a block of an array: how many numbers are processed at a time."""
+"""How many numbers of a large array are processed at a time."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,14 @@ class Dataset:
     columns: tuple[str, ...] = ()
     """Names of a table's inputs, in order; empty if they are unknown."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
-    """The inputs of a sample, if there are several: for each its name, its shape and whether it holds whole numbers, in
-    the order in which a row of `x` stores them. Empty if there is one input."""
+    """(name, shape, whether it holds whole numbers) of each input of a sample, in the order of a row of `x`. Empty if a
+    sample has only one input."""
     encoding: TableEncoding | None = None
     """How a table's columns became its inputs."""
     sites: tuple[str, ...] = ()
     """Names of the sites that the samples come from, for example hospitals."""
     site_column: str = ""
-    """What the sites are called in the data, for example the name of a table's column."""
+    """What the data call a site, for example the name of a table's column."""
     notes: tuple[str, ...] = ()
     """Lines for the user about what loading changed, for example how gaps were filled."""
     in_memory: Mapping[str, object] = field(default_factory=dict)
@@ -124,19 +125,19 @@ class Dataset:
 
 
 def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
-    """Return the dataset with only the samples of these classes, numbered in this order."""
-    number = np.full(len(dataset.classes), -1, np.int64)
-    number[list(kept)] = np.arange(len(kept))
+    """Return the dataset with only the samples of the classes `kept`, which are renumbered in that order."""
+    new_number = np.full(len(dataset.classes), -1, np.int64)
+    new_number[list(kept)] = np.arange(len(kept))
     parts = []
     for samples in (dataset.train, dataset.test):
-        rows = samples.select(np.flatnonzero(number[samples.y] >= 0))
-        parts.append(replace(rows, y=number[rows.y]))
+        rows = samples.select(np.flatnonzero(new_number[samples.y] >= 0))
+        parts.append(replace(rows, y=new_number[rows.y]))
     classes = tuple(dataset.classes[c] for c in kept)
     return replace(dataset, classes=classes, train=parts[0], test=parts[1])
 
 
 def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int], str] = "row {}".format) -> None:
-    """Raise `UserError` for bad data, and name the first bad row. `row` turns an index into words for the user."""
+    """Raise a `UserError` that names the first bad row, if there is one. `row` describes a row by its index."""
     x, y = samples.x, samples.y
     if y.ndim == 2:
         check_label_matrix(y, classes, where)
@@ -160,9 +161,9 @@ def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int
 
 
 def row_blocks(x: npt.NDArray[np.generic]) -> Iterator[npt.NDArray[np.generic]]:
-    """Yield views of consecutive rows, so that temporary arrays stay small even if `x` is larger than the memory.
+    """Yield blocks of consecutive rows as views. Temporary arrays stay small, even if `x` is larger than the memory.
 
-    Pages of a memory-mapped file are released after each block.
+    The pages of a memory-mapped file are released after each block.
     """
     rows = max(1, BLOCK_VALUES // max(1, x[:1].size))
     file = getattr(x, "_mmap", None)
@@ -191,7 +192,7 @@ def option_names(loader: Callable[..., Dataset]) -> tuple[str, ...]:
 def check_options(
     loader: Callable[..., Dataset], options: dict[str, Any], data: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return `options` if the loader has all of them. `also` are options that are handled elsewhere."""
+    """Return `options` if the loader takes all of them. `also` lists further options that the caller handles."""
     names = (*option_names(loader), *also)
     for option in options:
         if not names:
@@ -204,9 +205,9 @@ def check_options(
 def stratified_holdout(y: Index, fraction: float, where: str) -> tuple[Index, Index]:
     """Return the indices of the training samples and of the test samples, each in ascending order.
 
-    The test set has `fraction` of each class, rounded. It depends only on the labels, not on a seed, so all seeds of an
-    experiment are tested on the same samples, on every machine. With several labels per sample, the classes are the
-    groups of `Task.groups`.
+    The test set has `fraction` of each class, rounded. It depends only on the labels, not on a seed. So all seeds of an
+    experiment have the same test samples, on every machine. With several labels per sample, `Task.groups` takes the
+    place of the classes.
     """
     check_fraction(fraction)
     y, _ = task_for(y).groups(y, tuple(map(str, range(y.shape[-1]))))

@@ -75,7 +75,7 @@ class Federation:
 
     @cached_property
     def populated(self) -> IntArray:
-        """The clients that have samples."""
+        """The numbers of the clients that have samples."""
         return _frozen(np.flatnonzero(self.sizes))
 
     @cached_property
@@ -102,12 +102,12 @@ class Federation:
 
     @property
     def samples(self) -> IntArray:
-        """The training samples of all clients, client by client."""
+        """The indices of all clients' training samples, client by client."""
         return self.joined_indices.samples
 
     @property
     def unused(self) -> int:
-        """Training samples that belong to no client."""
+        """The number of training samples that belong to no client."""
         return len(self.dataset.train) - int(self.sizes.sum()) - sum(map(len, self.held_out))
 
     def vacant(self, client: int) -> tuple[int, ...]:
@@ -127,16 +127,16 @@ class Federation:
     def restrict(self, labels: Sequence[int]) -> Federation:
         """Return the same clients with only their samples of these labels. A client may have none left."""
         if self.dataset.train.y.ndim > 1:
-            raise UserError("samples with several labels cannot be restricted to some of them; expected one class each")
-        kept = np.zeros(self.classes, np.bool_)
+            raise UserError("samples with several labels cannot be restricted to some labels; expected one class each")
+        is_kept = np.zeros(self.classes, np.bool_)
         for label in labels:
             if not 0 <= label < self.classes:
                 raise UserError(f"label is {label}; expected 0 to {self.classes - 1}")
-            kept[label] = True
+            is_kept[label] = True
         samples = self.samples
-        keep = kept[self.dataset.train.y[samples]]
+        keep = is_kept[self.dataset.train.y[samples]]
         indices = ClientIndices(samples[keep], np.bincount(self.joined_indices.owners[keep], minlength=self.clients))
-        partition = {**self.partition, "restricted_to": np.flatnonzero(kept).tolist()}
+        partition = {**self.partition, "restricted_to": np.flatnonzero(is_kept).tolist()}
         return Federation(self.dataset, indices, partition, self.seed, self.client_names, self.notes)
 
     def resplit(self, seed: int) -> Federation:
@@ -164,8 +164,9 @@ class Federation:
     def draw_held_out(self, fraction: float, seed: int, purpose: str) -> npt.NDArray[np.bool_]:
         """Draw a share of each client's samples of each class, as a mask over the training samples.
 
-        A client keeps at least one sample of every class that it has, so the skew stays the same. The share is exact on
-        average, because each number of samples is rounded up or down at random, keyed by seed, client and class.
+        A client keeps at least one sample of every class that it has, so the skew stays the same. Each number of
+        samples is rounded up or down at random, so the share is right on average. Seed, client and class determine the
+        random numbers.
         """
         labels, _ = self.dataset.groups
         held = np.zeros(len(labels), dtype=bool)
@@ -183,7 +184,7 @@ class Federation:
 
     @cached_property
     def joined_indices(self) -> ClientIndices:
-        """The same as `indices`, with its array of all clients' samples."""
+        """The same as `indices`, with access to the one array that holds all of them."""
         return ClientIndices.join(self.indices)
 
 

@@ -21,7 +21,7 @@ Source = Path | bytes
 Size = tuple[int, int]
 """Height and width."""
 
-_BLOCK = 1024  # number of images decoded ahead, which limits memory and the wait for an error
+_BLOCK = 1024  # how many images are decoded ahead, which limits memory and the delay before an error is raised
 _GREY_MODES = {"1", "L", "LA", "I", "I;16", "F"}
 
 
@@ -54,7 +54,8 @@ def decode_all(
 ) -> Pixels:
     """Decode every image and resize it to `size`. Without `size`, all images must have the same size.
 
-    If `colour` is None, the result is grey if every image is grey. `name` returns an image's file or row, for messages.
+    `colour` chooses colour or grey. If it is None, the result is grey only if every image is grey. `name` returns an
+    image's file or row, for messages.
     """
     pillow = _pillow()
     if not sources:
@@ -95,7 +96,7 @@ def is_image(value: object) -> bool:
 
 
 def image_pixels(image: Any, name: str, size: Size | None = None, colour: bool | None = None) -> Pixels:
-    """Return the pixels (channels, height, width) of a Pillow image, upright and at `size`."""
+    """Return the pixels (channels, height, width) of a Pillow image, turned upright and resized to `size`."""
     pillow = _pillow()
     with _report_unreadable(pillow, name):
         return _pixels(pillow, image, size, colour)
@@ -137,7 +138,10 @@ def _pillow() -> Any:
 
 
 def channel_statistics(images: npt.NDArray[np.generic]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return each channel's mean and standard deviation, for images scaled to [0, 1]. Histograms avoid a float copy."""
+    """Return each channel's mean and standard deviation, for images scaled to [0, 1].
+
+    A constant channel has deviation 1. Histograms avoid a copy of the images as floats.
+    """
     levels = np.arange(256) / 255
     means, stds = [], []
     for channel in range(images.shape[1]):

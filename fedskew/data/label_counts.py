@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fedskew.data.federation import Federation
 
 FORMS = "expected a CSV file (one row per client, one column per class) or a folder with one histogram per client"
-_NAMES = ("", "client", "clients", "site", "sites", "name", "id", "hospital", "hospitals", "institution", "centre",
-          "center")  # fmt: skip
-"""Headings of a first column that names the clients."""
+_CLIENT_HEADINGS = ("", "client", "clients", "site", "sites", "name", "id", "hospital", "hospitals", "institution",
+                    "centre", "center")  # fmt: skip
+"""Headings of a first column that contains the clients' names."""
 _TOTALS = ("total", "totals", "sum", "sums", "all", "overall", "grand total", "all sites", "all clients", "σ", "gesamt",
            "insgesamt", "summe", "somme", "totale")  # fmt: skip
 """Names of a row or a column of sums."""
@@ -49,7 +49,7 @@ class LabelCounts:
     """Whether the source names the clients. Otherwise they are numbered."""
     names_classes: bool = True
     notes: tuple[str, ...] = field(default=())
-    """What was left out of the source, one line each."""
+    """Lines for the user about what was left out of the source."""
 
     def __post_init__(self) -> None:
         if self.counts.shape[1] < 2:
@@ -73,7 +73,8 @@ def federation_counts(federation: Federation) -> LabelCounts:
 def read_counts(path: str | os.PathLike[str], data_classes: Sequence[str] = ()) -> LabelCounts:
     """Read label counts from a file or a folder.
 
-    The data's classes, if known, help to tell a header from a row of counts, and names from counts.
+    `data_classes` are the classes of the data, if known. They help to tell a header from a row of counts, and a column
+    of client names from a column of counts.
     """
     source = Path(path)
     if source.is_dir():
@@ -94,17 +95,17 @@ def _read_table(path: Path, data_classes: Sequence[str]) -> LabelCounts:
     for row in rows:
         if len(row.cells) != width:
             raise UserError(f"{path} line {row.line}: {len(row.cells)} columns; expected {width}, as in the first row")
-    titled = _is_header(rows[0].cells, data_classes)
-    header, body = (rows[0].cells, rows[1:]) if titled else ([""] * width, rows)
+    has_header = _is_header(rows[0].cells, data_classes)
+    header, body = (rows[0].cells, rows[1:]) if has_header else ([""] * width, rows)
     if not body:
         raise UserError(f"{path}: a header but no clients; expected one row of counts per client")
-    named = _names_clients(header if titled else None, [row.cells[0] for row in body], data_classes)
-    start = 1 if named else 0
-    counts = [[_count(cell, path, row.line, column) for column, cell in enumerate(row.cells[start:], start + 1)]
+    has_names = _names_clients(header if has_header else None, [row.cells[0] for row in body], data_classes)
+    start = 1 if has_names else 0
+    counts = [[_parse_count(cell, path, row.line, column) for column, cell in enumerate(row.cells[start:], start + 1)]
               for row in body]  # fmt: skip
-    classes = header[start:] if titled else [str(c) for c in range(width - start)]
-    clients = [row.cells[0] for row in body] if named else [str(k) for k in range(len(body))]
-    return _without_totals(path, _Table(clients, classes, np.array(counts, np.int64), named, titled))
+    classes = header[start:] if has_header else [str(c) for c in range(width - start)]
+    clients = [row.cells[0] for row in body] if has_names else [str(k) for k in range(len(body))]
+    return _without_totals(path, _Table(clients, classes, np.array(counts, np.int64), has_names, has_header))
 
 
 def _read_rows(path: Path) -> list[_Row]:
@@ -116,7 +117,7 @@ def _read_rows(path: Path) -> list[_Row]:
 
 
 def _is_name(cell: str) -> bool:
-    """Return whether a cell is a name. -3, 1.5 and empty cells are wrong counts, which raise an error later."""
+    """Return whether a cell is a name. Cells such as -3, 1.5 or an empty one are wrong counts, reported later."""
     return cell != "" and _NUMBER.fullmatch(cell) is None
 
 
@@ -126,30 +127,30 @@ def _is_header(row: Sequence[str], data_classes: Sequence[str]) -> bool:
     Numbers count as class names if the first cell is a heading for the clients, if the numbers are 0, 1, 2 …, or if
     they are the data's classes.
     """
-    numbered = len(row) > 2 and list(row) == [str(c) for c in range(len(row))]
-    listed = len(data_classes) > 0 and sorted(data_classes) in (sorted(row), sorted(row[1:]))
-    return row[0].lower() in _NAMES or any(map(_is_name, row[1:])) or numbered or listed
+    is_numbered = len(row) > 2 and list(row) == [str(c) for c in range(len(row))]
+    is_listed = len(data_classes) > 0 and sorted(data_classes) in (sorted(row), sorted(row[1:]))
+    return row[0].lower() in _CLIENT_HEADINGS or any(map(_is_name, row[1:])) or is_numbered or is_listed
 
 
 def _names_clients(header: Sequence[str] | None, first: Sequence[str], data_classes: Sequence[str]) -> bool:
-    """Return whether the first column, with the cells `first`, names the clients."""
+    """Return whether the first column, whose cells are `first`, contains the clients' names."""
     if any(map(_is_name, first)):
         return True
     if header is None:
         return _is_numbering(first)
-    if header[0].lower() in _NAMES:
+    if header[0].lower() in _CLIENT_HEADINGS:
         return True
     known = {name.lower() for name in data_classes}
     return header[0].lower() not in known and len(known) > 0 and {name.lower() for name in header[1:]} == known
 
 
 def _is_numbering(names: Sequence[str]) -> bool:
-    """Return whether a column is 0, 1, 2 … or 1, 2, 3 …, which numbers the clients and does not count samples."""
+    """Return whether a column is 0, 1, 2 … or 1, 2, 3 …: it then numbers the clients and has no counts."""
     numbers = [str(i) for i in range(len(names) + 1)]
     return len(names) > 1 and list(names) in (numbers[:-1], numbers[1:])
 
 
-def _count(cell: str, path: Path, line: int, column: int) -> int:
+def _parse_count(cell: str, path: Path, line: int, column: int) -> int:
     if not _COUNT.fullmatch(cell):
         raise UserError(f"{path} line {line} column {column}: {cell!r}; expected a number of samples, 0 or more")
     return int(re.split("[.,]", cell)[0])
@@ -168,14 +169,14 @@ class _Table:
 
 
 def _without_totals(path: Path, table: _Table) -> LabelCounts:
-    """Leave out a row and a column of sums. Raise `UserError` if one is named as a sum but is not."""
+    """Leave out a row and a column of sums. Raise `UserError` if one has the name of a sum but is none."""
     clients, classes, counts, notes = list(table.clients), list(table.classes), table.counts, []
-    column = _total(f"{path}: column", classes if table.names_classes else None, counts.T)
+    column = _find_total(f"{path}: column", classes if table.names_classes else None, counts.T)
     if column is not None:
         notes.append(f"{path}: column {column + 1} of the counts is the sum of the others and was left out")
         del classes[column]
         counts = np.delete(counts, column, axis=1)
-    row = _total(f"{path}: row", clients if table.names_clients else None, counts)
+    row = _find_total(f"{path}: row", clients if table.names_clients else None, counts)
     if row is not None:
         notes.append(f"{path}: row {row + 1} of the counts is the sum of the others and was left out")
         del clients[row]
@@ -183,8 +184,11 @@ def _without_totals(path: Path, table: _Table) -> LabelCounts:
     return LabelCounts(tuple(clients), tuple(classes), counts, table.names_clients, table.names_classes, tuple(notes))
 
 
-def _total(where: str, names: Sequence[str] | None, counts: IntArray) -> int | None:
-    """Return which row of `counts` is the sum of the others: one with a name in `_TOTALS`, or an unnamed last row."""
+def _find_total(where: str, names: Sequence[str] | None, counts: IntArray) -> int | None:
+    """Return which row of `counts` is the sum of the others: one with a name in `_TOTALS`, or an unnamed last row.
+
+    Return None if no row is.
+    """
     for row, name in enumerate(names or ()):
         if name.lower() in _TOTALS:
             if not _adds_up(counts, row):
@@ -192,9 +196,9 @@ def _total(where: str, names: Sequence[str] | None, counts: IntArray) -> int | N
                     f"{where} {name!r} is not the sum of the others; expected counts of clients and classes only"
                 )
             return row
-    unnamed = names is None or names[-1] == ""
-    large = len(counts) > 2 and int(counts[-1].sum()) >= _SMALLEST_TOTAL
-    return len(counts) - 1 if unnamed and large and _adds_up(counts, -1) else None
+    is_unnamed = names is None or names[-1] == ""
+    is_large = len(counts) > 2 and int(counts[-1].sum()) >= _SMALLEST_TOTAL
+    return len(counts) - 1 if is_unnamed and is_large and _adds_up(counts, -1) else None
 
 
 def _adds_up(counts: IntArray, row: int) -> bool:
@@ -218,7 +222,7 @@ def _read_folder(folder: Path) -> LabelCounts:
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:
-    """Sort key by which 10 comes after 9."""
+    """Return a sort key that puts 10 after 9."""
     return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
 
 
@@ -228,14 +232,14 @@ def _histogram(path: Path) -> dict[str, int]:
         if any(len(row.cells) != 2 for row in rows):
             raise UserError(f"{path}: expected two columns, a class and its number of samples")
         rows = rows if _COUNT.fullmatch(rows[0].cells[1]) else rows[1:]
-        found = {row.cells[0]: _count(row.cells[1], path, row.line, 2) for row in rows}
+        found = {row.cells[0]: _parse_count(row.cells[1], path, row.line, 2) for row in rows}
     else:
         found = _json_histogram(path)
     return {name: number for name, number in found.items() if not _is_sum(path, name, found)}
 
 
 def _is_sum(path: Path, name: str, histogram: dict[str, int]) -> bool:
-    """Return whether an entry is the sum of the others. Raise `UserError` if it is named as a sum but is not."""
+    """Return whether an entry is the sum of the others. Raise `UserError` if it has the name of a sum but is none."""
     if name.lower() not in _TOTALS:
         return False
     if histogram[name] != sum(histogram.values()) - histogram[name]:

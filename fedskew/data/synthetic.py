@@ -24,7 +24,10 @@ TEST_SHARE = 0.25
 """The default number of test samples per training sample."""
 _PATCHES = 4
 """The number of random values along each side of an image. The pixels are interpolated between them."""
-_PIXEL_NOISE, _CONTRAST = 0.2, 40.0
+_PIXEL_NOISE = 0.2
+"""The standard deviation of the noise on each pixel, relative to the spread of the random values."""
+_CONTRAST = 40.0
+"""How many grey levels one standard deviation of the random values spans."""
 
 
 def load_synthetic(
@@ -93,7 +96,7 @@ def _image_shape(image: object) -> tuple[int, int, int] | None:
 
 
 def _normals(count: int, dimensions: int, key: tuple[int, ...]) -> Floats:
-    """Draw standard normal numbers [count, dimensions] by Box and Muller, from machine-independent bits."""
+    """Draw standard normal numbers [count, dimensions] by the Box–Muller transform, from machine-independent bits."""
     pairs = (count * dimensions + 1) // 2
     radius, angle = raw_uniforms(2 * pairs, key[0], "synthetic", *key[1:]).reshape(2, pairs)
     radius = np.sqrt(-2 * np.log1p(-radius))
@@ -109,7 +112,10 @@ def _centres(classes: int, dimensions: int, separation: float, seed: int) -> Flo
 
 
 def _samples(centres: Floats, count: int, shape: tuple[int, int, int] | None, seed: int, part: int) -> Samples:
-    """Draw `count` samples in total, class by class. Each class has its own random key."""
+    """Draw `count` samples in total, class by class. Each class has its own random key.
+
+    `part` is 0 for training and 1 for test samples.
+    """
     classes, dimensions = centres.shape
     sizes = [count // classes + (c < count % classes) for c in range(classes)]
     points = [centre + _normals(size, dimensions, (seed, 1, part, c))
@@ -125,14 +131,14 @@ def _images(points: Floats, shape: tuple[int, int, int], key: tuple[int, ...]) -
     """Turn the points into smooth grey or colour images, with a little noise on each pixel."""
     channels, height, width = shape
     patches = points.reshape(len(points), channels, _PATCHES, _PATCHES)
-    pictures = np.einsum("hp,ncpq,wq->nchw", _blend(height), patches, _blend(width))
+    pictures = np.einsum("hp,ncpq,wq->nchw", _interpolation(height), patches, _interpolation(width))
     noise = _normals(len(points), channels * height * width, key).reshape(pictures.shape)
     grey = np.rint(127.5 + _CONTRAST * (pictures + _PIXEL_NOISE * noise))
     return np.asarray(np.clip(grey, 0, 255), np.uint8)
 
 
-def _blend(side: int) -> Floats:
-    """Return the weights of the random values at each of `side` pixels, for linear interpolation."""
+def _interpolation(side: int) -> Floats:
+    """Return the weights of linear interpolation, [side, `_PATCHES`]: those of the random values at each pixel."""
     position = (np.arange(side) + 0.5) / side * _PATCHES - 0.5
     distance = np.abs(np.clip(position, 0, _PATCHES - 1)[:, None] - np.arange(_PATCHES))
     return np.asarray(np.clip(1 - distance, 0, None), np.float64)

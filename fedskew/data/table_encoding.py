@@ -1,7 +1,8 @@
-"""How a table's columns become a model's inputs: numbers are standardised, categories one-hot, gaps filled and marked.
+"""Encode a table's columns as a model's inputs.
 
-An encoding is fitted on the training part. It is saved with the run and exported with the model. In a federation, all
-sites use one encoding, so that an input means the same everywhere.
+Numbers are standardised. Categories become one-hot features. Gaps are filled and marked. An encoding is fitted on the
+training part, saved with the run and exported with the model. In a federation, all sites use one encoding, so that an
+input means the same everywhere.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Strings:
         return Strings(self.values, self.codes[rows], self.categorical)
 
     def to_list(self) -> list[str | None]:
-        """Each row's text; None for a gap."""
+        """Return each row's text, or None for a gap."""
         texts = (*self.values, None)
         return [texts[code] for code in self.codes.tolist()]
 
@@ -89,7 +90,7 @@ class ColumnEncoding:
 
     @property
     def scaling(self) -> tuple[tuple[float, float], ...]:
-        """Mean and standard deviation of each feature. A feature that is 0 or 1 has (0, 1), so it stays as it is."""
+        """Mean and standard deviation of each feature. They are 0 and 1 for features that are not standardised."""
         first = (self.mean, self.std) if self.categories is None else (0.0, 1.0)
         return (first, *((0.0, 1.0),) * (len(self.features) - 1)) if self.features else ()
 
@@ -126,7 +127,7 @@ class TableEncoding:
         return all(column.categories is None and not column.marks_gaps for column in self.columns)
 
     def encode(self, table: RawTable) -> npt.NDArray[np.float32]:
-        """Return the features of each row: [rows, features]. The table has this encoding's columns."""
+        """Return the features of each row: [rows, features]. The table must have this encoding's columns."""
         out = np.zeros((len(table), len(self.features)), np.float32)
         scaled = self._standardised(table)
         position, start = 0, 0
@@ -152,7 +153,7 @@ class TableEncoding:
         return scaled
 
     def unknown_values(self, table: RawTable) -> dict[str, list[str]]:
-        """The values that are not among the encoding's categories, by column."""
+        """Return the values that are not among the encoding's categories, by column."""
         found = {}
         for column in self.columns:
             if column.categories is not None:
@@ -195,7 +196,7 @@ _KEYS = ("name", "mean", "std", "categories", "marks_gaps")
 
 
 def fit_encoding(table: RawTable) -> TableEncoding:
-    """Fit an encoding on the training part. A column with a gap there gets a feature that marks gaps."""
+    """Fit an encoding on the training part. A column with a gap in that part gets a feature that marks gaps."""
     with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses moments that are not finite
         mean, std = _moments(table.numbers)
     gaps = np.isnan(table.numbers).sum(axis=0)
@@ -222,7 +223,7 @@ def read_encoding(source: object) -> TableEncoding:
     import yaml
 
     try:
-        content = yaml.safe_load(Path(source).expanduser().read_text(encoding="utf-8"))  # JSON is YAML, too
+        content = yaml.safe_load(Path(source).expanduser().read_text(encoding="utf-8"))  # YAML includes JSON
     except OSError as error:
         raise UserError(f"cannot read {source}: {error.strerror or error}; expected an encoding's file") from error
     except (ValueError, yaml.YAMLError) as error:
@@ -256,7 +257,7 @@ def _column_from_json(entry: object, where: str) -> ColumnEncoding:
 
 
 def _moments(numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return each column's mean and standard deviation, without gaps. A constant column's deviation is 1."""
+    """Return each column's mean and standard deviation, ignoring gaps. A constant column has deviation 1."""
     gaps = np.isnan(numbers)
     if not gaps.any():
         mean, std = numbers.mean(axis=0), numbers.std(axis=0)

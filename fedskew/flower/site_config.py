@@ -18,7 +18,7 @@ import numpy as np
 
 from fedskew.data import Dataset, load
 from fedskew.data.federation import Federation
-from fedskew.data.own.tables import OtherColumns
+from fedskew.data.own.tables import ColumnMismatch
 from fedskew.data.partitions.rule import IntArray
 from fedskew.data.partitions.saved import Saved
 from fedskew.errors import UserError, expect, unknown
@@ -90,7 +90,7 @@ class SiteConfig:
         options = self.data_params if contract is None else contract.data_options(path, self.data_params)
         try:
             return load(name, self.data_dir, **options)
-        except OtherColumns as error:
+        except ColumnMismatch as error:
             raise UserError(f"the data do not meet the federation's contract: {error}") from error
         except UserError as error:
             raise DataUnreadable(str(error)) from error

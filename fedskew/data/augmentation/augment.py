@@ -1,7 +1,7 @@
-"""Random changes to training images, by batch, on the device of the images.
+"""Apply random changes to batches of training images, on the device of the images.
 
-How a sample is changed depends only on its key, never on its batch. Nothing here loops over samples or waits for the
-device.
+How a sample is changed depends only on its random key, never on its batch. Nothing here loops over samples or waits for
+the device.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedskew.data.augmentation.per_sample import draw_uniforms, integers_below, 
 from fedskew.errors import UserError, unknown
 
 Step = Callable[[Tensor, Tensor], Tensor]
-"""Maps images [N, C, H, W] and their keys [N] to images of the same shape and type."""
+"""Maps images [N, C, H, W] and their random keys [N] to images of the same shape and type."""
 
 Shape = tuple[int, ...]
 
-# The first random draw that each augmentation uses under a sample's key. Their ranges do not overlap.
+# The number of the first random draw that each augmentation takes from a sample's key. No two use the same draw.
 _CROP_DRAWS = 0
 _FLIP_DRAW = 2
 _CUTOUT_DRAWS = 3
@@ -34,7 +34,7 @@ _CUTOUT_SIZE = 16
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Steps for raw images and steps for normalised images, in the order of the names."""
+    """Some steps change the raw images, and others the normalised images. Each group is in the order of the names."""
 
     names: tuple[str, ...] = ()
     raw: tuple[Step, ...] = ()
@@ -42,14 +42,14 @@ class Augmentation:
 
     @property
     def moves_pixels_only(self) -> bool:
-        """Whether the steps only move or erase pixels. Compiled code then gives the same bits."""
+        """Whether the steps only move or erase pixels. Then compiled code gives bit-identical results."""
         return all(isinstance(step, Crop | Flip | Cutout) for step in (*self.raw, *self.normalised))
 
-    def before(self, images: Tensor, keys: Tensor) -> Tensor:
+    def augment_raw(self, images: Tensor, keys: Tensor) -> Tensor:
         """Augment raw uint8 images [N, C, H, W] with random numbers from the int64 keys [N]."""
         return _apply(self.raw, images, keys)
 
-    def after(self, images: Tensor, keys: Tensor) -> Tensor:
+    def augment_normalised(self, images: Tensor, keys: Tensor) -> Tensor:
         """Augment the same images after normalisation, with the same keys."""
         return _apply(self.normalised, images, keys)
 
@@ -78,14 +78,14 @@ class Crop:
 
 
 def _reflect(position: Tensor, length: int) -> Tensor:
-    """Mirror positions outside the image at the outermost pixel, which is not repeated."""
+    """Mirror positions outside the image at the outermost pixel, which does not appear twice."""
     last = length - 1
     return last - (last - position.abs()).abs()
 
 
 @dataclass(frozen=True)
 class Flip:
-    """Mirrors half of the images left to right."""
+    """Mirrors each image left to right with probability 1/2."""
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         flipped = draw_uniforms(keys, _FLIP_DRAW, 1) < 0.5
@@ -94,7 +94,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Cutout:
-    """Sets a square around a random pixel to 0, the mean of normalised images. The border may cut the square off."""
+    """Sets a square around a random pixel to 0, the mean of normalised images. Parts outside the image are cut off."""
 
     size: int
 

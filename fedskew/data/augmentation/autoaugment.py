@@ -69,7 +69,7 @@ class AutoAugment:
         return images
 
     def choices(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Choose the first and the second operation for each image, with their magnitudes."""
+        """Return two pairs (operations [N], magnitudes [N]): the first and the second operation of each image."""
         policy = _policy_tensor(keys.device)
         uniforms = draw_uniforms(keys, self.first_draw, 5)
         operation, probability, start, width = policy[integers_below(len(POLICY), uniforms[:, 0])].unbind(2)
@@ -81,7 +81,7 @@ class AutoAugment:
 
 @cache
 def _policy_tensor(device: torch.device) -> Tensor:
-    """Return the policy as a tensor [25, 2, 4]. It is cached, because a copy per batch would stall the GPU."""
+    """Return the policy as a tensor [25, 2, 4]. The cache avoids a copy per batch, which would stall the GPU."""
     return torch.tensor([[_policy_row(*step) for step in pair] for pair in POLICY], device=device)
 
 

@@ -2,8 +2,7 @@
 
 They give the same pixels as Pillow (ImageOps, ImageEnhance, and Image.transform with nearest neighbours and a black
 background). An operation moves pixels, maps the levels of each channel through a table, or blends the image with a
-changed copy. A batch passes once through each of these three kinds, which changes only the images with such an
-operation.
+changed copy. A batch passes through all three kinds. Each kind changes only the images with one of its operations.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SMALLEST_SIDE = 3
 """The smallest side for sharpness, which needs a pixel with neighbours on all sides."""
 
 _LEVELS = 256
-_GREY_WEIGHTS = (19595, 38470, 7471)  # of red, green and blue, in 1/65536, as Pillow converts to grey
+_GREY_WEIGHTS = (19595, 38470, 7471)  # Pillow's weights of red, green and blue, in units of 1/65536
 
 
 def apply_operations(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
@@ -40,15 +39,15 @@ def _move_pixels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tens
     height, width = images.shape[-2:]
     amount = magnitudes.double()
 
-    def only(operation: int) -> Tensor:
+    def amount_of(operation: int) -> Tensor:
         return torch.where(operations == operation, amount, 0.0)
 
-    angle = only(ROTATE) * (-pi / 180)
+    angle = amount_of(ROTATE) * (-pi / 180)
     cosine, sine = angle.cos(), angle.sin()
-    xx, xy = cosine, sine + only(SHEAR_X)
-    yx, yy = -sine + only(SHEAR_Y), cosine
-    x0 = only(TRANSLATE_X) * width + (width - cosine * width - sine * height) / 2
-    y0 = only(TRANSLATE_Y) * height + (height + sine * width - cosine * height) / 2
+    xx, xy = cosine, sine + amount_of(SHEAR_X)
+    yx, yy = -sine + amount_of(SHEAR_Y), cosine
+    x0 = amount_of(TRANSLATE_X) * width + (width - cosine * width - sine * height) / 2
+    y0 = amount_of(TRANSLATE_Y) * height + (height + sine * width - cosine * height) / 2
     return pick(
         images,
         rows=_affine(yx, yy, y0, height, width),
@@ -66,11 +65,12 @@ def _affine(per_column: Tensor, per_row: Tensor, start: Tensor, height: int, wid
 
 
 def _fixed(value: Tensor) -> Tensor:
+    """Convert to 16.16 fixed point."""
     return (value * 65536 + 0.5).floor().to(torch.int64)
 
 
 def _map_levels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
-    """Apply the operations whose result depends only on a pixel's level and a histogram: one table per channel."""
+    """Apply the operations that map each channel's levels through a table, which may depend on the histogram."""
     level = torch.arange(_LEVELS, device=images.device).expand(*images.shape[:2], _LEVELS)
     amount = magnitudes[:, None, None]
     table = level
@@ -151,7 +151,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """Average each pixel, with weight 5, with its eight neighbours. The border stays unchanged."""
+    """Replace each pixel by the mean of itself, with weight 5, and its eight neighbours. The border stays unchanged."""
     height, width = images.shape[-2:]
     levels = images.float()
     total = 4 * levels[..., 1:-1, 1:-1]

@@ -1,4 +1,4 @@
-"""Helpers of the augmentations: random numbers from each sample's key, and gathering of pixels per sample."""
+"""Helpers of the augmentations: draw random numbers from each sample's key, and move the pixels of each sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedskew.randomness import uniform
 
 
 def draw_uniforms(keys: Tensor, first: int, count: int) -> Tensor:
-    """Return draws `first` to `first + count - 1` of each key, uniform in [0, 1): [N, count]."""
+    """Return the draws number `first` to `first + count - 1` of each key, [N, count]. They are uniform in [0, 1)."""
     numbers = torch.arange(first, first + count, device=keys.device)
     return uniform(keys.unsqueeze(1), numbers)
 
@@ -20,7 +20,10 @@ def integers_below(limit: int, uniforms: Tensor) -> Tensor:
 
 
 def pick(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Set pixel (y, x) of image n to its pixel (rows, columns)[n, y, x], or to 0 if that is outside the image."""
+    """Take pixel (y, x) of image n from row `rows[n, y, x]` and column `columns[n, y, x]` of the same image.
+
+    The pixel is 0 if that position is outside the image.
+    """
     height, width = images.shape[-2:]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     index = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ def load_npz(
     path: Path, *, test_fraction: float | None = None, layout: str | None = None, classes: object = None
 ) -> Dataset:
     """Load the arrays `x_train, y_train, x_test, y_test`, or `x, y`. The array `classes` may hold the class names."""
-    arrays = _read(path)
+    arrays = _read_npz(path)
     names = [("x_train", "y_train"), ("x_test", "y_test")] if "x_train" in arrays else [("x", "y")]
     missing = [name for pair in names for name in pair if name not in arrays]
     if missing:
@@ -35,13 +35,22 @@ def load_npz(
             f"found {', '.join(sorted(arrays)) or 'nothing'}"
         )
     found = None if "classes" not in arrays else [str(name) for name in np.atleast_1d(arrays["classes"])]
-    parts = [(arrays[x], arrays[y], f"{path} {x}", f"{path} {y}") for x, y in names]
+    parts = [ArrayPart(arrays[x], arrays[y], f"{path} {x}", f"{path} {y}") for x, y in names]
     return array_dataset(path.name, parts, known_classes(classes, found), test_fraction, layout)
+
+
+class ArrayPart(NamedTuple):
+    """A training or test part, with names of both arrays for error messages."""
+
+    x: Array
+    y: Array
+    x_name: str
+    y_name: str
 
 
 def array_dataset(
     name: str,
-    arrays: Sequence[tuple[Array, Array, str, str]],
+    arrays: Sequence[ArrayPart],
     classes: Sequence[str] | None,
     test_fraction: float | None,
     layout: str | None,
@@ -49,19 +58,18 @@ def array_dataset(
 ) -> Dataset:
     """Make a dataset from one part, or from a training and a test part. `columns` names the features of a table.
 
-    Each part is (inputs, labels, name of the inputs, name of the labels), with the names for error messages. Inputs
-    with two dimensions are a table, and with three dimensions grey images (n, height, width). With four dimensions,
-    the second or the last axis holds the channels: the one of size 1, 3 or 4. If that is ambiguous, `layout` decides
-    ("nchw" or "nhwc").
+    Inputs with two dimensions are a table. Inputs with three dimensions are grey images (n, height, width). With four
+    dimensions, the axis of the channels is the second or the last one, whichever has size 1, 3 or 4. If that is
+    ambiguous, `layout` decides ("nchw" or "nhwc").
     """
-    labels = [read_labels(y, where, "row {}".format) for _, y, _, where in arrays]
-    where = [name for _, _, name, _ in arrays]
-    kind, inputs = convert_inputs([x for x, _, _, _ in arrays], where, layout)
+    labels = [read_labels(part.y, part.y_name, "row {}".format) for part in arrays]
+    where = [part.x_name for part in arrays]
+    kind, inputs = convert_inputs([part.x for part in arrays], where, layout)
     if kind == "table":
-        named = _raw_tables(inputs, where, columns)
-        dataset = assemble(name, kind, list(map(Part, named, labels, where)), classes, test_fraction)
-        unnamed = columns is None and dataset.encoding is not None and dataset.encoding.only_numbers
-        return replace(dataset, columns=(), encoding=None) if unnamed else dataset
+        tables = _raw_tables(inputs, where, columns)
+        dataset = assemble(name, kind, list(map(Part, tables, labels, where)), classes, test_fraction)
+        has_only_numbers = columns is None and dataset.encoding is not None and dataset.encoding.only_numbers
+        return replace(dataset, columns=(), encoding=None) if has_only_numbers else dataset
     if columns is not None:
         raise UserError(f"columns has {len(columns)} names, but {where[0]} holds images; leave columns out")
     return assemble(name, kind, list(map(Part, inputs, labels, where)), classes, test_fraction)
@@ -85,7 +93,7 @@ def make_label_array(values: Any, where: str) -> npt.NDArray[Any]:
 
 
 def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence[str] | None) -> list[RawTable]:
-    """Give the columns names, and refuse infinite values. NaN is a gap."""
+    """Name the columns, and refuse infinite values. NaN is a gap."""
     width = arrays[0].shape[1]
     names = tuple(map(str, columns)) if columns is not None else tuple(f"x{index}" for index in range(width))
     if len(names) != width or len(set(names)) < width:
@@ -117,7 +125,7 @@ def convert_inputs(arrays: Sequence[Array], where: Sequence[str], layout: str | 
     if arrays[0].ndim == 2:
         return "table", [array.astype(np.float64) for array in arrays]
     order = _channel_order(arrays[0], where[0], layout)
-    return "image", [_channels_first(array, order) for array in _as_bytes(arrays, where)]
+    return "image", [_channels_first(array, order) for array in _as_uint8(arrays, where)]
 
 
 def _channel_order(images: Array, where: str, layout: str | None) -> str:
@@ -125,11 +133,11 @@ def _channel_order(images: Array, where: str, layout: str | None) -> str:
         raise unknown("layout", str(layout), _LAYOUTS)
     if images.ndim == 3 or layout is not None:
         return layout or "nhw"
-    first, last = images.shape[1] in _CHANNELS, images.shape[3] in _CHANNELS
-    if first == last:
-        which = "both axes 1 and 3 could be" if first else "neither axis 1 nor axis 3 can be"
+    first_fits, last_fits = images.shape[1] in _CHANNELS, images.shape[3] in _CHANNELS
+    if first_fits == last_fits:
+        which = "both axes 1 and 3 could be" if first_fits else "neither axis 1 nor axis 3 can be"
         raise UserError(f"{where}: shape {images.shape}; {which} the channels; set layout to nchw or nhwc")
-    return "nchw" if first else "nhwc"
+    return "nchw" if first_fits else "nhwc"
 
 
 def _channels_first(images: npt.NDArray[np.uint8], order: str) -> npt.NDArray[np.uint8]:
@@ -138,8 +146,8 @@ def _channels_first(images: npt.NDArray[np.uint8], order: str) -> npt.NDArray[np
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if order == "nhwc" else images
 
 
-def _as_bytes(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
-    """Convert pixels to uint8. Floats range from 0 to 1, or to 255 if any exceeds 1. Whole numbers range to 255."""
+def _as_uint8(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
+    """Convert pixels to uint8. Whole numbers range to 255. Floats range to 1, or to 255 if any of them exceeds 1."""
     for array, name in zip(arrays, where, strict=True):
         if array.dtype == np.uint8:
             continue
@@ -150,8 +158,8 @@ def _as_bytes(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray
                 f"{name}: a pixel in row {bad[0]} is NaN, negative or above 255; expected 0 to 1 or 0 to 255 "
                 "(fedskew normalises images itself)"
             )
-    floats = arrays[0].dtype.kind == "f"
-    scale = 255.0 if floats and max(float(a.max(initial=0)) for a in arrays) <= 1 else 1.0
+    has_floats = arrays[0].dtype.kind == "f"
+    scale = 255.0 if has_floats and max(float(a.max(initial=0)) for a in arrays) <= 1 else 1.0
     return [
         a.astype(np.uint8, copy=False)
         if a.dtype.kind in "biu"
@@ -160,7 +168,7 @@ def _as_bytes(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray
     ]
 
 
-def _read(path: Path) -> dict[str, Array]:
+def _read_npz(path: Path) -> dict[str, Array]:
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: not a .npz file; expected what numpy.savez writes")
     try:

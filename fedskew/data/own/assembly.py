@@ -49,8 +49,8 @@ def assemble(
 ) -> Dataset:
     """Assemble a dataset from one part, holding out a test set, or from two parts: train and test.
 
-    `site` is the name of the column with the samples' sites. A table is encoded by `encoding`, or by one that is fitted
-    on the training part.
+    `site` is the name of the column with the samples' sites. `encoding` turns a table into inputs. Without it, an
+    encoding is fitted on the training part.
     """
     for part in parts:
         if len(part.x) != len(part.labels):
@@ -60,9 +60,9 @@ def assemble(
     dataset = _dataset(name, kind, names, splits, (length, vocabulary), encoding)
     if site is None:
         return dataset
-    sites = tuple(sorted({value for split in splits for value in _used(split.sites)}, key=_natural_order))
+    sites = tuple(sorted({value for split in splits for value in _used_sites(split.sites)}, key=_natural_order))
     train, test = (
-        replace(s, site=_numbered(split.sites, sites))
+        replace(s, site=_site_numbers(split.sites, sites))
         for s, split in zip((dataset.train, dataset.test), splits, strict=True)
     )
     return replace(dataset, train=train, test=test, sites=sites, site_column=site)
@@ -86,6 +86,7 @@ def _dataset(
     text_form: tuple[int, int],
     encoding: TableEncoding | None,
 ) -> Dataset:
+    """Make the dataset, without sites. `text_form` is the length of a text and the size of the vocabulary."""
     train, test = splits
     if kind == "text":
         texts = [(list(split.x), split.y) for split in splits]  # type: ignore[arg-type]
@@ -159,7 +160,7 @@ def _encoding_notes(
 
 
 def _gap_counts(table: RawTable) -> IntArray:
-    """The number of gaps in each column."""
+    """Return the number of gaps in each column."""
     gaps = dict(zip(table.number_names, np.isnan(table.numbers).sum(axis=0), strict=True))
     gaps |= {name: (column.codes < 0).sum() for name, column in table.strings.items()}
     return np.array([gaps[name] for name in table.names], np.int64)
@@ -169,8 +170,8 @@ def _is_constant(numbers: npt.NDArray[np.float64]) -> bool:
     return bool(len(numbers) and (numbers == numbers[0]).all())
 
 
-def _shortened(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _shortened(names: Sequence[str], limit: int = 5) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def _train_and_test(
@@ -197,18 +198,18 @@ def _take(x: Inputs, rows: IntArray) -> Inputs:
     return [x[row] for row in rows] if isinstance(x, list) else x[rows]
 
 
-def _used(sites: Strings | None) -> set[str]:
+def _used_sites(sites: Strings | None) -> set[str]:
     assert sites is not None
     return {sites.values[code] for code in np.unique(sites.codes)}
 
 
-def _numbered(column: Strings | None, sites: tuple[str, ...]) -> IntArray:
-    """Each sample's site, as an index into `sites`."""
+def _site_numbers(column: Strings | None, sites: tuple[str, ...]) -> IntArray:
+    """Return each sample's site, as an index into `sites`."""
     assert column is not None
     index = {site: number for number, site in enumerate(sites)}
     return np.array([index.get(value, -1) for value in column.values], np.int64)[column.codes]
 
 
 def _natural_order(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort site 2 before site 10."""
+    """Return a sort key that puts site 2 before site 10."""
     return tuple((0, int(word), "") if word.isdecimal() else (1, 0, word) for word in re.split(r"(\d+)", text) if word)

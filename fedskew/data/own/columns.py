@@ -1,4 +1,4 @@
-"""One column of a user's table: whether it holds numbers, categories, dates or something that cannot be an input."""
+"""Reads a column of a user's table as numbers or categories, and refuses columns that cannot be inputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedskew.errors import UserError
 Array = npt.NDArray[np.generic]
 
 GAPS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")
-"""Cells that are gaps in a column of numbers, in any case. In a column of categories, only an empty cell is a gap."""
+"""Cells that are gaps in a column of numbers, in lower or upper case. Among categories, only an empty cell is a gap."""
 MOST_CATEGORIES = 100
-"""A column of more different texts is refused, unless the option `categorical` names it."""
+"""A column with more distinct texts than this is refused, unless the option `categorical` names it."""
 FEW_ROWS = 20
-"""In a table with fewer rows, values may all be different by chance."""
+"""In a table with fewer rows than this, all values may differ by chance, so no column is refused as an identifier."""
 
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?|\d{1,2}:\d{2}(:\d{2}.*)?"
@@ -29,7 +29,7 @@ _DATE = re.compile(
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")
 _FEW_VALUES = 10
-"""With at most this many different texts, such as 1st and 2nd, a column may hold categories, not a unit."""
+"""A column with at most this many distinct texts may hold categories, such as 1st and 2nd, not numbers with a unit."""
 _UNNAMED = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 
 
@@ -42,7 +42,7 @@ class EncodedImages:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A column of a text file. Its use decides whether the cells are read as numbers or as texts."""
+    """A column of a CSV file. Its cells can be read as numbers or as texts."""
 
     content: Any
     """The cells, as a list or as a pyarrow array."""
@@ -57,7 +57,10 @@ class Cells:
         return make_strings(self.content)
 
     def numbers(self, gaps: Iterable[str]) -> Numbers | None:
-        """The cells as numbers, with NaN for `gaps`, which are in lower case; None if another cell is not a number."""
+        """Return the cells as numbers, with NaN for a gap, or None if any other cell is not a number.
+
+        `gaps` lists the cells that are gaps, in lower case.
+        """
         if self.decimal == "." and not isinstance(self.content, list):
             return _cast(self.content, tuple(gaps))
         found, odd = parse_numbers(self.strings, gaps, self.decimal)
@@ -69,7 +72,7 @@ Column = Array | Strings | Cells | EncodedImages
 
 
 def make_strings(texts: Any, categorical: bool = False) -> Strings:
-    """Number the different texts of a column: a list with None for gaps, or a pyarrow array."""
+    """Number the distinct texts of a column, which is a list with None for gaps, or a pyarrow array."""
     if not isinstance(texts, list | tuple | np.ndarray):
         encoded = texts.dictionary_encode()
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -86,7 +89,7 @@ def make_strings(texts: Any, categorical: bool = False) -> Strings:
 
 
 def parse_numbers(column: Strings, gaps: Iterable[str], decimal: str = ".") -> tuple[Numbers, int | None]:
-    """Read texts as numbers, with NaN for gaps. Also return the first row that is neither, if there is one."""
+    """Read texts as numbers, with NaN for gaps. Also return the first row that is neither, or None if there is none."""
     parsed = np.full(len(column.values) + 1, np.nan)
     odd = np.zeros(len(column.values) + 1, np.bool_)
     missing = frozenset(gaps)
@@ -111,7 +114,7 @@ def read_number(text: str, decimal: str = ".") -> float | None:
 
 
 def _cast(cells: Any, gaps: tuple[str, ...]) -> Numbers | None:
-    """Parse a pyarrow array of texts, which is fast if all cells are numbers or gaps."""
+    """Parse a pyarrow array of texts. Return None unless all cells are numbers or gaps."""
     import pyarrow
     from pyarrow import compute
 
@@ -141,16 +144,19 @@ class ColumnReader:
     """Columns that the user listed as inputs, so they may look like an identifier."""
 
     def read(self, name: str, column: Column, expected: str | None = None) -> Array | Strings:
-        """Return numbers, with NaN for gaps, or categories. `expected` is what the encoding has: number or category."""
+        """Return numbers, with NaN for gaps, or categories.
+
+        `expected` is "number" or "category", if an encoding or the training table determines it.
+        """
         if isinstance(column, EncodedImages):
             raise UserError(f"{self.where}: column {name!r} holds images; expected numbers or categories")
         if expected == "category" or (expected is None and self._is_categorical(name, column)):
             return self._categories(column)
         if isinstance(column, np.ndarray):
-            return self._finite(name, column.astype(np.float64))
+            return self._check_finite(name, column.astype(np.float64))
         numbers = self._numbers(name, column, expected)
         if numbers is not None:
-            return self._finite(name, numbers)
+            return self._check_finite(name, numbers)
         strings = self._texts(column)
         if expected is None:
             self._refuse_unfit_texts(name, strings)
@@ -183,7 +189,10 @@ class ColumnReader:
         return Strings(kept, lookup[strings.codes], strings.categorical)
 
     def _numbers(self, name: str, column: Strings | Cells, expected: str | None) -> Numbers | None:
-        """Return the column as numbers, or None if it holds categories. Among numbers, other cells are a mistake."""
+        """Return the column as numbers, or None if it holds categories.
+
+        Raise `UserError` if some cells, but fewer than half, are not numbers.
+        """
         gaps = (*GAPS, *(marker.lower() for marker in self.missing))
         if isinstance(column, Cells) and (found := column.numbers(gaps)) is not None:
             return found
@@ -200,8 +209,8 @@ class ColumnReader:
             )
         return _booleans(strings)
 
-    def _finite(self, name: str, numbers: Numbers) -> Numbers:
-        """Turn further markers of gaps into NaN, and refuse infinite values."""
+    def _check_finite(self, name: str, numbers: Numbers) -> Numbers:
+        """Turn the user's markers of gaps into NaN, and refuse infinite values."""
         for marker in (read_number(text) for text in self.missing):
             if marker is not None:
                 numbers = np.where(numbers == marker, np.nan, numbers)
@@ -218,11 +227,11 @@ class ColumnReader:
         rows = int((column.codes >= 0).sum())
         if not rows:
             return
-        example, ways = repr(column.values[0]), f"leave it out with drop={name}"
-        if self._mostly(column, _DATE):
+        example, remedy = repr(column.values[0]), f"leave it out with drop={name}"
+        if self._are_mostly(column, _DATE):
             raise UserError(
                 f"{self.where}: column {name!r} holds dates or times such as {example}; expected numbers or "
-                f"categories; turn them into numbers such as days, or {ways}"
+                f"categories; turn them into numbers such as days, or {remedy}"
             )
         if all(_DECIMAL_COMMA.fullmatch(text) for text in column.values):
             raise UserError(
@@ -232,21 +241,21 @@ class ColumnReader:
         if unit := _common_unit(column.values):
             raise UserError(
                 f"{self.where}: column {name!r} holds numbers with the unit {unit!r}, such as {example}; expected "
-                f"numbers; remove the unit, or {ways}"
+                f"numbers; remove the unit, or {remedy}"
             )
         if len(column.values) == rows >= FEW_ROWS and name not in self.listed_inputs:
             raise UserError(
                 f"{self.where}: column {name!r} has a different text in each row, such as {example}, like an "
-                f"identifier; {ways}"
+                f"identifier; {remedy}"
             )
         if len(column.values) > MOST_CATEGORIES:
             raise UserError(
                 f"{self.where}: column {name!r} has {len(column.values)} different texts, such as {example}; expected "
-                f"at most {MOST_CATEGORIES} categories; {ways}, use it alone with text={name}, or keep it with "
+                f"at most {MOST_CATEGORIES} categories; {remedy}, use it alone with text={name}, or keep it with "
                 f"categorical={name}"
             )
 
-    def _mostly(self, column: Strings, pattern: re.Pattern[str]) -> bool:
+    def _are_mostly(self, column: Strings, pattern: re.Pattern[str]) -> bool:
         matches = np.array([*(bool(pattern.fullmatch(text)) for text in column.values), False])
         return bool(2 * matches[column.codes].sum() > (column.codes >= 0).sum())
 
@@ -264,7 +273,7 @@ def refuse_identifier(where: str, name: str, numbers: Numbers) -> None:
 
 
 def is_unnamed(name: str) -> bool:
-    """Whether a column has no name, or the name that pandas gives to an index."""
+    """Return whether a column has no name, or the name that pandas gives to an index."""
     return _UNNAMED.fullmatch(name) is not None
 
 
@@ -274,7 +283,7 @@ def number_text(value: float | int | bool) -> str:
 
 
 def _common_unit(texts: Sequence[str]) -> str | None:
-    """Return the unit that follows the number in all texts; None if there is no such unit."""
+    """Return the unit that follows the number in all texts, or None if there is no such unit."""
     if len(texts) <= _FEW_VALUES:
         return None
     matches = [_WITH_UNIT.fullmatch(text) for text in texts]
@@ -283,7 +292,7 @@ def _common_unit(texts: Sequence[str]) -> str | None:
 
 
 def _booleans(column: Strings) -> Numbers | None:
-    """Return true and false as 1 and 0; None for other texts."""
+    """Return a column of true and false as 1 and 0, or None if it has other texts."""
     words = {"true": 1.0, "false": 0.0}
     if not column.values or any(text.lower() not in words for text in column.values):
         return None
@@ -292,7 +301,7 @@ def _booleans(column: Strings) -> Numbers | None:
 
 
 def as_label_values(column: Array | Strings | Cells) -> Sequence[Any] | npt.NDArray[Any]:
-    """Return a column's values as labels: numbers if all are, texts otherwise. A gap is None or NaN."""
+    """Return a column's values as labels: numbers if all cells are numbers, otherwise texts. A gap is None or NaN."""
     if isinstance(column, np.ndarray):
         return column
     if isinstance(column, Cells):

@@ -19,7 +19,7 @@ from fedskew.data.own.labels import class_list, encode_labels, read_labels
 from fedskew.errors import UserError
 
 _LARGEST_EXACT = 1 << 24
-"""If any input is floating-point, whole numbers are stored as float32, too, which is exact up to this size."""
+"""If one input is floating-point, all inputs are stored as float32. This is exact for whole numbers up to this one."""
 
 Fields = Mapping[str, npt.NDArray[Any]]
 
@@ -33,23 +33,23 @@ def load_fields(
     vocabulary: int | None = None,
 ) -> Dataset:
     """Load pairs (inputs by name, labels). `vocabulary` is the number of tokens, by default the largest id plus 1."""
-    where = ("", "test ")
-    named = [_arrays(x, part) for (x, _), part in zip(pairs, where, strict=False)]
+    prefixes = ("", "test ")
+    named = [_arrays(x, prefix) for (x, _), prefix in zip(pairs, prefixes, strict=False)]
     _expect_same_form(named)
     labels = [
-        read_labels(make_label_array(y, f"{part}y"), f"{part}y", "row {}".format)
-        for (_, y), part in zip(pairs, where, strict=False)
+        read_labels(make_label_array(y, f"{prefix}y"), f"{prefix}y", "row {}".format)
+        for (_, y), prefix in zip(pairs, prefixes, strict=False)
     ]
     names, numbers = encode_labels(labels, class_list(classes))
-    integers = all(array.dtype.kind in "biu" for array in named[0].values())
-    train, test = _train_and_test([_rows(arrays, integers) for arrays in named], numbers, test_fraction)
+    all_integers = all(array.dtype.kind in "biu" for array in named[0].values())
+    train, test = _train_and_test([_rows(arrays, all_integers) for arrays in named], numbers, test_fraction)
     return Dataset(
         name,
-        "text" if integers else "table",
+        "text" if all_integers else "table",
         names,
         train,
         test,
-        vocabulary=_tokens(named, vocabulary) if integers else 0,
+        vocabulary=_vocabulary_size(named, vocabulary) if all_integers else 0,
         fields=tuple((key, array.shape[1:], array.dtype.kind in "biu") for key, array in named[0].items()),
     )
 
@@ -75,21 +75,21 @@ def _train_and_test(
     return samples[0].select(train), samples[0].select(test)
 
 
-def _arrays(x: Mapping[Any, Any], part: str) -> dict[str, npt.NDArray[Any]]:
-    """Check the inputs of one part. An input with one number per sample has the shape (1,)."""
+def _arrays(x: Mapping[Any, Any], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    """Convert and check the inputs of one part. An input with one number per sample gets the shape (1,)."""
     found: dict[str, npt.NDArray[Any]] = {}
     for key, values in x.items():
-        where = f"{part}x[{key!r}]"
+        where = f"{prefix}x[{key!r}]"
         array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else _as_array(values, where)
         if array.dtype.kind not in "biuf":
             raise UserError(f"{where}: values of type {array.dtype}; expected numbers")
         found[str(key)] = array[:, None] if array.ndim == 1 else array
     if not found:
-        raise UserError(f"{part}x is an empty mapping; expected inputs such as input_ids and attention_mask")
+        raise UserError(f"{prefix}x is an empty mapping; expected inputs such as input_ids and attention_mask")
     lengths = {key: len(array) for key, array in found.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} {length}" for key, length in lengths.items())
-        raise UserError(f"{part}x: inputs have different numbers of samples ({listed}); expected the same")
+        raise UserError(f"{prefix}x: inputs have different numbers of samples ({listed}); expected the same")
     return found
 
 
@@ -97,13 +97,13 @@ def _as_array(values: Any, where: str) -> npt.NDArray[Any]:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise _unequal(where) from error
+        raise _unequal_rows(where) from error
     if array.dtype.kind == "O":
-        raise _unequal(where)
+        raise _unequal_rows(where)
     return array
 
 
-def _unequal(where: str) -> UserError:
+def _unequal_rows(where: str) -> UserError:
     return UserError(
         f"{where}: rows of unequal length; expected equal ones, as a tokenizer gives with padding='max_length'"
     )
@@ -116,22 +116,22 @@ def _expect_same_form(named: Sequence[Fields]) -> None:
         raise UserError(f"test x has inputs {forms[1]}, x has {forms[0]}; expected the same names and shapes")
 
 
-def _rows(arrays: Fields, integers: bool) -> npt.NDArray[Any]:
+def _rows(arrays: Fields, all_integers: bool) -> npt.NDArray[Any]:
     """Store the inputs side by side: int64 if all are whole numbers, else float32."""
     for key, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise UserError(f"x[{key!r}]: NaN or infinite value; expected finite numbers")
-        if array.dtype.kind in "iu" and not integers and np.abs(array).max(initial=0) > _LARGEST_EXACT:
+        if array.dtype.kind in "iu" and not all_integers and np.abs(array).max(initial=0) > _LARGEST_EXACT:
             raise UserError(
                 f"x[{key!r}]: {np.abs(array).max()} is too large to store with floating-point inputs; "
                 f"expected whole numbers up to {_LARGEST_EXACT}"
             )
     flat = [array.reshape(len(array), -1) for array in arrays.values()]
-    return np.concatenate(flat, axis=1).astype(np.int64 if integers else np.float32)
+    return np.concatenate(flat, axis=1).astype(np.int64 if all_integers else np.float32)
 
 
-def _tokens(named: Sequence[Fields], vocabulary: int | None) -> int:
-    """Return the number of tokens. Token ids must be below it."""
+def _vocabulary_size(named: Sequence[Fields], vocabulary: int | None) -> int:
+    """Return the number of tokens. All token ids must be smaller."""
     smallest = min(int(array.min(initial=0)) for part in named for array in part.values())
     if smallest < 0:
         raise UserError(f"x holds the token id {smallest}; expected whole numbers of at least 0")

@@ -23,8 +23,7 @@ _FORMS = (
     "train.csv and test.csv (or .parquet), a folder with x_train.npy, y_train.npy, x_test.npy and y_test.npy, "
     "or a Hugging Face dataset saved to disk"
 )
-_READING = ("delimiter", "decimal")
-"""Options of text files."""
+_CSV_OPTIONS = ("delimiter", "decimal")
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
@@ -35,10 +34,10 @@ def load_own(path: Path, options: dict[str, Any]) -> Dataset:
     if is_mapped(path):
         return load_mapped(path, **check_options(load_mapped, options, str(path)))
     if is_table(path):
-        check_options(load_tables, options, str(path), _READING)
-        reading = {key: options[key] for key in _READING if options.get(key) is not None}
-        rest = {key: value for key, value in options.items() if key not in _READING}
-        return load_tables(path.resolve().name, _tables(path, reading), **rest)
+        check_options(load_tables, options, str(path), _CSV_OPTIONS)
+        csv_options = {key: options[key] for key in _CSV_OPTIONS if options.get(key) is not None}
+        rest = {key: value for key, value in options.items() if key not in _CSV_OPTIONS}
+        return load_tables(path.resolve().name, _tables(path, csv_options), **rest)
     if path.is_dir():
         return load_image_folder(path, **check_options(load_image_folder, options, str(path)))
     raise UserError(f"{path}: unknown data format; expected {_FORMS}")
@@ -70,12 +69,12 @@ def load_image_folder(
 
 
 def is_table(path: Path) -> bool:
-    """Whether the file is a table, or the folder has tables."""
+    """Return whether the file is a table, or the folder has tables."""
     return bool(_table_files(path)) or (path.is_dir() and is_saved_dataset(path))
 
 
 def _table_files(path: Path) -> list[Path]:
-    """The file itself, or the training and the test table of a folder."""
+    """Return the file itself, or the training table and, if there is one, the test table of a folder."""
     if not path.is_dir():
         return [path] if path.name.endswith((*CSV_SUFFIXES, ".parquet")) else []
     for suffix in (*CSV_SUFFIXES, ".parquet"):
@@ -85,8 +84,8 @@ def _table_files(path: Path) -> list[Path]:
     return []
 
 
-def _tables(path: Path, reading: dict[str, Any]) -> list[Table]:
+def _tables(path: Path, csv_options: dict[str, Any]) -> list[Table]:
     files = [] if path.is_dir() and is_saved_dataset(path) else _table_files(path)
     if not files:
         return saved_tables(path)
-    return [parquet_table(file) if file.suffix == ".parquet" else csv_table(file, **reading) for file in files]
+    return [parquet_table(file) if file.suffix == ".parquet" else csv_table(file, **csv_options) for file in files]

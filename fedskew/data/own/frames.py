@@ -12,16 +12,16 @@ import numpy.typing as npt
 
 from fedskew.data.own.arrays import make_label_array
 from fedskew.data.own.columns import Column, make_strings, number_text
-from fedskew.data.own.table_files import arrow_table, import_pyarrow, unusable
+from fedskew.data.own.table_files import arrow_table, describe_unusable, import_pyarrow
 from fedskew.data.own.tables import Table
 from fedskew.errors import UserError
 
 
 def is_frame(data: object) -> bool:
-    """Whether this is a DataFrame of pandas or Polars, or an Arrow table."""
-    polars = all(hasattr(data, name) for name in ("to_arrow", "schema", "height"))
-    arrow = all(hasattr(data, name) for name in ("column_names", "schema", "combine_chunks"))
-    return _is_pandas(data) or polars or arrow
+    """Return whether this is a DataFrame of pandas or Polars, or an Arrow table."""
+    is_polars = all(hasattr(data, name) for name in ("to_arrow", "schema", "height"))
+    is_arrow = all(hasattr(data, name) for name in ("column_names", "schema", "combine_chunks"))
+    return _is_pandas(data) or is_polars or is_arrow
 
 
 def _is_pandas(data: object) -> bool:
@@ -29,7 +29,7 @@ def _is_pandas(data: object) -> bool:
 
 
 def frame_table(frame: Any, where: str, labels: Any = None) -> Table:
-    """Read the columns of a DataFrame. Labels that are not one of its columns become the last column."""
+    """Read the columns of a DataFrame. `labels`, if they are separate, become the last column."""
     table = _pandas_table(frame, where) if _is_pandas(frame) else arrow_table(_arrow(frame), where, {})
     if labels is None:
         return table
@@ -55,12 +55,12 @@ def _pandas_table(frame: Any, where: str) -> Table:
             raise UserError(f"{where}: column {name!r} appears twice; expected different names")
         columns[name], content = _frame_column(frame.iloc[:, position])
         if content is not None:
-            mistakes[name] = unusable(where, name, content)
+            mistakes[name] = describe_unusable(where, name, content)
     return Table(where, "row {}".format, columns, mistakes=mistakes)
 
 
 def _frame_column(column: Any) -> tuple[Column, str | None]:
-    """Read a column of a pandas DataFrame. If it cannot be an input, also say what it holds."""
+    """Read a column of a pandas DataFrame. If it cannot be an input, also describe what it holds."""
     missing = np.asarray(column.isna())
     if column.dtype.kind in "biuf" and str(column.dtype) != "category":
         if column.dtype.kind in "iu" and not missing.any():
@@ -73,7 +73,7 @@ def _frame_column(column: Any) -> tuple[Column, str | None]:
 
 
 def _odd_content(column: Any, values: Sequence[Any]) -> str | None:
-    """Describe what a column holds if that is neither numbers nor texts."""
+    """Describe what a column holds, or return None if it holds only numbers and texts."""
     if column.dtype.kind in "mM":
         return "dates or times"
     odd = next(

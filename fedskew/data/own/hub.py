@@ -14,10 +14,10 @@ _OPTIONS = ("subset", "revision")
 
 
 def load_hub(name: str, options: dict[str, Any]) -> Dataset:
-    """Load `hf:owner/name`, from the hub, its cache or a folder of the same form.
+    """Load `hf:owner/name` from the hub, from its cache, or from a folder of the same form.
 
-    `subset` is one of several configurations, and `revision` a branch, tag or commit. The other options are those of
-    tables.
+    The option `subset` chooses one of several configurations, and `revision` a branch, tag or commit. The other options
+    are those of tables.
     """
     try:
         import datasets
@@ -29,9 +29,9 @@ def load_hub(name: str, options: dict[str, Any]) -> Dataset:
     chosen = {"name": options.get("subset"), "revision": options.get("revision")}
     try:
         found = datasets.load_dataset(place, **{key: value for key, value in chosen.items() if value is not None})
-    except Exception as error:  # the package raises many kinds, some without a common base
+    except Exception as error:  # the package raises many kinds of errors, some without a common base class
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{name!r} cannot be loaded: {type(error).__name__}: {reason}") from error
     rest = {key: value for key, value in options.items() if key not in _OPTIONS}
     dataset = load_object(found, {"name": name, **rest})
-    return replace(dataset, in_memory={})  # the configuration has the name, so a run can be repeated without the object
+    return replace(dataset, in_memory={})  # the configuration has the name, which is enough to repeat a run

@@ -13,11 +13,12 @@ from fedskew.data.own.label_matrix import encode_matrix, read_matrix
 from fedskew.errors import UserError
 
 _TOO_LARGE = 2.0**63
+"""The smallest float that does not fit into int64."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels before they are encoded: int64 or str, or an int64 matrix. `row` describes a row in messages."""
+    """Labels before they are encoded: int64 or str, or an int64 matrix. `row` describes a row by its index."""
 
     values: npt.NDArray[np.generic]
     where: str
@@ -30,7 +31,7 @@ class Labels:
 def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> Labels:
     """Read whole numbers (of any dtype), strings, or a matrix of 0 and 1 with a column per label.
 
-    Otherwise raise `UserError`, which names the first bad row.
+    Raise a `UserError` that names the first row with anything else.
     """
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -47,7 +48,8 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     if values.dtype.kind in "biu":
         return Labels(np.asarray(values.astype(np.int64)), where, row)
     numbers = values.astype(np.float64)
-    bad = np.flatnonzero(~(np.abs(numbers) < _TOO_LARGE) | (numbers != np.rint(numbers)))  # NaN fails the first
+    fits = np.abs(numbers) < _TOO_LARGE  # False for NaN
+    bad = np.flatnonzero(~fits | (numbers != np.rint(numbers)))
     if len(bad):
         first = int(bad[0])
         reason = ", because fedskew does classification only, not regression" if np.isfinite(numbers[first]) else ""
@@ -71,11 +73,11 @@ def _unbox(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> n
 
 
 class ClassesElsewhere(tuple[str, ...]):
-    """The classes that other sites have, by name. They are added if a site's labels have fewer than two classes."""
+    """The names of the classes that other sites have. They are added if a site's labels have fewer than two classes."""
 
 
 def class_list(option: object) -> tuple[str, ...] | None:
-    """Parse the option `classes`: a list of names, or text with commas. Classes may have no samples."""
+    """Parse the option `classes`: a list of names, or text with commas. A listed class may have no samples."""
     if option is None or isinstance(option, ClassesElsewhere):
         return option
     names = option.split(",") if isinstance(option, str) else option
@@ -115,7 +117,7 @@ def encode_labels(
 def _encode_by_name(
     parts: Sequence[Labels], elsewhere: ClassesElsewhere
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
-    """Encode labels by their own classes, and add the classes of other sites if there is only one."""
+    """Encode labels by the classes that occur. If only one occurs, add the classes of other sites."""
     names, numbers = encode_labels(parts, None)
     if len(names) > 1:
         return names, numbers
@@ -146,8 +148,8 @@ def _numbers_in_list(part: Labels, classes: tuple[str, ...]) -> npt.NDArray[np.i
     if not classes:
         raise UserError(f"{part.where}: the class list is empty; expected at least 2 names")
     if part.values.dtype.kind == "U":
-        number_of = {name: number for number, name in enumerate(classes)}
-        numbers = np.array([number_of.get(str(value), -1) for value in part.values], dtype=np.int64)
+        by_name = {name: number for number, name in enumerate(classes)}
+        numbers = np.array([by_name.get(str(value), -1) for value in part.values], dtype=np.int64)
         expected = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
     else:
         numbers = part.values.astype(np.int64)

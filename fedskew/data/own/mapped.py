@@ -1,7 +1,7 @@
 """Folders of `.npy` arrays, which stay on disk. Rows are read when a client trains on them.
 
-This is the form for federations that do not fit in memory. Therefore the arrays must already have the form in which
-models read them, and nothing is converted.
+Use this format for data that does not fit in memory. The arrays must already have the types and shapes that models
+read, because nothing is converted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_mapped(folder: Path) -> bool:
 
 
 def load_mapped(folder: Path, *, classes: object = None) -> Dataset:
-    """Load the arrays `x_train`, `y_train`, `x_test` and `y_test`. Labels are the numbers of the classes, from 0."""
+    """Load the arrays `x_train`, `y_train`, `x_test` and `y_test`. Labels are class numbers, which start at 0."""
     train, test = (_samples(folder / x, folder / y) for x, y in zip(INPUTS, LABELS, strict=True))
     largest = max(int(part.y.max(initial=0)) for part in (train, test))
     names = tuple(known_classes(classes, tuple(map(str, range(largest + 1)))) or ())

@@ -1,4 +1,4 @@
-"""Load a user's data from Python objects: arrays, DataFrames, torch Datasets, Hugging Face Datasets and Bunches.
+"""Load a user's data from Python objects: arrays, DataFrames, torch and Hugging Face Datasets, scikit-learn Bunches.
 
 Objects of other packages are recognised by their attributes, so these packages do not have to be installed.
 """
@@ -16,7 +16,7 @@ import torch
 
 from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import Size, image_pixels, is_image, parse_size
-from fedskew.data.own.arrays import array_dataset, make_array, make_label_array
+from fedskew.data.own.arrays import ArrayPart, array_dataset, make_array, make_label_array
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.fields import load_fields
 from fedskew.data.own.frames import frame_table, is_frame
@@ -45,22 +45,22 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
     if not isinstance(name, str) or not name.strip():
         raise UserError(f"name is {name!r}; expected text")
     rest = {key: value for key, value in options.items() if key not in _COMMON_OPTIONS}
-    where = (kind, f"test {kind}")
+    sources = (kind, f"test {kind}")
     loader: Callable[..., Dataset]
     content: list[Any]
     if pairs and is_frame(train[0]):
         if "label" in rest:
             raise UserError(f"label is {rest['label']!r}, but the labels are y of the pair (x, y); leave out label")
-        loader, content = load_tables, [frame_table(x, at, y) for (x, y), at in zip(parts, where, strict=False)]
+        loader, content = load_tables, [frame_table(x, name, y) for (x, y), name in zip(parts, sources, strict=False)]
         rest["label"] = next(reversed(content[0].columns))
     elif is_frame(train) or _is_hugging_face(train):
-        loader, content = load_tables, [_table(part, at) for part, at in zip(parts, where, strict=False)]
+        loader, content = load_tables, [_table(part, source) for part, source in zip(parts, sources, strict=False)]
     elif pairs and isinstance(train[0], Mapping):
         loader, content = load_fields, parts
     elif pairs:
         loader, content = load_arrays, parts
     else:
-        loader, content = load_samples, list(zip(parts, where, strict=False))
+        loader, content = load_samples, list(zip(parts, sources, strict=False))
     dataset = loader(name, content, **check_options(loader, rest, kind, _COMMON_OPTIONS))
     return replace(dataset, in_memory=_identity(kind, dataset))
 
@@ -76,7 +76,7 @@ def load_arrays(
 ) -> Dataset:
     """Load arrays x and y. `columns` are the names of a table's features."""
     parts = [
-        (make_array(x, f"{part}x"), make_label_array(y, f"{part}y"), f"{part}x", f"{part}y")
+        ArrayPart(make_array(x, f"{part}x"), make_label_array(y, f"{part}y"), f"{part}x", f"{part}y")
         for (x, y), part in zip(pairs, ("", "test "), strict=False)
     ]
     return array_dataset(name, parts, class_list(classes), test_fraction, layout, columns)
@@ -108,7 +108,9 @@ def load_samples(
         inputs = [_pixels(images, where, size) for images, where in zip(inputs, sources, strict=True)]
         channels = max(len(image) for part in inputs for image in part)
         inputs = [[x if len(x) == channels else x.repeat(channels, axis=0) for x in part] for part in inputs]
-    arrays = [(_stack(x, where), y, where, where) for (_, y), x, where in zip(samples, inputs, sources, strict=True)]
+    arrays = [
+        ArrayPart(_stack(x, where), y, where, where) for (_, y), x, where in zip(samples, inputs, sources, strict=True)
+    ]
     return array_dataset(name, arrays, names, test_fraction, layout)
 
 
@@ -171,7 +173,7 @@ def _is_pair(data: object) -> bool:
 
 
 def _is_bunch(data: object) -> bool:
-    """Whether this is what scikit-learn's `load_*` and `fetch_*` functions return."""
+    """Return whether this is a Bunch, which scikit-learn's `load_*` and `fetch_*` functions return."""
     return isinstance(data, Mapping) and "data" in data and "target" in data
 
 
@@ -184,7 +186,7 @@ def _table(data: Any, where: str) -> Table:
 
 
 def _hugging_face_table(data: Any, where: str) -> Table:
-    """Read the selected rows, which may be fewer than the Dataset stores."""
+    """Read the rows of a Hugging Face Dataset. A selection has fewer rows than the table that it stores."""
     features = data.features.to_dict() if hasattr(data.features, "to_dict") else {}
     return arrow_table(data.with_format("arrow")[:], where, features)
 
@@ -224,7 +226,7 @@ def _class_names(data: Any) -> tuple[str, ...] | None:
 
 
 def _identity(kind: str, dataset: Dataset) -> dict[str, object]:
-    """Return what a configuration records about data that it cannot contain."""
+    """Return what a configuration records about data in memory: the type, the shapes and a hash."""
     digest = hashlib.sha256("\n".join(dataset.classes).encode())
     for samples in (dataset.train, dataset.test):
         for array in (samples.x, samples.y, *(() if samples.site is None else (samples.site,))):

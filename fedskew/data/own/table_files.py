@@ -21,16 +21,16 @@ TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
 def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> Table:
-    """Read a CSV file with a header. By default, the delimiter is found in the header: a comma, a semicolon or a tab.
+    """Read a CSV file with a header. By default, the header shows the delimiter: a comma, a semicolon or a tab.
 
-    pyarrow, if installed, reads large files fast. Python's own reader is slower, but reports the line of a mistake.
+    pyarrow, if installed, reads large files fast. Python's csv module is slower, but reports the line of a mistake.
     """
     _check_marks(delimiter, decimal)
     delimiter = delimiter or find_delimiter(path)
-    read = _read_fast(path, delimiter)
-    if read is None:
-        read = _read_rows(path, delimiter)
-    header, contents = read
+    content = _read_fast(path, delimiter)
+    if content is None:
+        content = _read_rows(path, delimiter)
+    header, contents = content
     repeated = [name for name in header if name and header.count(name) > 1]
     if repeated:
         raise UserError(f"{path}: column {repeated[0]!r} appears twice; expected different names")
@@ -48,7 +48,7 @@ def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> T
 
 @dataclass(frozen=True)
 class _LineNames:
-    """Finds the line of the file in which a row begins. It reads the file again, but only for an error message."""
+    """Names the line of the file in which a row begins. It reads the file again, but only for an error message."""
 
     path: Path
     delimiter: str
@@ -66,7 +66,10 @@ def _check_marks(delimiter: object, decimal: object) -> None:
 
 
 def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None:
-    """Read the header and the cells of each column; None if the file is not regular or pyarrow is not installed."""
+    """Read the header and the cells of each column by pyarrow.
+
+    Return None if pyarrow is not installed or does not find the same columns in every row.
+    """
     try:
         from pyarrow import ArrowException, csv, string
     except ImportError:
@@ -87,11 +90,11 @@ def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None
         return None
     if table.column_names != names:
         return None
-    return header, [one_array(column).slice(1) for column in table.columns]
+    return header, [join_chunks(column).slice(1) for column in table.columns]
 
 
 def _read_rows(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
-    """Read the header and the cells of each column, and refuse a line with another number of cells."""
+    """Read the header and the cells of each column. Refuse a line that has more or fewer cells than the header."""
     rows = read_csv(path, delimiter)
     if not rows:
         raise UserError(f"{path}: no rows; expected a line of column names and one line per sample")
@@ -153,19 +156,19 @@ def is_saved_dataset(folder: Path) -> bool:
 def saved_tables(folder: Path) -> list[Table]:
     """Read the training table and, if the dataset has one, the test table."""
     if not (folder / "dataset_dict.json").is_file():
-        return [_split(folder)]
-    splits = [str(name) for name in _json(folder / "dataset_dict.json").get("splits") or []]
+        return [_read_split(folder)]
+    splits = [str(name) for name in _read_json(folder / "dataset_dict.json").get("splits") or []]
     if len(splits) == 1:
-        return [_split(folder / splits[0])]
+        return [_read_split(folder / splits[0])]
     if "train" not in splits:
         raise UserError(f"{folder}: splits {', '.join(splits) or '(none)'}; expected one named train")
     test = next((name for name in TEST_SPLITS if name in splits), None)
-    return [_split(folder / name) for name in ("train", test) if name]
+    return [_read_split(folder / name) for name in ("train", test) if name]
 
 
-def _split(folder: Path) -> Table:
+def _read_split(folder: Path) -> Table:
     pyarrow = import_pyarrow()
-    state = _json(folder / "state.json")
+    state = _read_json(folder / "state.json")
     try:
         names = [Path(entry["filename"]).name for entry in state["_data_files"]]
     except (KeyError, TypeError):
@@ -173,12 +176,12 @@ def _split(folder: Path) -> Table:
     if not names:
         raise UserError(f"{folder / 'state.json'}: lists no data files; expected what save_to_disk writes")
     info = folder / "dataset_info.json"
-    features = _json(info).get("features") if info.is_file() else None
-    table = pyarrow.concat_tables([_arrow_file(folder / name) for name in names])
+    features = _read_json(info).get("features") if info.is_file() else None
+    table = pyarrow.concat_tables([_read_arrow_file(folder / name) for name in names])
     return arrow_table(table, str(folder), features if isinstance(features, dict) else {})
 
 
-def _arrow_file(path: Path) -> Any:
+def _read_arrow_file(path: Path) -> Any:
     pyarrow = import_pyarrow()
     try:
         with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as reader:
@@ -187,7 +190,7 @@ def _arrow_file(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read ({error}); expected an Arrow stream") from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -197,8 +200,8 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def one_array(chunked: Any) -> Any:
-    """Join the chunks of a pyarrow column."""
+def join_chunks(chunked: Any) -> Any:
+    """Return the column of a pyarrow table as one array."""
     pyarrow = import_pyarrow()
     column = chunked.combine_chunks()
     if isinstance(column, pyarrow.ChunkedArray):
@@ -207,10 +210,10 @@ def one_array(chunked: Any) -> Any:
 
 
 def _arrow_column(chunked: Any, where: str, name: str) -> tuple[Column, str | None]:
-    """Read a column. If it cannot be an input, also say why."""
+    """Return the column and, if it cannot be an input, the reason."""
     pyarrow = import_pyarrow()
     types = pyarrow.types
-    column = one_array(chunked)
+    column = join_chunks(chunked)
     if isinstance(column.type, pyarrow.BaseExtensionType):
         column = column.storage
     categorical = types.is_dictionary(column.type)
@@ -222,13 +225,13 @@ def _arrow_column(chunked: Any, where: str, name: str) -> tuple[Column, str | No
     if types.is_null(kind):
         return make_strings([None] * len(column)), None
     if types.is_temporal(kind):
-        return make_strings(column.cast(pyarrow.string())), unusable(where, name, "dates or times")
+        return make_strings(column.cast(pyarrow.string())), describe_unusable(where, name, "dates or times")
     if types.is_binary(kind) or types.is_large_binary(kind):
         _refuse_gaps(column, where, name)
         return EncodedImages(column.to_pylist()), None
     if types.is_struct(kind):
         if not {"bytes", "path"} & {field.name for field in kind}:
-            return make_strings(["…"] * len(column)), unusable(where, name, f"{kind} values")
+            return make_strings(["…"] * len(column)), describe_unusable(where, name, f"{kind} values")
         _refuse_gaps(column, where, name)
         return _image_structs(column, where, name), None
     if types.is_decimal(kind):
@@ -236,8 +239,8 @@ def _arrow_column(chunked: Any, where: str, name: str) -> tuple[Column, str | No
     return _nested(column, where, name)
 
 
-def unusable(where: str, name: str, content: str) -> str:
-    """Say why a column cannot be an input."""
+def describe_unusable(where: str, name: str, content: str) -> str:
+    """Return the message for a column that cannot be an input."""
     return (
         f"{where}: column {name!r} holds {content}; expected numbers or categories; turn it into one of them, or leave "
         f"it out with drop={name}"
@@ -264,7 +267,10 @@ def _image_structs(column: Any, where: str, name: str) -> EncodedImages:
 
 
 def _nested(column: Any, where: str, name: str) -> tuple[Column, str | None]:
-    """Read numbers, or nested lists of numbers of equal length, as one array."""
+    """Read numbers, or nested lists of numbers of equal length, as one array.
+
+    Return the array and, if the column cannot be an input, the reason.
+    """
     types = import_pyarrow().types
     shape = [len(column)]
     while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
@@ -279,7 +285,7 @@ def _nested(column: Any, where: str, name: str) -> tuple[Column, str | None]:
     kind = column.type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         lists = "lists of " if len(shape) > 1 else ""
-        return make_strings(["…"] * shape[0]), unusable(where, name, f"{lists}{kind} values")
+        return make_strings(["…"] * shape[0]), describe_unusable(where, name, f"{lists}{kind} values")
     if column.null_count:
         column = column.cast("float64")
     values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False).copy()  # Arrow's memory is read-only

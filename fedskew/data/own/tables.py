@@ -1,9 +1,10 @@
-"""Load users' tables: find the label column, and whether the others are numbers, categories, text or images."""
+"""Load users' tables. Find the label column, and detect whether the others hold numbers, categories, text or images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,16 +43,17 @@ class Table:
     columns: dict[str, Column]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mistakes: dict[str, str] = field(default_factory=dict)
-    """For columns that cannot be inputs: why not. Such a column is an error only if it is used as an input."""
+    """The error message for each column that cannot be an input. It is raised only if the column is used as one."""
 
 
-class OtherColumns(UserError):
+class ColumnMismatch(UserError):
     """The columns of a table are not those of its encoding. The message has column names, but no values."""
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    kind: str
+    kind: Literal["table", "text", "encoded", "pixels"]
+    """`encoded` is a column of image files, and `pixels` a column of arrays."""
     names: tuple[str, ...]
 
 
@@ -78,29 +80,29 @@ def load_tables(
     """Load one table, or a training and a test table.
 
     A table has a label column, or several columns of 0 and 1 that `label` lists. Its inputs are columns of numbers and
-    categories, or one column of texts, or one of image files. `site` names a column that says where a sample is from,
-    which is no input.
+    categories, or one column of texts, or one of images. `site` names the column that says where a sample is from. This
+    column is not an input.
     """
     for table in tables:
         _require_rows(table)
     tables = [_rename_columns(table, rename) for table in tables]
     if label is not None and not isinstance(label, str):
-        listed_labels = _listed("label", label, tables[0])
-        tables, label = [_join_labels(table, listed_labels) for table in tables], _SEVERAL
+        listed_labels = _parse_columns("label", label, tables[0])
+        tables, label = [_join_labels(table, listed_labels) for table in tables], _JOINED_LABELS
         classes = known_classes(classes, listed_labels)
     label = _label_column(tables[0], label)
     _check_site(tables[0], site, label)
-    own = (label,) if site is None else (label, site)
-    tables = [_select_columns(table, columns, drop, own) for table in tables]
+    label_and_site = (label,) if site is None else (label, site)
+    tables = [_select_columns(table, columns, drop, label_and_site) for table in tables]
     if tokens := token_columns(tables[0].columns):
         pairs = [({n: _column(table, n) for n in tokens}, _label_values(table, label)) for table in tables]
         found = known_classes(classes, tables[0].class_names.get(label))
         return load_fields(name, pairs, test_fraction=test_fraction, classes=found)
     known = None if encoding is None else read_encoding(encoding)
-    categories = frozenset(_listed("categorical", categorical, tables[0])) if categorical is not None else frozenset()
-    listed_inputs = frozenset(_listed("columns", columns, tables[0])) if columns is not None else frozenset()
+    categories = frozenset(() if categorical is None else _parse_columns("categorical", categorical, tables[0]))
+    listed_inputs = frozenset(() if columns is None else _parse_columns("columns", columns, tables[0]))
     readers = [ColumnReader(table.where, table.row, _markers(missing), categories, listed_inputs) for table in tables]
-    inputs = _choose_inputs(tables[0], own, text, readers[0], known)
+    inputs = _choose_inputs(tables[0], label_and_site, text, readers[0], known)
     labels = [_labels(table, label) for table in tables]
     sites = [None if site is None else _sites(table, site) for table in tables]
     names = known_classes(classes, tables[0].class_names.get(label))
@@ -144,22 +146,22 @@ def _rename_columns(table: Table, rename: object) -> Table:
     return _with_columns(table, names)
 
 
-def _select_columns(table: Table, columns: object, drop: object, own: tuple[str, ...]) -> Table:
-    """The table with only some `columns`, or without those in `drop`. `own` are the label and the site."""
+def _select_columns(table: Table, columns: object, drop: object, label_and_site: tuple[str, ...]) -> Table:
+    """Return the table with only the given `columns`, or without those in `drop`. Label and site always stay."""
     kept = list(table.columns)
     if columns is not None:
-        chosen = _listed("columns", columns, table)
-        kept = [*(name for name in chosen if name not in own), *(name for name in own if name in table.columns)]
+        chosen = [name for name in _parse_columns("columns", columns, table) if name not in label_and_site]
+        kept = [*chosen, *(name for name in label_and_site if name in table.columns)]
     if drop is not None:
-        dropped = _listed("drop", drop, table)
-        if own[0] in dropped:
-            raise UserError(f"drop has {own[0]!r}, which is the label; expected other columns")
-        kept = [name for name in kept if name not in dropped or name in own]
+        dropped = _parse_columns("drop", drop, table)
+        if label_and_site[0] in dropped:
+            raise UserError(f"drop has {label_and_site[0]!r}, which is the label; expected other columns")
+        kept = [name for name in kept if name not in dropped or name in label_and_site]
     return _with_columns(table, {name: name for name in kept})
 
 
 def _with_columns(table: Table, names: dict[str, str]) -> Table:
-    """The table with these columns only, under new names."""
+    """Return the table with these columns only, renamed. `names` maps old names to new ones."""
     return replace(
         table,
         columns={new: table.columns[old] for old, new in names.items()},
@@ -168,7 +170,8 @@ def _with_columns(table: Table, names: dict[str, str]) -> Table:
     )
 
 
-def _listed(option: str, value: object, table: Table) -> list[str]:
+def _parse_columns(option: str, value: object, table: Table) -> list[str]:
+    """Parse an option that lists columns. Raise `UserError` if the table lacks one of them."""
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
         raise UserError(f"{option} is {value!r}; expected a list of columns such as [age, pulse]")
@@ -217,25 +220,29 @@ def _label_column(table: Table, label: str | None) -> str:
     )
 
 
-_SEVERAL = "labels"
+_JOINED_LABELS = "labels"
 """The name of the joined column of several labels."""
 
 
 def _join_labels(table: Table, names: Sequence[str]) -> Table:
-    """Replace several columns of labels by one with a row of labels per sample."""
+    """Replace several columns of labels by one column with a list of labels per sample."""
     if len(names) < 2:
         raise UserError(f"label is {list(names)!r}; expected one column's name, or a list of several columns")
     joined = np.stack([_label_values(table, name) for name in names], axis=1)
     others = {name: column for name, column in table.columns.items() if name not in names}
-    if _SEVERAL in others:
-        raise UserError(f"{table.where}: column {_SEVERAL!r} is not a label; expected another name for it")
-    return replace(table, columns={**others, _SEVERAL: joined})
+    if _JOINED_LABELS in others:
+        raise UserError(f"{table.where}: column {_JOINED_LABELS!r} is not a label; expected another name for it")
+    return replace(table, columns={**others, _JOINED_LABELS: joined})
 
 
 def _choose_inputs(
-    table: Table, own: tuple[str, ...], text: str | None, reader: ColumnReader, encoding: TableEncoding | None
+    table: Table,
+    label_and_site: tuple[str, ...],
+    text: str | None,
+    reader: ColumnReader,
+    encoding: TableEncoding | None,
 ) -> _Inputs:
-    others = {name: column for name, column in table.columns.items() if name not in own}
+    others = {name: column for name, column in table.columns.items() if name not in label_and_site}
     if text is not None:
         if not isinstance(others.get(text), Strings | Cells):
             texts = [name for name, column in others.items() if isinstance(column, Strings | Cells)]
@@ -253,7 +260,7 @@ def _choose_inputs(
     for name in others:
         _require_usable(table, name)
     if not others:
-        raise UserError(f"{table.where}: no column besides the label {own[0]!r}; expected inputs")
+        raise UserError(f"{table.where}: no column besides the label {label_and_site[0]!r}; expected inputs")
     only = next(iter(others))
     if len(others) == 1 and isinstance(others[only], Strings | Cells) and only not in reader.categorical:
         read = reader.read_text_or_numbers(only, others[only])
@@ -269,7 +276,7 @@ def _check_columns(others: Mapping[str, Column], encoding: TableEncoding) -> Non
     found = [f"columns {shorten(strange)} are not among {shorten(encoding.names)}"] if strange else []
     found += [f"columns {shorten(lacking)} are missing"] if lacking else []
     if found:
-        raise OtherColumns(
+        raise ColumnMismatch(
             f"{'; '.join(found)}; expected the columns of the encoding; leave others out with drop, or rename them"
         )
 

@@ -57,7 +57,7 @@ class OneClass(CountedPartition):
 
     def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
         if self.clients < labels.classes:
-            raise self.refuse(
+            raise self.error(
                 f"{self.clients} clients of one class each leave some of the {labels.classes} classes "
                 f"without a client; use at least {labels.classes} clients"
             )

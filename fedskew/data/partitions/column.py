@@ -16,7 +16,7 @@ from fedskew.errors import UserError
 @register
 @dataclass(frozen=True)
 class Column(Partition):
-    """One client per value of the column that says where a sample is from. The seed has no effect.
+    """One client per value of the column that says where a sample is from. The split does not depend on the seed.
 
     Without `column`, the sites are those of the dataset, such as the writers of femnist.
     """
@@ -37,17 +37,17 @@ class Column(Partition):
         if site is None:
             given = "" if self.column is None else f"; load it with site={self.column!r}"
             expected = "partition.column to name a column" if self.column is None else "data with such a column"
-            raise self.refuse(f"{dataset.name} does not say which site a sample is from{given}; expected {expected}")
+            raise self.error(f"{dataset.name} does not say which site a sample is from{given}; expected {expected}")
         if self.column not in (None, dataset.site_column):
-            raise self.refuse(f"the sites of {dataset.name} come from {dataset.site_column!r}; expected that column")
-        held = np.unique(site)
-        names = tuple(dataset.sites[number] for number in held)
-        absent = [name for number, name in enumerate(dataset.sites) if number not in set(held.tolist())]
+            raise self.error(f"the sites of {dataset.name} come from {dataset.site_column!r}; expected that column")
+        present = np.unique(site)
+        names = tuple(dataset.sites[number] for number in present)
+        absent = [name for number, name in enumerate(dataset.sites) if number not in set(present.tolist())]
         notes = (f"not clients, because they have no training samples: {', '.join(absent[:5])}",) if absent else ()
         return Arrangement(dataset, names, notes)
 
     def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:  # noqa: ARG002 - the data determine the split
         if labels.site is None:
-            raise self.refuse("the labels alone do not say which site a sample is from; split a dataset")
-        held, client = np.unique(labels.site, return_inverse=True)
-        return group_by_client(client.astype(np.int64), len(held))
+            raise self.error("the labels alone do not say which site a sample is from; split a dataset")
+        present, client = np.unique(labels.site, return_inverse=True)
+        return group_by_client(client.astype(np.int64), len(present))

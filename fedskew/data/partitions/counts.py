@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class Counts(CountedPartition):
-    """The counts in a CSV file, with one row per client and one column per class, scaled down if the data has too few
-    samples.
+    """The counts in a CSV file, with one row per client and one column per class.
 
-    A header row with the class names and a first column with client names are optional. If any column has the name of
-    a class, all columns must, in any order. Otherwise the first column is the first class, and so on. Classes without a
-    column are left out. If there are more columns than classes, several columns share a class. Samples beyond the
-    counts are not used.
+    If the data has too few samples, all counts are scaled down. A header row with the class names and a first column
+    with client names are optional. If any column has the name of a class, all columns must have one, in any order.
+    Otherwise the first column is the first class, and so on. Classes without a column are left out. If there are more
+    columns than classes, several columns share a class. Samples beyond the counts are not used.
     """
 
     name: ClassVar[str] = "counts"
@@ -40,10 +39,10 @@ class Counts(CountedPartition):
     def arrange(self, dataset: Dataset) -> Arrangement:
         """Leave out classes without a column, and take the names of classes and clients from the file."""
         if dataset.train.y.ndim > 1:
-            raise self.refuse("a sample with several labels has no single class to count; expected another rule")
+            raise self.error("a sample with several labels has no single class to count; expected another rule")
         table = self._read(dataset.classes)
         sizes = np.bincount(dataset.train.y, minlength=len(dataset.classes)).astype(np.int64)
-        column_class = self._columns(table, dataset.classes)
+        column_class = self._column_classes(table, dataset.classes)
         _, factor = _scaled(_by_class(table.counts, column_class, len(dataset.classes)), sizes)
         notes = [*table.notes, *_mapping_notes(self.path, table, column_class, dataset)]
         if factor < 1:
@@ -53,7 +52,7 @@ class Counts(CountedPartition):
 
     def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
         table = self._read(labels.names)
-        requested = _by_class(table.counts, self._columns(table, labels.names), labels.classes)
+        requested = _by_class(table.counts, self._column_classes(table, labels.names), labels.classes)
         self.require_samples((requested > 0).sum(axis=0), labels.class_sizes, labels)
         return _scaled(requested, labels.class_sizes)[0]
 
@@ -68,8 +67,8 @@ class Counts(CountedPartition):
             where = "" if str(self.path) in str(error) else f"{self.path}: "
             raise UserError(f"{where}{error}") from error
 
-    def _columns(self, table: LabelCounts, classes: Sequence[str]) -> list[int]:
-        """Return the class of each column."""
+    def _column_classes(self, table: LabelCounts, classes: Sequence[str]) -> list[int]:
+        """Return the number of the class that each column of the table counts."""
         number = {name.lower(): c for c, name in enumerate(classes)}
         if table.names_classes and any(name.lower() in number for name in table.classes):
             for name in table.classes:
@@ -93,7 +92,7 @@ def _by_class(counts: IntArray, column_class: Sequence[int], classes: int) -> In
 
 
 def _scaled(counts: IntArray, available: IntArray) -> tuple[IntArray, float]:
-    """Scale the counts down to the available samples, and return them with the factor. Nonzero counts stay ≥ 1."""
+    """Scale the counts down to the available samples. Return the counts and the factor. Nonzero counts stay ≥ 1."""
     needed = counts.sum(axis=0)
     over = needed > available
     if not over.any():

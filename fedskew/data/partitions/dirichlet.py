@@ -20,12 +20,14 @@ from fedskew.data.partitions.rule import (
 from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
-"""Random shares drawn at once per class, few enough to fit in the processor's cache."""
+"""How many random shares are drawn at once per class. They fit in the processor's cache."""
 MAX_VALUES = 300_000_000
-"""Give up after this many random shares (about 15 seconds): 300,000 draws for 100 clients and 10 classes."""
+"""Give up after this many random shares. For 100 clients and 10 classes, these are 300,000 draws, or about 15 seconds.
+"""
 TRIAL_DRAWS = 256
+"""The number of draws after which `MAX_TOO_SMALL` applies."""
 MAX_TOO_SMALL = 10
-"""Give up if even the best trial draw leaves more than this many clients too small.
+"""Give up if even the best of the trial draws leaves more than this many clients too small.
 
 The number of small clients varies no more than a Poisson variable, so an acceptable draw is then rarer than one in a
 billion."""
@@ -36,10 +38,10 @@ billion."""
 class Dirichlet(CountedPartition):
     """Each class is divided among the clients by a Dirichlet(beta) draw. Small beta means strong skew.
 
-    This is the rule of FedVLS, FedLMD, FedNTD and NIID-Bench, with their cap and redraw. Classes are divided in order.
-    A client that already has an even share of all samples gets no more, and the others' shares are renormalised. The
-    remainder after rounding goes to the last client, which therefore often has single samples of many classes. The draw
-    is repeated until every client has `min_size` samples.
+    This is the rule of FedVLS, FedLMD, FedNTD and NIID-Bench. Classes are divided in order. A client that already has
+    an even share of all samples gets no more, and the others' shares are renormalised. The remainder after rounding
+    goes to the last client, which therefore often has single samples of many classes. The draw is repeated until every
+    client has `min_size` samples.
 
     For 100 clients at beta 0.05, about one draw in 20,000 is accepted. Therefore only counts are drawn, many draws at
     a time. Samples are assigned only once, for the accepted draw.
@@ -74,7 +76,7 @@ class Dirichlet(CountedPartition):
             drawn, fewest_short = drawn + block_size, min(fewest_short, int(short.min()))
             if drawn >= TRIAL_DRAWS and fewest_short > MAX_TOO_SMALL:
                 break
-        raise self.refuse(
+        raise self.error(
             f"the best of {drawn} draws left {fewest_short} clients with fewer than {self.min_size} of the "
             f"{len(labels)} samples; use fewer clients, a larger beta or a smaller min_size"
         )
@@ -95,8 +97,8 @@ class Dirichlet(CountedPartition):
 def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """Draw the logarithms of gamma variates. The variates divided by their sum are a Dirichlet draw.
 
-    G(a) = G(a+1)·U^(1/a), and −log U is exponential. Nothing underflows, however small the shape, so a class still has
-    positive shares after the cap has removed the large ones.
+    A gamma variate G(a) is G(a+1)·U^(1/a), and −log U is exponential. Logarithms do not underflow, however small the
+    shape. So a class still has positive shares if the cap removes the large ones.
     """
     boosted = np.log(rng.standard_gamma(shape + 1, size))
     log_variates: npt.NDArray[np.float64] = boosted - rng.standard_exponential(size) / shape
@@ -122,8 +124,8 @@ def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], below_ca
 class DomainDirichlet(Partition):
     """Every client belongs to one domain and gets a Dirichlet(beta) share of that domain's classes (FPL).
 
-    Domains have equal numbers of clients (the first domains may have one more), unless `per_domain` lists these
-    numbers. Clients are numbered domain by domain.
+    `per_domain` lists the number of clients of each domain. By default, the domains have equal numbers, but the first
+    ones may have one more. Clients are numbered domain by domain.
     """
 
     name: ClassVar[str] = "domain-dirichlet"
@@ -147,7 +149,7 @@ class DomainDirichlet(Partition):
 
     def draw(self, labels: Labels, seed: int) -> list[IntArray]:
         if labels.domain is None:
-            raise self.refuse("the dataset has no domains; use the partition dirichlet, or the dataset digits-domains")
+            raise self.error("the dataset has no domains; use the partition dirichlet, or the dataset digits-domains")
         domains = int(labels.domain.max()) + 1
         parts: list[IntArray] = []
         for domain, clients in enumerate(self._clients_per_domain(domains)):
@@ -160,11 +162,11 @@ class DomainDirichlet(Partition):
     def _clients_per_domain(self, domains: int) -> tuple[int, ...]:
         if self.per_domain is None:
             if self.clients < domains:
-                raise self.refuse(
+                raise self.error(
                     f"{self.clients} clients for {domains} domains; expected at least one client per domain"
                 )
             even, more = divmod(self.clients, domains)
             return tuple(even + (domain < more) for domain in range(domains))
         if len(self.per_domain) != domains or sum(self.per_domain) != self.clients:
-            raise self.refuse(f"expected one number of clients for each of {domains} domains, {self.clients} in total")
+            raise self.error(f"expected one number of clients for each of {domains} domains, {self.clients} in total")
         return self.per_domain

@@ -1,7 +1,7 @@
 """FedGR's three partitions: imbalance of labels, of quantities, and of both.
 
-The paper's code for them is not published. Labels are dealt as in FedRepo, on which the paper builds, with two
-exceptions: no client draws a label twice, and no part of a client's data is held out for a local test.
+The paper's code for them is not published. Labels are assigned as in FedRepo, on which the paper builds, with two
+exceptions. No client draws a label twice, and no part of a client's data is held out for a local test.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class DoubleImbalance(FewLabels):
 def _deal_labels(rule: Partition, clients: int, per_client: int, labels: Labels, seed: int) -> IntArray:
     """Deal `per_client` labels to every client: [clients, per_client].
 
-    Clients take consecutive entries of random orders of the classes. A client whose entries span two orders skips, in
-    the second one, the labels that it already has.
+    The classes are listed in several random orders, one after the other, and each client takes the next `per_client`
+    entries. If a client's entries span two orders, it skips the labels in the second order that it already has.
     """
     rule.require_labels(per_client, labels)
     rule.require_clients(clients, len(labels))
@@ -103,7 +103,7 @@ def _deal_labels(rule: Partition, clients: int, per_client: int, labels: Labels,
 
 
 def _power_law(dealt: IntArray, labels: Labels, exponent: float, seed: int) -> IntArray:
-    """Return the counts. The quantities of each client's labels follow a power law."""
+    """Return the counts [clients, classes]. The quantities of each client's labels follow a power law."""
     clients, per_client = dealt.shape
     owners = np.maximum(np.bincount(dealt.ravel(), minlength=labels.classes), 1)
     largest = labels.class_sizes // owners

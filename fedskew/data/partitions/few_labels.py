@@ -100,14 +100,14 @@ class Quantity(FewLabels):
         self.require_clients(self.clients, len(labels))
         owners_per_class = self.clients * self.labels_per_client // labels.classes
         if owners_per_class == 0:
-            raise self.refuse(
+            raise self.error(
                 f"clients × labels_per_client = {self.clients * self.labels_per_client} leaves some of the "
                 f"{labels.classes} classes without a client; "
                 f"use at least {ceil(labels.classes / self.labels_per_client)} clients"
             )
         groups = ceil(labels.classes / self.labels_per_client)
         if groups * owners_per_class < self.clients:
-            raise self.refuse(
+            raise self.error(
                 f"{groups} groups of {owners_per_class} clients own all {labels.classes} classes and leave the "
                 f"other clients without a label; use {groups * owners_per_class} clients"
             )

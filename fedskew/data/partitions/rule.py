@@ -32,7 +32,7 @@ IntArray = npt.NDArray[np.int64]
 class ClientIndices(Sequence[IntArray]):
     """A sequence with the sample indices of each client.
 
-    They are views of one array. A million small arrays would need three times the memory, and walking through them
+    The indices of a client are a view of one array. A million small arrays would need more memory, and a loop over them
     would take seconds.
     """
 
@@ -44,7 +44,7 @@ class ClientIndices(Sequence[IntArray]):
 
     @classmethod
     def join(cls, parts: Sequence[IntArray]) -> ClientIndices:
-        """Join one array per client."""
+        """Join the arrays of all clients, which are given one by one."""
         if isinstance(parts, ClientIndices):
             return parts
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
@@ -58,9 +58,9 @@ class ClientIndices(Sequence[IntArray]):
 
     def ascending(self) -> ClientIndices:
         """Return the same clients, each with its indices in ascending order."""
-        falls = np.diff(self.samples) < 0
-        falls[self.ends[(self.ends > 0) & (self.ends < len(self.samples))] - 1] = False  # between two clients
-        if not falls.any():
+        descents = np.diff(self.samples) < 0
+        descents[self.ends[(self.ends > 0) & (self.ends < len(self.samples))] - 1] = False  # between two clients
+        if not descents.any():
             return self
         return ClientIndices(self.samples[np.lexsort((self.samples, self.owners))], self.sizes)
 
@@ -83,7 +83,7 @@ class ClientIndices(Sequence[IntArray]):
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The training labels, with the class names, domains and sites, from which a rule makes a split."""
+    """What a rule sees of the training samples: their labels, domains and sites, and the names of the classes."""
 
     y: IntArray
     names: tuple[str, ...]
@@ -127,7 +127,7 @@ class Partition(ABC):
         return 1
 
     def data_options(self) -> dict[str, Any]:
-        """Options that the user's data must be loaded with for this rule."""
+        """Return the options with which a user's data must be loaded for this rule."""
         return {}
 
     def arrange(self, dataset: Dataset) -> Arrangement:
@@ -165,19 +165,19 @@ class Partition(ABC):
     def _check(self, indices: ClientIndices, samples: int) -> None:
         given, sizes = indices.samples, indices.sizes
         if len(given) and (given.min() < 0 or given.max() >= samples):
-            raise self.refuse(f"an index is outside 0 to {samples - 1}")
-        times = np.bincount(given, minlength=samples)
-        if (times > 1).any():
-            raise self.refuse(f"sample {int(np.argmax(times > 1))} goes to more than one client")
-        if self.uses_all and (times == 0).any():
-            raise self.refuse(f"sample {int(np.argmax(times == 0))} goes to no client")
+            raise self.error(f"an index is outside 0 to {samples - 1}")
+        owners = np.bincount(given, minlength=samples)  # how many clients have each sample
+        if (owners > 1).any():
+            raise self.error(f"sample {int(np.argmax(owners > 1))} goes to more than one client")
+        if self.uses_all and (owners == 0).any():
+            raise self.error(f"sample {int(np.argmax(owners == 0))} goes to no client")
         if not len(indices):
-            raise self.refuse("it makes no clients; expected at least one")
+            raise self.error("it makes no clients; expected at least one")
         if sizes.min() < self.smallest:
             short = f"client {int(sizes.argmin())} gets {sizes.min()} samples"
-            raise self.refuse(f"{short}; expected at least {self.smallest}; use fewer clients")
+            raise self.error(f"{short}; expected at least {self.smallest}; use fewer clients")
 
-    def refuse(self, reason: str) -> UserError:
+    def error(self, reason: str) -> UserError:
         """Make the error for an impossible split."""
         parameters = ", ".join(f"{key}={value}" for key, value in self._parameters().items())
         return UserError(f"partition {_rule_name(type(self))!r} ({parameters}): {reason}")
@@ -185,7 +185,7 @@ class Partition(ABC):
     def require_clients(self, clients: int, samples: int) -> None:
         """Raise `UserError` if there are too few samples for this many clients."""
         if clients * self.smallest > samples:
-            raise self.refuse(
+            raise self.error(
                 f"{clients} clients with at least {self.smallest} samples each need "
                 f"{clients * self.smallest} samples, but there are {samples}; "
                 f"use at most {samples // self.smallest} clients"
@@ -194,21 +194,21 @@ class Partition(ABC):
     def require_labels(self, labels_per_client: int, labels: Labels) -> None:
         """Raise `UserError` if a client would need more labels than there are classes."""
         if labels_per_client > labels.classes:
-            raise self.refuse(f"labels_per_client is {labels_per_client}, but there are {labels.classes} classes")
+            raise self.error(f"labels_per_client is {labels_per_client}, but there are {labels.classes} classes")
 
     def require_samples(self, needed: IntArray, available: IntArray, labels: Labels) -> None:
         """Raise `UserError` if a class has fewer samples than clients that share it."""
         lacking = np.flatnonzero(available < needed)
         if len(lacking):
             c = int(lacking[0])
-            raise self.refuse(
+            raise self.error(
                 f"class {labels.names[c]!r} has {available[c]} samples to share among {needed[c]} clients; "
                 "expected at least one each; use fewer clients"
             )
 
 
 class CountedPartition(Partition):
-    """A rule that decides only how many samples of each class a client gets. A keyed shuffle decides which ones."""
+    """A rule that decides only how many samples of each class a client gets. A seeded shuffle decides which ones."""
 
     @abstractmethod
     def counts(self, labels: Labels, seed: int) -> IntArray:
@@ -247,7 +247,7 @@ def partition_class(name: str) -> type[Partition]:
 
 
 def _rule_name(rule: type[Partition]) -> str:
-    """The name by which `make_partition` finds the rule."""
+    """Return the name by which `make_partition` finds the rule."""
     name = getattr(rule, "name", None)
     return name if name is not None and PARTITIONS.get(name) is rule else f"{rule.__module__}:{rule.__qualname__}"
 
@@ -288,16 +288,16 @@ def deal(counts: IntArray, labels: Labels, seed: int) -> ClientIndices:
 
 
 def group_by_client(owners: IntArray, clients: int) -> ClientIndices:
-    """Return each client's samples, given each sample's client (−1 for none)."""
+    """Return each client's samples. `owners` is each sample's client, or −1 for none."""
     owned = np.flatnonzero(owners >= 0)
     keys = owners[owned]
     return ClientIndices(owned[stable_order(keys)], np.bincount(keys, minlength=clients))
 
 
 def stable_order(keys: IntArray) -> IntArray:
-    """Return `np.argsort(keys, kind="stable")` for numbers from 0, several times faster if there are millions.
+    """Return `np.argsort(keys, kind="stable")` for keys ≥ 0. This is faster than numpy if there are millions.
 
-    numpy sorts 16-bit numbers by radix, so this sorts by the lowest 16 bits first, then by the next.
+    numpy uses a radix sort for 16-bit numbers. So this sorts by the lowest 16 bits, then by the next 16, and so on.
     """
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     shift = 16
@@ -308,7 +308,7 @@ def stable_order(keys: IntArray) -> IntArray:
 
 
 def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArray:
-    """Divide each class equally among its owners and return the counts. The first owners may get one more.
+    """Divide each class equally among its owners and return the counts. The first owners may get one sample more.
 
     `owned` [clients, classes] marks which client owns which class.
     """
@@ -332,8 +332,8 @@ def check_whole_number(name: str, value: object, *, at_least: int) -> None:
 
 def check_positive_number(name: str, value: object, *, at_most: float = math.inf) -> None:
     """Raise `UserError` unless the value is a finite number above 0 and at most `at_most`."""
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not 0 < float(value) <= at_most or math.isinf(float(value)):  # type: ignore[arg-type]
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not is_number or not 0 < float(value) <= at_most or math.isinf(float(value)):  # type: ignore[arg-type]
         limit = "" if math.isinf(at_most) else f" and at most {at_most:g}"
         raise UserError(f"{name} is {value!r}; expected a finite number above 0{limit}")
 

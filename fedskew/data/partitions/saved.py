@@ -1,4 +1,4 @@
-"""Saved splits: JSON files with hashes of the split and of the labels, and the partition rule that reads them."""
+"""Saved splits, and the partition rule that reads them. They are JSON files with hashes of the split and the labels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_split(
         unfinished.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
         unfinished.replace(target)
     except OSError as error:
-        with contextlib.suppress(OSError):  # this fails, too, on a read-only disk
+        with contextlib.suppress(OSError):  # on a read-only disk, this fails as well
             unfinished.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror}") from error
 
@@ -68,13 +68,13 @@ def read_split(path: str | os.PathLike[str], y: IntArray) -> list[IntArray]:
             f"{path} is the split of another dataset, with {content.get('samples')} training samples; "
             f"this one has {len(y)}, with other labels"
         )
-    indices = _indices(content.get("clients"))
+    indices = _parse_indices(content.get("clients"))
     if indices is None or split_hash(indices) != content.get("hash"):
         raise UserError(f"{path} is damaged: its split does not match its hash; save it again")
     return indices
 
 
-def _indices(clients: object) -> list[IntArray] | None:
+def _parse_indices(clients: object) -> list[IntArray] | None:
     if not isinstance(clients, list) or not all(isinstance(part, list) for part in clients):
         return None
     if not all(type(index) is int and 0 <= index < 2**62 for part in clients for index in part):
@@ -85,7 +85,7 @@ def _indices(clients: object) -> list[IntArray] | None:
 @register
 @dataclass(frozen=True)
 class Saved(Partition):
-    """The split in a file written by `Federation.save_split`. The seed has no effect."""
+    """The split in a file that `Federation.save_split` wrote. The split does not depend on the seed."""
 
     name: ClassVar[str] = "saved"
     uses_all: ClassVar[bool] = False

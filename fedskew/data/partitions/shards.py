@@ -32,7 +32,7 @@ class Shards(Partition):
 
     def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:
         per_class = self._shards_per_class(labels)
-        # Shard i is shard (i mod per_class) of class (i // per_class).
+        # All shards are numbered class by class: shard i belongs to class i // per_class.
         order = permutation(self.clients * self.shards, seed, "partition shards")
         client_of_shard = np.empty(len(order), np.int64)
         client_of_shard[order] = np.arange(len(order)) // self.shards
@@ -49,7 +49,7 @@ class Shards(Partition):
         if left_over:
             step = labels.classes // math.gcd(self.shards, labels.classes)
             fitting = max(1, round(self.clients / step)) * step
-            raise self.refuse(
+            raise self.error(
                 f"clients × shards = {self.clients * self.shards} shards do not divide evenly among the "
                 f"{labels.classes} classes; use a multiple of {step} clients, such as {fitting}"
             )

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in the publisher's binary version (the version for Python is a pickle)."""
+"""CIFAR-10 and CIFAR-100 in the publisher's binary version. The version for Python is a pickle, which is unsafe."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ _CIFAR10_NAMES = (
 
 def load_cifar(variant: Variant, files: list[Path]) -> Dataset:
     """Load the training batches, in order, and the test batch, which is the last of `files`."""
-    batches = [_read(variant, path) for path in files]
+    batches = [_read_batch(variant, path) for path in files]
     x = np.concatenate([batch.x for batch in batches[:-1]])
     y = np.concatenate([batch.y for batch in batches[:-1]])
     names = _names(variant, files[-1].parent)
     return Dataset(variant.name, "image", names, Samples(x, y), batches[-1], variant.mean, variant.std)
 
 
-def _read(variant: Variant, path: Path) -> Samples:
+def _read_batch(variant: Variant, path: Path) -> Samples:
     try:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    record = variant.label_bytes + _PIXELS
-    if len(data) == 0 or len(data) % record:
+    record_size = variant.label_bytes + _PIXELS
+    if len(data) == 0 or len(data) % record_size:
         raise UserError(
-            f"{path}: {len(data)} bytes; expected a multiple of {record} for {variant.name}'s binary version"
+            f"{path}: {len(data)} bytes; expected a multiple of {record_size} for {variant.name}'s binary version"
         )
-    rows = data.reshape(-1, record)
+    rows = data.reshape(-1, record_size)
     y = rows[:, variant.label_bytes - 1].astype(np.int64)
     outside = np.flatnonzero(y >= variant.classes)
     if len(outside):
@@ -82,7 +82,7 @@ def _read(variant: Variant, path: Path) -> Samples:
 
 
 def _names(variant: Variant, folder: Path) -> tuple[str, ...]:
-    """Read the class names from the publisher's list. The images can be used without that file."""
+    """Read the class names from the publisher's list. Without that file, use known names or numbers."""
     path = folder / variant.names_file
     if path.is_file():
         names = tuple(path.read_text(encoding="utf-8", errors="replace").split())

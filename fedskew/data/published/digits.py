@@ -22,7 +22,7 @@ _USPS_SIDE = 16
 def load_digits() -> Dataset:
     """Load the 1,797 8×8 digits that ship with scikit-learn.
 
-    They have no official split. A fixed, stratified fifth is the test set.
+    They have no official split. The test set is a fixed fifth of each class.
     """
     rows = np.loadtxt(_digits_file(), delimiter=",")
     x = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)

@@ -20,6 +20,7 @@ _SIDE = 32
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's statistics, which FPL's code uses."""
 _BLOCK = 4096
+"""How many images are resized at a time, which limits memory."""
 
 
 def load_domains(
@@ -27,8 +28,8 @@ def load_domains(
 ) -> Dataset:
     """Load the chosen domains by name, at 3×32×32.
 
-    `fraction` keeps a share of each class of every domain's training samples (FPL uses 0.01). All test samples are
-    kept.
+    `fraction` is the share of every domain's training samples that is kept, class by class. FPL uses 0.01. All test
+    samples are kept.
     """
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
         raise UserError(f"fraction is {fraction!r}; expected a number > 0 and ≤ 1")
@@ -58,7 +59,7 @@ def _domain_samples(samples: Samples, domain: int, fraction: float) -> Samples:
 
 
 def _class_shares(y: npt.NDArray[np.int64], fraction: float) -> npt.NDArray[np.int64]:
-    """Choose a share of each class, at least one sample. The choice does not depend on an experiment's seed."""
+    """Choose a share of each class, but at least one sample. The choice does not depend on an experiment's seed."""
     members = (np.flatnonzero(y == label) for label in np.unique(y))
     chosen = [m[permutation(len(m), 0, "share", i)[: math.ceil(fraction * len(m))]] for i, m in enumerate(members)]
     return np.sort(np.concatenate(chosen))

@@ -23,8 +23,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from fedskew.errors import UserError
 
-_TIMEOUT = 30.0
-_BLOCK = 1 << 18
+_TIMEOUT = 30.0  # seconds
+_BLOCK = 1 << 18  # bytes
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class RemoteFile:
 
     name: str
     urls: tuple[str, ...]
-    """Tried in order."""
+    """The addresses of the file, which are tried in order."""
     checksum: str
     """`md5:…` or `sha256:…`, as published."""
 
 
-class _Broken(Exception):
+class _BrokenConnectionError(Exception):
     """The connection ended early. The bytes received so far are kept for the next attempt."""
 
 
-_NETWORK = (
-    _Broken,
+_NETWORK_ERRORS = (
+    _BrokenConnectionError,
     urllib.error.URLError,
     http.client.HTTPException,
     TimeoutError,
@@ -53,9 +53,10 @@ _NETWORK = (
 
 
 def fetch(file: RemoteFile, folder: Path) -> Path:
-    """Return the path of the file in `folder`, and download it if it does not exist.
+    """Return the path of the file in `folder`. Download the file if it does not exist.
 
-    The download goes to a `.part` file, which a later call continues. It is renamed once its checksum is verified.
+    The download goes to a `.part` file. If it stops early, a later call continues it. The file is renamed after its
+    checksum was verified.
     """
     target = folder / file.name
     try:
@@ -73,7 +74,7 @@ def _download(file: RemoteFile, target: Path) -> None:
     for url in file.urls:
         try:
             _receive(url, part, file.name)
-        except _NETWORK as error:
+        except _NETWORK_ERRORS as error:
             failures.append(f"{url}: {getattr(error, 'reason', None) or error}")
             continue
         found = _digest(part, file.checksum)
@@ -89,7 +90,7 @@ def _download(file: RemoteFile, target: Path) -> None:
 
 
 def _receive(url: str, part: Path, label: str) -> None:
-    """Download `url` into `part`, continuing where an earlier attempt stopped."""
+    """Download `url` into `part`, from where an earlier attempt stopped."""
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedskew"})
     if start:
@@ -99,7 +100,7 @@ def _receive(url: str, part: Path, label: str) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # the file is complete; the checksum decides
+            return  # an earlier attempt may have received the whole file; the caller checks the checksum
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
@@ -109,7 +110,7 @@ def _receive(url: str, part: Path, label: str) -> None:
         with part.open("ab" if start else "wb") as out:
             received = start + _copy(response, out, start, total, label)
     if total is not None and received < total:
-        raise _Broken(f"the connection broke after {received} of {total} bytes")
+        raise _BrokenConnectionError(f"the connection broke after {received} of {total} bytes")
 
 
 def _copy(response: BinaryIO, out: BinaryIO, start: int, total: int | None, label: str) -> int:
@@ -135,7 +136,7 @@ ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
 def extract(archive: Path, folder: Path) -> None:
-    """Unpack `archive` into `folder`. Nothing appears there until all members are unpacked."""
+    """Unpack `archive` into `folder`. Nothing appears in `folder` until all members are unpacked."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))

@@ -13,7 +13,7 @@ from fedskew.errors import UserError
 from fedskew.locks import exclusive
 
 Layout = tuple[tuple[str, ...], ...]
-"""Name patterns for each file or folder of a dataset, the preferred pattern first."""
+"""For each file or folder of a dataset, the patterns of its name. The preferred pattern is the first."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _fill_cache(published: Published, folders: list[Path], cache: Path) -> None:
 
 @contextmanager
 def _one_process_at_a_time(cache: Path, name: str) -> Iterator[None]:
-    """Let runs that start together download and unpack once."""
+    """Hold a lock, so that runs that start together download and unpack only once."""
     lock = cache / f".{name}.lock"
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _folders(published: Published, bases: list[Path]) -> Iterator[Path]:
         for top in (
             base / published.name,
             base,
-        ):  # its own folder first: several datasets have a train.csv
+        ):  # the dataset's own folder is first, because several datasets have a train.csv
             for sub in published.folders:
                 yield top / sub
             yield top

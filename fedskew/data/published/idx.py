@@ -19,7 +19,7 @@ LAYOUT = tuple((part, f"{part}.gz") for part in PARTS)
 
 @dataclass(frozen=True)
 class Family:
-    """A dataset in idx format. All have the same file names, so the first test labels identify a dataset."""
+    """A dataset in idx format. All such datasets have the same file names, so the first test labels identify them."""
 
     name: str
     classes: tuple[str, ...]

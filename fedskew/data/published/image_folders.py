@@ -17,6 +17,7 @@ CINIC10_LAYOUT = (("train/airplane",), ("test/airplane",))
 TINY_IMAGENET_LAYOUT = (("wnids.txt",), ("train",), ("val",))
 
 Labelled = list[tuple[Path, int]]
+"""The path and the class number of each image."""
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:
@@ -30,7 +31,7 @@ def labelled_images(folder: Path, classes: Iterable[str]) -> Labelled:
 
 
 def read_images(images: Labelled, where: str, size: Size | None = None, colour: bool | None = None) -> Samples:
-    """Decode images. `where` is the folder that the error names if there are none."""
+    """Decode images. If there are none, the error names the folder `where`."""
     if not images:
         raise UserError(f"{where}: no images; expected one folder of images per class")
     paths = [path for path, _ in images]
@@ -54,7 +55,7 @@ def load_cinic10(files: list[Path]) -> Dataset:
 
 
 def load_tiny_imagenet(files: list[Path]) -> Dataset:
-    """Load the train folder, with val as the test set, because the real test set's labels were never published."""
+    """Load the train folder, and val as the test set, because the labels of the real test set are not public."""
     wnids, train, val = files
     ids = tuple(sorted(wnids.read_text(encoding="utf-8").split()))
     return Dataset(
@@ -74,7 +75,10 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
-    """List the validation images, from one folder with a list of labels, as published, or from one folder per class."""
+    """List the validation images. As published, they are one folder with a list of labels.
+
+    Some copies have one folder per class instead.
+    """
     annotations = val / "val_annotations.txt"
     if not annotations.is_file():
         return labelled_images(val, ids)

@@ -98,11 +98,11 @@ def load_medmnist(images: MedicalImages, files: list[Path]) -> Dataset:
 
 
 def _samples(images: MedicalImages, path: Path, part: str) -> Samples:
-    x, y = _array(path, f"{part}_images"), _array(path, f"{part}_labels")
-    colour = (_SIDE, _SIDE, 3) if images.channels == 3 else (_SIDE, _SIDE)
-    if x.dtype != np.uint8 or x.shape[1:] != colour:
+    x, y = _read_array(path, f"{part}_images"), _read_array(path, f"{part}_labels")
+    shape = (_SIDE, _SIDE, 3) if images.channels == 3 else (_SIDE, _SIDE)
+    if x.dtype != np.uint8 or x.shape[1:] != shape:
         raise UserError(
-            f"{path}: {part}_images has shape {x.shape} and type {x.dtype}; expected (n, {', '.join(map(str, colour))})"
+            f"{path}: {part}_images has shape {x.shape} and type {x.dtype}; expected (n, {', '.join(map(str, shape))})"
             ", uint8"
         )
     columns = len(images.classes) if images.several_labels else 1
@@ -113,7 +113,7 @@ def _samples(images: MedicalImages, path: Path, part: str) -> Samples:
     return Samples(pixels, labels if images.several_labels else labels[:, 0])
 
 
-def _array(path: Path, name: str) -> npt.NDArray[np.generic]:
+def _read_array(path: Path, name: str) -> npt.NDArray[np.generic]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found: npt.NDArray[np.generic] = file[name]

@@ -1,4 +1,4 @@
-"""Datasets whose samples come from sites: FEMNIST by writer (LEAF), and Fed-ISIC2019 by centre (FLamby).
+"""Datasets whose samples come from known sites: the writers of FEMNIST (LEAF), the centres of Fed-ISIC2019 (FLamby).
 
 Their publishers offer scripts rather than files, so nothing is downloaded. `--partition column` splits them by site.
 """
@@ -25,9 +25,9 @@ ISIC_HELP = "run FLamby's scripts for fed_isic2019, and put the preprocessed ima
 _FEMNIST_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _SIDE = 28
 _ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-"""In the order of the numbers in the column `target` of train_test_split."""
+"""The classes, in the order of their numbers in the column `target` of train_test_split."""
 _ISIC_SITES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
-"""In the order of the numbers in the column `center` (FLamby's README)."""
+"""The centres, in the order of their numbers in the column `center` (from FLamby's README)."""
 _ISIC_COLUMNS = ("image", "target", "center", "fold")
 
 
@@ -44,10 +44,10 @@ def load_femnist(files: list[Path]) -> Dataset:
 
 
 def _read_leaf(paths: list[Path]) -> tuple[Any, Any, list[str]]:
-    """Return images, labels and writers of the samples in these files."""
+    """Return the images, the labels and the writers of the samples in these files."""
     images, labels, writers = [], [], []
     for path in paths:
-        for writer, samples in _user_data(path).items():
+        for writer, samples in _read_user_data(path).items():
             try:
                 x = np.rint(np.array(samples["x"], np.float32) * 255)
                 y = np.array(samples["y"], np.int64)
@@ -64,7 +64,7 @@ def _read_leaf(paths: list[Path]) -> tuple[Any, Any, list[str]]:
 _LEAF_FORM = "expected LEAF's form: user_data with x (784 numbers from 0 to 1) and y (0 to 61) per user"
 
 
-def _user_data(path: Path) -> dict[str, Any]:
+def _read_user_data(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["user_data"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -93,9 +93,9 @@ def _isic_rows(table: Path) -> list[dict[str, str]]:
         raise UserError(f"{table}: no column {missing[0]!r}; expected {', '.join(_ISIC_COLUMNS)}, as in FLamby")
     rows = [dict(zip(header, cells, strict=False)) for _, cells in lines[1:]]
     for row, (line, _) in zip(rows, lines[1:], strict=True):
-        for name, most in (("target", len(_ISIC_CLASSES)), ("center", len(_ISIC_SITES))):
-            if row.get(name) not in tuple(map(str, range(most))):
-                raise UserError(f"{table}: {name} is {row.get(name)!r} in line {line}; expected 0 to {most - 1}")
+        for name, count in (("target", len(_ISIC_CLASSES)), ("center", len(_ISIC_SITES))):
+            if row.get(name) not in tuple(map(str, range(count))):
+                raise UserError(f"{table}: {name} is {row.get(name)!r} in line {line}; expected 0 to {count - 1}")
     return rows
 
 

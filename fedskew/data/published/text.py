@@ -15,10 +15,14 @@ from fedskew.data.dataset import Dataset, Samples
 from fedskew.errors import UserError
 
 LENGTH = 200
+"""The default number of words kept from each text."""
 VOCABULARY = 98_635
+"""The default number of token ids, as in FedVLS's code."""
 PAD, UNKNOWN = 0, 1
 
-Tokens = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
+LabelledTexts = tuple[Sequence[str], IntArray]
+"""Texts and their class numbers."""
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
@@ -63,13 +67,13 @@ def words(text: str) -> list[str]:
 
 
 class Vocabulary:
-    """The most frequent words of the training text. Words with equal counts are in alphabetical order.
+    """The most frequent words of the training texts. Words with equal counts are in alphabetical order.
 
-    Id 0 is padding, and id 1 is any other word, so `cap` ids stand for `cap` − 2 words.
+    Id 0 is padding, and id 1 is any word outside the vocabulary. There are at most `cap` ids, for `cap` − 2 words.
     """
 
     def __init__(self, texts: Sequence[str], cap: int = VOCABULARY) -> None:
-        _check_positive("vocabulary", cap, 3)
+        _check_whole_number("vocabulary", cap, 3)
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(words(text))
@@ -79,9 +83,9 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.ids) + 2
 
-    def encode(self, texts: Sequence[str], length: int = LENGTH) -> Tokens:
+    def encode(self, texts: Sequence[str], length: int = LENGTH) -> IntArray:
         """Encode the first `length` words of each text. A text without words becomes one unknown word."""
-        _check_positive("length", length, 1)
+        _check_whole_number("length", length, 1)
         out = np.full((len(texts), length), PAD, dtype=np.int64)
         for row, text in enumerate(texts):
             ids = [self.ids.get(word, UNKNOWN) for word in words(text)[:length]] or [UNKNOWN]
@@ -92,8 +96,8 @@ class Vocabulary:
 def text_dataset(
     name: str,
     classes: tuple[str, ...],
-    train: tuple[Sequence[str], Tokens],
-    test: tuple[Sequence[str], Tokens],
+    train: LabelledTexts,
+    test: LabelledTexts,
     length: int = LENGTH,
     vocabulary: int = VOCABULARY,
 ) -> Dataset:
@@ -122,9 +126,9 @@ def load_20newsgroups(files: list[Path], *, length: int = LENGTH, vocabulary: in
     return text_dataset("20newsgroups", NEWSGROUPS_CLASSES, train, test, length, vocabulary)
 
 
-def _ag_news_part(path: Path) -> tuple[list[str], Tokens]:
+def _ag_news_part(path: Path) -> LabelledTexts:
     rows = read_csv(path)
-    if rows and rows[0][1][0].strip().lower() == "class index":  # a header that some copies have
+    if rows and rows[0][1][0].strip().lower() == "class index":  # some copies have a header
         rows = rows[1:]
     texts, labels = [], []
     for line, cells in rows:
@@ -137,7 +141,7 @@ def _ag_news_part(path: Path) -> tuple[list[str], Tokens]:
     return texts, np.array(labels, dtype=np.int64)
 
 
-def _newsgroups_csv(path: Path) -> tuple[list[str], Tokens]:
+def _newsgroups_csv(path: Path) -> LabelledTexts:
     label_of = {name: label for label, name in enumerate(NEWSGROUPS_CLASSES)}
     texts, labels = [], []
     for line, cells in read_csv(path):
@@ -150,7 +154,7 @@ def _newsgroups_csv(path: Path) -> tuple[list[str], Tokens]:
     return texts, np.array(labels, dtype=np.int64)
 
 
-def _newsgroups_folder(folder: Path) -> tuple[list[str], Tokens]:
+def _newsgroups_folder(folder: Path) -> LabelledTexts:
     texts, labels = [], []
     for label, name in enumerate(NEWSGROUPS_CLASSES):
         for path in sorted((folder / name).glob("*")):
@@ -159,6 +163,6 @@ def _newsgroups_folder(folder: Path) -> tuple[list[str], Tokens]:
     return texts, np.array(labels, dtype=np.int64)
 
 
-def _check_positive(option: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{option} is {value!r}; expected a whole number ≥ {least}")
+def _check_whole_number(option: str, value: object, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise UserError(f"{option} is {value!r}; expected a whole number ≥ {at_least}")

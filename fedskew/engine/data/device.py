@@ -30,11 +30,11 @@ class Augmentation(Protocol):
         """Whether it only moves or erases pixels."""
         ...
 
-    def before(self, images: Tensor, keys: Tensor) -> Tensor:
+    def augment_raw(self, images: Tensor, keys: Tensor) -> Tensor:
         """Change raw images, before normalisation."""
         ...
 
-    def after(self, images: Tensor, keys: Tensor) -> Tensor:
+    def augment_normalised(self, images: Tensor, keys: Tensor) -> Tensor:
         """Change normalised images."""
         ...
 
@@ -91,8 +91,8 @@ class DeviceSamples:
         if self._augmentation is None:
             return self.inputs(indices)
         flat, keys = indices.flatten(), fold(epoch_keys.expand_as(indices).flatten(), indices.flatten())
-        images = self._augmentation.before(self._rows(flat), keys)
-        images = self._augmentation.after(self._normalised(images), keys)
+        images = self._augmentation.augment_raw(self._rows(flat), keys)
+        images = self._augmentation.augment_normalised(self._normalised(images), keys)
         return images.view(*indices.shape, *images.shape[1:])
 
     def _rows(self, indices: Tensor) -> Tensor:

@@ -31,10 +31,10 @@ def images_of(count: int, shape: tuple[int, ...] = CIFAR, seed: int = 0) -> Tens
 
 
 def augmented(augmentation: Augmentation, images: Tensor, keys: Tensor) -> Tensor:
-    raw = augmentation.before(images, keys)
+    raw = augmentation.augment_raw(images, keys)
     assert raw.dtype == torch.uint8
     assert raw.shape == images.shape
-    return augmentation.after(raw.float() / 255 - 0.5, keys)
+    return augmentation.augment_normalised(raw.float() / 255 - 0.5, keys)
 
 
 @pytest.mark.parametrize("shape", [CIFAR, (1, 28, 28), (3, 64, 64), (1, 20, 33)])
@@ -60,7 +60,7 @@ def test_order_in_the_batch_does_not_matter(order: list[int]) -> None:
 
 def test_an_empty_batch_and_no_augmentation() -> None:
     images, keys = images_of(3), keys_of(3)
-    assert torch.equal(make_augmentation([], CIFAR).before(images, keys), images)
+    assert torch.equal(make_augmentation([], CIFAR).augment_raw(images, keys), images)
     assert make_augmentation([], (7,)) == Augmentation()
     for name in NAMES:
         assert augmented(make_augmentation([name], CIFAR), images[:0], keys[:0]).shape == (0, *CIFAR)
@@ -108,7 +108,7 @@ def test_all_81_crops_occur_equally_often_and_are_crops(name: str) -> None:
     shape = (1, 14, 16)
     image = torch.arange(14 * 16, dtype=torch.uint8).view(1, *shape)
     count = 8100
-    crops = make_augmentation([name], shape).before(image.expand(count, *shape), keys_of(count))
+    crops = make_augmentation([name], shape).augment_raw(image.expand(count, *shape), keys_of(count))
     found = offsets(crops, shape, padding=4)
     seen = torch.bincount(found[:, 0] * 9 + found[:, 1], minlength=81)
     assert len(seen) == 81
@@ -122,13 +122,13 @@ def test_all_81_crops_occur_equally_often_and_are_crops(name: str) -> None:
 
 def test_reflection_is_twice_as_wide_on_tiny_imagenet() -> None:
     ramp = torch.arange(64, dtype=torch.uint8).expand(1, 3, 64, 64)
-    crops = make_augmentation(["crop-reflect"], (3, 64, 64)).before(ramp.expand(900, 3, 64, 64), keys_of(900))
+    crops = make_augmentation(["crop-reflect"], (3, 64, 64)).augment_raw(ramp.expand(900, 3, 64, 64), keys_of(900))
     assert set((crops[:, 0, 32, 32].int() - 32).tolist()) == set(range(-8, 9))
 
 
 def test_half_of_the_images_are_mirrored() -> None:
     images = images_of(2000, (1, 2, 6))
-    flipped = make_augmentation(["flip"], (1, 2, 6)).before(images, keys_of(2000))
+    flipped = make_augmentation(["flip"], (1, 2, 6)).augment_raw(images, keys_of(2000))
     mirrored = (flipped == images.flip(-1)).flatten(1).all(1)
     untouched = (flipped == images).flatten(1).all(1)
     assert (mirrored | untouched).all()
@@ -138,8 +138,8 @@ def test_half_of_the_images_are_mirrored() -> None:
 def test_flip_and_crop_are_drawn_independently() -> None:
     ramp = torch.arange(16, dtype=torch.uint8).expand(4000, 1, 16, 16)
     keys = keys_of(4000)
-    flipped = make_augmentation(["flip"], (1, 16, 16)).before(ramp, keys)[:, 0, 0, 0] > 0
-    column = make_augmentation(["crop"], (1, 16, 16)).before(ramp, keys)[:, 0, 8, 8].float()
+    flipped = make_augmentation(["flip"], (1, 16, 16)).augment_raw(ramp, keys)[:, 0, 0, 0] > 0
+    column = make_augmentation(["crop"], (1, 16, 16)).augment_raw(ramp, keys)[:, 0, 8, 8].float()
     correlation = torch.corrcoef(torch.stack([flipped.float(), column]))[0, 1]
     assert abs(correlation) < 0.06
 
@@ -148,8 +148,8 @@ def test_cutout_erases_a_16_square_clipped_at_the_border() -> None:
     count = 4000
     augmentation = make_augmentation(["cutout"], CIFAR)
     images = torch.ones(count, *CIFAR)
-    assert torch.equal(augmentation.before(images_of(2), keys_of(2)), images_of(2))
-    erased = augmentation.after(images, keys_of(count)) == 0
+    assert torch.equal(augmentation.augment_raw(images_of(2), keys_of(2)), images_of(2))
+    erased = augmentation.augment_normalised(images, keys_of(count)) == 0
     assert (erased == erased[:, :1]).all()
     rows, columns = erased[:, 0].any(2), erased[:, 0].any(1)
     assert torch.equal(erased[:, 0], rows.unsqueeze(2) & columns.unsqueeze(1))
@@ -157,7 +157,7 @@ def test_cutout_erases_a_16_square_clipped_at_the_border() -> None:
     lengths = [min(p + 8, 32) - max(p - 8, 0) for p in range(32)]
     assert set(rows.sum(1).tolist()) == set(columns.sum(1).tolist()) == set(lengths)
     assert rows.sum(1).float().mean().item() == pytest.approx(np.mean(lengths), rel=0.02)
-    assert torch.equal(augmentation.after(images * 0 + 5, keys_of(count)) == 0, erased)
+    assert torch.equal(augmentation.augment_normalised(images * 0 + 5, keys_of(count)) == 0, erased)
 
 
 def test_autoaugment_follows_its_policy() -> None:
